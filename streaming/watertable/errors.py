@@ -1,0 +1,93 @@
+"""Hold every error that watertable raises on purpose: one tree, stable names, free wording.
+
+A message says what went wrong, where (the file:line of the user's definition, or the topic, partition and offset of a record),
+what was wanted and what came, and what to do. The tree:
+
+    WatertableError
+    ├── DefinitionError            a plan that can't be right; raised while it is written
+    │   ├── SchemaError            a DDL string or a type that doesn't fit          (ValueError)
+    │   ├── ExpressionError        a Spark SQL expression that can't be used        (ValueError)
+    │   ├── UnknownColumn          a name that is in no schema in scope             (LookupError)
+    │   └── DuplicateName          two tables, topics or apps of one name           (ValueError)
+    ├── UnsupportedFunction        outside the interpreter's subset of Spark SQL    (NotImplementedError)
+    ├── SettingsError              a setting that is missing or wrong               (ValueError)
+    ├── KafkaError                 the cluster said no, or isn't there
+    │   ├── BrokerError            the embedded broker can't start, stop or be told apart
+    │   └── TopicChanged           re-created, deleted, truncated past us, or partitions added
+    ├── StoreError                 the changelog or a table can't be used as it is
+    │   ├── Fenced                 another writer has taken over; this one must exit
+    │   ├── FormatError            written by a newer release of watertable
+    │   ├── UnknownPosition        a position, version or time that no table can be read at   (LookupError)
+    │   └── TableNotFound          no such table or app in this warehouse           (LookupError)
+    └── JobError                   a running app that has to stop
+"""
+
+from __future__ import annotations
+
+
+class WatertableError(Exception):
+    """Mark everything that watertable raises on purpose."""
+
+
+class DefinitionError(WatertableError):
+    """Refuse a plan that can't be right, while it is being written."""
+
+
+class SchemaError(DefinitionError, ValueError):
+    """Refuse a schema, or a value that doesn't fit one."""
+
+
+class ExpressionError(DefinitionError, ValueError):
+    """Refuse an expression: it doesn't parse, doesn't type, or isn't safe."""
+
+
+class UnknownColumn(DefinitionError, LookupError):
+    """Refuse a column name that no schema in scope has."""
+
+
+class DuplicateName(DefinitionError, ValueError):
+    """Refuse a second table, topic or app of the same name."""
+
+
+class UnsupportedFunction(WatertableError, NotImplementedError):
+    """Refuse to interpret a function outside the documented subset of Spark SQL."""
+
+
+class SettingsError(WatertableError, ValueError):
+    """Refuse a setting that is missing, unknown or out of range."""
+
+
+class KafkaError(WatertableError):
+    """Report what a Kafka cluster refused, or that it can't be reached."""
+
+
+class BrokerError(KafkaError):
+    """Report an embedded broker that can't be started, stopped or told apart from another."""
+
+
+class TopicChanged(KafkaError):
+    """Stop at a topic that was re-created, deleted, truncated past our position or given more partitions."""
+
+
+class StoreError(WatertableError):
+    """Report a changelog or table that can't be used as it is."""
+
+
+class Fenced(StoreError):
+    """Stop a writer whose place another writer has taken."""
+
+
+class FormatError(StoreError):
+    """Refuse a store that a newer release of watertable wrote."""
+
+
+class UnknownPosition(StoreError, LookupError):
+    """Refuse a position, version or time that no table can be read at."""
+
+
+class TableNotFound(StoreError, LookupError):
+    """Refuse the name of a table or app that this warehouse doesn't hold."""
+
+
+class JobError(WatertableError):
+    """Stop a running app, saying what stopped it and the way out."""
