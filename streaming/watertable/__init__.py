@@ -1,1 +1,57 @@
-"""watertable."""
+"""Maintain Delta tables from Kafka changelogs, exactly once: Kafka Streams' streams and tables, for the lakehouse.
+
+    import watertable as wt
+
+Defining an app starts no JVM and imports no Spark; reading (`wt.read`, `wt.changes`) and running do, when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from watertable.aggregates import avg, count, count_distinct, first, last, max, min, sum
+from watertable.dsl import App, GroupedStream, Stream, Table, WindowedStream
+from watertable.errors import WatertableError
+from watertable.windows import TimeWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling
+
+if TYPE_CHECKING:
+    from watertable.reader import changes, event_time, read
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "GroupedStream",
+    "Stream",
+    "Table",
+    "TimeWindows",
+    "WatertableError",
+    "WindowedStream",
+    "avg",
+    "changes",
+    "count",
+    "count_distinct",
+    "days",
+    "event_time",
+    "first",
+    "hopping",
+    "hours",
+    "last",
+    "max",
+    "milliseconds",
+    "min",
+    "minutes",
+    "read",
+    "seconds",
+    "sum",
+    "tumbling",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs Spark only when it is asked for."""
+    if name in ("changes", "event_time", "read"):
+        from watertable import reader
+
+        return getattr(reader, name)
+    raise AttributeError(f"module 'watertable' has no attribute {name!r}")

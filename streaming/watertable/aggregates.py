@@ -1,0 +1,215 @@
+"""Define aggregates by their algebra: what they keep, how two kept states merge, how a state becomes a value.
+
+An aggregate is data, not code. Its state is a few fields; each field is *lifted* from a record by an expression and merged by one of
+six merges, all of them associative and commutative (LAST and FIRST because log order is total), so that a table is the same for any
+cut of its records into batches. `subtract` tells whether a state can also forget a record; where it can't (min, max, first, last), a
+retraction must recompute from what the table keeps.
+
+    aggregate        state fields                                   value
+    count()          n SUM of 1                                     n
+    count(x)         n SUM of 1 where x is not null                 n
+    sum(x)           s SUM of x                                     s
+    avg(x)           s SUM of x, n SUM of 1 where x is not null     s / n
+    min(x), max(x)   m MIN or MAX of x                              m
+    first(x), last(x)  v FIRST or LAST (log order, x)               v.value
+    count_distinct(x)  d UNION of {x}                               size(d)
+
+As in SQL, null inputs are skipped. Sums of whole numbers are BIGINT, of DECIMAL(p,s) DECIMAL(p+10,s), exact under any order; of DOUBLE
+they depend on it, and parity checks hold them to a tolerance only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from watertable.errors import ExpressionError
+from watertable.expressions import Expr, Scope, parse
+from watertable.schema import Column, Schema, Type
+
+BIGINT: Final = Type("bigint")
+DOUBLE: Final = Type("double")
+PLACE: Final = Schema.parse("st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord INT")
+"""Where a record stands in log order: compared field by field, left to right; `ord` tells records derived from one record apart."""
+
+
+class Merge(StrEnum):
+    """Name the ways in which two values of a state field become one; each is associative, commutative and skips nulls."""
+
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    FIRST = "first"
+    LAST = "last"
+    UNION = "union"
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """Keep one field of a table's state.
+
+    `lift` computes a record's contribution from the record; without one, the contribution is the record's whole value, tombstones
+    included (`Latest` tables). Fields merged by FIRST or LAST hold STRUCT<order, value>; UNION holds a sorted ARRAY without repeats.
+    """
+
+    name: str
+    type: Type
+    merge: Merge
+    lift: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """Ask for an aggregate; `agg` binds it to the columns of a stream."""
+
+    function: str
+    argument: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAggregate:
+    """Hold one aggregate over the columns of one stream: its state, and its value as an expression over `state`."""
+
+    name: str
+    function: str
+    argument: Expr | None
+    state: tuple[StateField, ...]
+    value: Expr
+
+    @property
+    def subtract(self) -> bool:
+        """Tell whether a state can forget a record without reading the others."""
+        return self.function in ("count", "sum", "avg", "count_distinct")
+
+    @property
+    def exact(self) -> bool:
+        """Tell whether the value can't depend on the order of addition, as that of floating point sums does."""
+        return all(f.merge is not Merge.SUM or f.type.kind not in ("float", "double") for f in self.state)
+
+
+def count(argument: str | None = None) -> Aggregation:
+    """Count records, or those for which the expression isn't null; BIGINT."""
+    return Aggregation("count", argument)
+
+
+def count_distinct(argument: str) -> Aggregation:
+    """Count the different values of an expression, exactly; BIGINT. The state keeps the values themselves."""
+    return Aggregation("count_distinct", argument)
+
+
+def sum(argument: str) -> Aggregation:  # noqa: A001 - the field's name for it
+    """Add up a number: BIGINT for whole numbers, DECIMAL(p+10,s) for DECIMAL(p,s), DOUBLE else; null while nothing but nulls came."""
+    return Aggregation("sum", argument)
+
+
+def min(argument: str) -> Aggregation:  # noqa: A001
+    """Keep the least value."""
+    return Aggregation("min", argument)
+
+
+def max(argument: str) -> Aggregation:  # noqa: A001
+    """Keep the greatest value."""
+    return Aggregation("max", argument)
+
+
+def avg(argument: str) -> Aggregation:
+    """Average a number: DECIMAL(p+4,s+4) for DECIMAL(p,s), else DOUBLE."""
+    return Aggregation("avg", argument)
+
+
+def first(argument: str) -> Aggregation:
+    """Keep the value that comes first in log order, nulls skipped."""
+    return Aggregation("first", argument)
+
+
+def last(argument: str) -> Aggregation:
+    """Keep the value that comes last in log order, nulls skipped."""
+    return Aggregation("last", argument)
+
+
+def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> BoundAggregate:
+    """Bind an aggregate to the columns in scope.
+
+    Raises `ExpressionError` when the argument's type has no such aggregate, and whatever `parse` raises for the argument.
+    """
+    text = aggregation.argument
+    argument = parse(text, scope, where) if text is not None else None
+    kind = argument.type if argument is not None else BIGINT
+    wanted = _REQUIRES.get(aggregation.function)
+    if argument is not None and wanted is not None and not wanted(kind):
+        raise ExpressionError(f"{where}: {name}={aggregation.function}({text!r}): a {kind.sql()} has no {aggregation.function}")
+    fields: tuple[StateField, ...]
+    match aggregation.function:
+        case "count":
+            fields, value = (_counter(name, text, scope, where),), f"state.`{name}`"
+        case "sum":
+            fields, value = (_sum(name, text, kind, scope, where),), f"state.`{name}`"
+        case "avg":
+            total, number = _sum(f"{name}__sum", text, kind, scope, where), _counter(f"{name}__count", text, scope, where)
+            fields, value = (total, number), _ratio(total, number, kind)
+        case "min" | "max":
+            fields, value = (StateField(name, kind, Merge(aggregation.function), argument),), f"state.`{name}`"
+        case "first" | "last":
+            fields = (StateField(name, placed(kind), Merge(aggregation.function), argument),)
+            value = f"state.`{name}`.value"
+        case "count_distinct":
+            fields = (StateField(name, Type("array", element=kind), Merge.UNION, argument),)
+            value = f"COALESCE(CAST(SIZE(state.`{name}`) AS BIGINT), CAST(0 AS BIGINT))"
+        case other:
+            raise ExpressionError(f"{where}: {name}: there is no aggregate {other!r}; choose from {', '.join(sorted(_FUNCTIONS))}")
+    state = Scope({"state": state_schema(fields)}, bare=())
+    return BoundAggregate(name, aggregation.function, argument, fields, parse(value, state, where))
+
+
+def placed(kind: Type) -> Type:
+    """Put a value beside its place in log order: the state of FIRST and LAST."""
+    return Type("struct", fields=(Column("order", PLACE.struct()), Column("value", kind)))
+
+
+def state_schema(fields: tuple[StateField, ...]) -> Schema:
+    """Describe a state as columns."""
+    return Schema.of((f.name, f.type) for f in fields)
+
+
+def sum_type(kind: Type) -> Type:
+    """Give the type of a sum, as Spark does: wide enough for 10^10 addends of a DECIMAL."""
+    if kind.kind == "decimal":
+        return Type("decimal", precision=_least(38, kind.precision + 10), scale=kind.scale)
+    return BIGINT if kind.is_integral else DOUBLE
+
+
+def _counter(name: str, text: str | None, scope: Scope, where: str) -> StateField:
+    lift = "CAST(1 AS BIGINT)" if text is None else f"CASE WHEN ({text}) IS NULL THEN CAST(0 AS BIGINT) ELSE CAST(1 AS BIGINT) END"
+    return StateField(name, BIGINT, Merge.SUM, parse(lift, scope, where))
+
+
+def _sum(name: str, text: str | None, kind: Type, scope: Scope, where: str) -> StateField:
+    wide = sum_type(kind)
+    return StateField(name, wide, Merge.SUM, parse(f"CAST(({text}) AS {wide.sql()})", scope, where))
+
+
+def _ratio(total: StateField, number: StateField, kind: Type) -> str:
+    if kind.kind != "decimal":
+        ratio = f"CAST(state.`{total.name}` AS DOUBLE) / CAST(state.`{number.name}` AS DOUBLE)"
+    else:  # Spark's type of avg: four more digits on either side of the point
+        scale = _least(38, kind.scale + 4)
+        wide = Type("decimal", precision=_least(38, kind.precision + 4), scale=scale)
+        ratio = f"CAST(state.`{total.name}` / CAST(state.`{number.name}` AS DECIMAL(20,0)) AS {wide.sql()})"
+    return f"CASE WHEN state.`{number.name}` = 0 THEN NULL ELSE {ratio} END"
+
+
+def _least(a: int, b: int) -> int:
+    return a if a < b else b
+
+
+def _numeric(kind: Type) -> bool:
+    return kind.is_numeric
+
+
+def _orderable(kind: Type) -> bool:
+    return kind.kind not in ("map", "array", "struct", "void")
+
+
+_REQUIRES: Final = {"sum": _numeric, "avg": _numeric, "min": _orderable, "max": _orderable, "count_distinct": _orderable}
+_FUNCTIONS: Final = ("count", "count_distinct", "sum", "min", "max", "avg", "first", "last")

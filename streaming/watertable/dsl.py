@@ -1,0 +1,499 @@
+"""Write topologies as Kafka Streams users would: topics become streams and tables, operators are methods, names are theirs.
+
+Everything here only builds a plan: no Spark, no JVM, no I/O. Columns are Spark SQL expressions, checked where they are written; a
+name is looked up in the value first, then in the key, and can be qualified (`key.x`, `old.x`, `new.x`, `window.start`).
+
+    app = wt.App("wordcount")
+    lines = app.topic("lines", value="line STRING", value_format="string").stream()
+    words = lines.flat_map_values(word="split(lower(line), ' ')")
+    counts = words.group_by("word").agg(n=wt.count()).materialized_as("counts")
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from watertable import plan
+from watertable.aggregates import Aggregation, bind
+from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
+from watertable.expressions import Expr, Scope, parse, parse_predicate
+from watertable.plan import Format, Named, Sink, TableDef, Topic, Topology
+from watertable.rules import OnFail, Rule
+from watertable.schema import Column, Schema, check_identifier
+from watertable.windows import TimeWindows
+
+_PACKAGE: Final = str(Path(__file__).parent)
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class App:
+    """Collect the topics, tables and output topics that are deployed and committed as one unit.
+
+    `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier.
+    """
+
+    def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
+        self.name = check_identifier(name, "app")
+        self.owner = owner
+        self.description = description
+        self.location = _here()
+        self._topics: dict[str, Topic] = {}
+        self._tables: dict[str, TableDef] = {}
+        self._sinks: dict[str, Sink] = {}
+
+    def topic(
+        self,
+        name: str,
+        *,
+        value: str,
+        key: str = "key STRING",
+        timestamp: str | None = None,
+        key_format: str | None = None,
+        value_format: str | None = None,
+        archive: bool = False,
+        description: str = "",
+    ) -> TopicSource:
+        """Declare a topic that the app reads.
+
+        `key` and `value` are DDL column lists. Values are JSON unless `value_format` says "string" or "bytes"; a key of one STRING
+        column is that string's bytes, any other key is JSON unless `key_format` says otherwise. `timestamp` names the value's
+        TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp.
+
+        Raises `SchemaError` for a bad DDL, name, format or time column, and `DuplicateName` for a topic declared twice.
+        """
+        where = _here()
+        _check_topic_name(name, where)
+        if name in self._topics:
+            raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
+        keys, values = _schema(key, where, "key"), _schema(value, where, "value")
+        if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
+            have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
+            raise SchemaError(f"{where}: timestamp={timestamp!r} must name a TIMESTAMP column of the value; it has {have}")
+        self._topics[name] = Topic(
+            name=name,
+            key=keys,
+            value=values,
+            key_format=_format(key_format, keys, where, default=_key_format(keys)),
+            value_format=_format(value_format, values, where, default=Format.JSON),
+            timestamp=timestamp,
+            archive=archive,
+            description=description,
+            location=where,
+        )
+        return TopicSource(self, self._topics[name])
+
+    def topology(self) -> Topology:
+        """Freeze what was defined; raise `DefinitionError` when there is nothing to keep or publish."""
+        if not self._tables and not self._sinks:
+            raise DefinitionError(f"{self.location}: app {self.name!r} has no table and no output: end one with .materialized_as(name)")
+        return Topology(
+            app=self.name,
+            tables=tuple(self._tables.values()),
+            sinks=tuple(self._sinks.values()),
+            owner=self.owner,
+            description=self.description,
+            location=self.location,
+        )
+
+    def describe(self) -> str:
+        """Write the topology as text; `lineage.mermaid` draws it."""
+        from watertable.lineage import describe
+
+        return describe(self.topology())
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify what the app computes; see `Topology.fingerprint`."""
+        return self.topology().fingerprint
+
+    def _add_table(self, table: TableDef) -> None:
+        if table.name in self._tables:
+            raise DuplicateName(f"{table.location}: table {table.name!r} is already defined at {self._tables[table.name].location}")
+        self._tables[table.name] = table
+
+    def _add_sink(self, sink: Sink) -> None:
+        if sink.topic in self._sinks:
+            first = self._sinks[sink.topic].location
+            raise DuplicateName(f"{sink.location}: output topic {sink.topic!r} is already written at {first}; merge the streams first")
+        if sink.topic in self._topics:
+            raise DefinitionError(f"{sink.location}: topic {sink.topic!r} is read by this app, so it can't write it: that is a loop")
+        self._sinks[sink.topic] = sink
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSource:
+    """Hold a declared topic, to be read as a stream or as a table."""
+
+    app: App
+    topic: Topic
+
+    def stream(self) -> Stream:
+        """Read the topic as a stream of records; null keys and null values are ordinary records."""
+        return Stream(self.app, plan.Source(topic=self.topic, location=_here()))
+
+    def table(self) -> Table:
+        """Read the topic as a changelog: the last value of each key, where a null value deletes.
+
+        A record without a key can't be placed and goes to quarantine. Within a partition offset order decides, as in Kafka Streams.
+        """
+        where = _here()
+        plan.check_columns(self.topic.key, self.topic.value, where)
+        return Table(self.app, plan.Latest(parent=plan.Source(topic=self.topic, location=where), location=where))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Stream records, or the Changes of a table (`old` and `new`); each operator gives a new stream."""
+
+    app: App
+    node: plan.Stream
+
+    @property
+    def key(self) -> Schema:
+        """Give the key's columns."""
+        return plan.key_of(self.node)
+
+    @property
+    def value(self) -> Schema:
+        """Give the value's columns."""
+        return plan.value_of(self.node)
+
+    def filter(self, condition: str) -> Stream:
+        """Keep the records for which the condition is true."""
+        where = _here()
+        return self._with(plan.Filter(parent=self.node, condition=parse_predicate(condition, self._scope(), where), location=where))
+
+    def filter_not(self, condition: str) -> Stream:
+        """Drop the records for which the condition is true; where it is null, the record stays."""
+        where = _here()
+        parse_predicate(condition, self._scope(), where)
+        negated = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", self._scope(), where)
+        return self._with(plan.Filter(parent=self.node, condition=negated, location=where))
+
+    def expect(self, name: str, condition: str, *, on_fail: str = "quarantine") -> Stream:
+        """Hold records to a rule: those that break it are quarantined, dropped ("drop") or only counted ("warn").
+
+        A condition that is null is kept. Raises `DefinitionError` for another `on_fail`.
+        """
+        where = _here()
+        if on_fail not in tuple(OnFail):
+            raise DefinitionError(f"{where}: on_fail={on_fail!r}; choose {', '.join(OnFail)}")
+        rule = Rule(name, parse_predicate(condition, self._scope(), where), OnFail(on_fail))
+        return self._with(plan.Expect(parent=self.node, rule=rule, location=where))
+
+    def map_values(self, **columns: str) -> Stream:
+        """Make a new value of these named expressions; a null value stays null."""
+        where = _here()
+        return self._with(plan.MapValues(parent=self.node, columns=_named(columns, self._scope(), where), location=where))
+
+    def with_columns(self, **columns: str) -> Stream:
+        """Add these named expressions to the value, in place of columns of the same name."""
+        where = _here()
+        made = dict(_named(columns, self._scope(), where))
+        merged = _identity(self.value, self._scope(), where) | made
+        return self._with(plan.MapValues(parent=self.node, columns=tuple(merged.items()), location=where))
+
+    def map(self, *, key: dict[str, str], value: dict[str, str]) -> Stream:
+        """Make a new key and a new value, each of named expressions."""
+        where = _here()
+        keys, values = _named(key, self._scope(), where), _named(value, self._scope(), where)
+        return self._with(plan.Map(parent=self.node, key_columns=keys, columns=values, location=where))
+
+    def select_key(self, *columns: str, **named: str) -> Stream:
+        """Make a new key of columns, or of named expressions; the value stays."""
+        where = _here()
+        keys = _group(columns, named, self._scope(), where, "select_key")
+        return self._with(plan.Map(parent=self.node, key_columns=keys, columns=None, location=where))
+
+    def flat_map_values(self, *, explode: str | None = None, **columns: str) -> Stream:
+        """Make one record per element of an array column; the other columns are repeated beside each.
+
+        The array is the only ARRAY among the columns, or the one that `explode` names.
+        """
+        where = _here()
+        made = _named(columns, self._scope(), where)
+        arrays = [name for name, expr in made if expr.type.kind == "array"]
+        if explode is None and len(arrays) != 1:
+            came = ", ".join(f"{n} {e.type.sql()}" for n, e in made)
+            raise ExpressionError(f"{where}: flat_map_values wants exactly one ARRAY column, or explode=name; got {came or 'no column'}")
+        chosen = explode if explode is not None else arrays[0]
+        if chosen not in arrays:
+            raise ExpressionError(f"{where}: explode={chosen!r} must name an ARRAY column; arrays here: {', '.join(arrays) or 'none'}")
+        return self._with(plan.FlatMapValues(parent=self.node, columns=made, exploded=chosen, location=where))
+
+    def peek(self, name: str) -> Stream:
+        """Count the records that pass here, under a name that the app's metrics show; nothing else changes."""
+        return self._with(plan.Peek(parent=self.node, name=check_identifier(name, "peek"), location=_here()))
+
+    def merge(self, *others: Stream) -> Stream:
+        """Interleave streams of the same key and value columns, in log order; raise `SchemaError` when they differ."""
+        where = _here()
+        for other in others:
+            for part, mine, theirs in (("key", self.key, other.key), ("value", self.value, other.value)):
+                if mine != theirs:
+                    raise SchemaError(f"{where}: merge wants the same {part} columns: ({mine.sql()}) here, ({theirs.sql()}) there")
+            if plan.is_change(self.node) != plan.is_change(other.node):
+                raise SchemaError(f"{where}: merge can't mix Changes with records: map_values the changes first")
+        return self._with(plan.MergeStreams(parents=(self.node, *(o.node for o in others)), location=where))
+
+    def split(self) -> Branches:
+        """Begin to branch: each record goes to the first branch whose condition is true."""
+        return Branches(self)
+
+    def repartition(self) -> Stream:
+        """Drop records without a key, as Kafka Streams does; Spark needs no co-partitioning, so nothing else moves."""
+        return self._with(plan.Repartition(parent=self.node, location=_here()))
+
+    def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
+        """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
+        where = _here()
+        _check_topic_name(topic, where)
+        keys = _format(key_format, self.key, where, default=_key_format(self.key))
+        values = _format(value_format, self.value, where, default=Format.JSON)
+        self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, location=where))
+
+    def to_table(self) -> Table:
+        """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted."""
+        where = _here()
+        if plan.is_change(self.node):
+            raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
+        plan.check_columns(self.key, self.value, where)
+        return Table(self.app, plan.Latest(parent=self.node, location=where))
+
+    def group_by(self, *columns: str, **named: str) -> GroupedStream:
+        """Group by columns, or by named expressions; a record with a null in its group is dropped and counted."""
+        where = _here()
+        return GroupedStream(self, _group(columns, named, self._scope(), where, "group_by"))
+
+    def group_by_key(self) -> GroupedStream:
+        """Group by the key as it is."""
+        where = _here()
+        return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
+
+    def _scope(self) -> Scope:
+        return plan.scope_of(self.node)
+
+    def _with(self, node: plan.Stream) -> Stream:
+        return Stream(self.app, node)
+
+
+@dataclass(slots=True)
+class Branches:
+    """Collect the branches of a split; end with `default_branch` or `no_default_branch`."""
+
+    stream: Stream
+    _taken: list[tuple[str, str]] = field(default_factory=list)
+
+    def branch(self, name: str, condition: str) -> Branches:
+        """Send to `name` the records for which the condition is the first true one."""
+        where = _here()
+        parse_predicate(condition, self.stream._scope(), where)
+        if name in dict(self._taken):
+            raise DuplicateName(f"{where}: there is already a branch {name!r}")
+        self._taken.append((name, condition))
+        return self
+
+    def default_branch(self, name: str = "default") -> dict[str, Stream]:
+        """Send the rest to one more branch, and give all branches by name."""
+        if name in dict(self._taken):
+            raise DuplicateName(f"{_here()}: there is already a branch {name!r}")
+        return self._streams([*self._taken, (name, "TRUE")], _here())
+
+    def no_default_branch(self) -> dict[str, Stream]:
+        """Drop the rest, and give all branches by name."""
+        return self._streams(self._taken, _here())
+
+    def _streams(self, branches: list[tuple[str, str]], where: str) -> dict[str, Stream]:
+        streams: dict[str, Stream] = {}
+        earlier: list[str] = []
+        for name, condition in branches:
+            alone = " AND ".join([f"COALESCE(({condition}), FALSE)", *(f"NOT COALESCE(({e}), FALSE)" for e in earlier)])
+            predicate = parse_predicate(alone, self.stream._scope(), where)
+            streams[name] = self.stream._with(plan.Filter(parent=self.stream.node, condition=predicate, location=where))
+            earlier.append(condition)
+        return streams
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedStream:
+    """Hold a grouped stream, to be windowed or aggregated."""
+
+    stream: Stream
+    group: Named
+
+    def windowed_by(self, windows: TimeWindows) -> WindowedStream:
+        """Cut each group into windows of event time."""
+        return WindowedStream(self.stream, self.group, windows)
+
+    def agg(self, **aggregates: Aggregation) -> Table:
+        """Fold each group into one row of named aggregates."""
+        return _aggregate(self.stream, self.group, None, aggregates, _here())
+
+    def count(self, name: str = "count") -> Table:
+        """Count the records of each group."""
+        return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, _here())
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedStream:
+    """Hold a grouped and windowed stream, to be aggregated."""
+
+    stream: Stream
+    group: Named
+    windows: TimeWindows
+
+    def agg(self, **aggregates: Aggregation) -> Table:
+        """Fold each group's window into one row of named aggregates, keyed by the group, window_start and window_end."""
+        return _aggregate(self.stream, self.group, self.windows, aggregates, _here())
+
+    def count(self, name: str = "count") -> Table:
+        """Count the records of each group's window."""
+        return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, _here())
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Hold a table: rows by key, a fold of the records above."""
+
+    app: App
+    node: plan.Table
+    name: str | None = None
+
+    @property
+    def key(self) -> Schema:
+        """Give the key's columns."""
+        return plan.key_of(self.node)
+
+    @property
+    def value(self) -> Schema:
+        """Give the value's columns."""
+        return plan.value_of(self.node)
+
+    def filter(self, condition: str) -> Table:
+        """Keep the rows for which the condition is true; a row that ceases to be so is deleted."""
+        where = _here()
+        predicate = parse_predicate(condition, plan.scope_of(self.node), where)
+        return Table(self.app, plan.TableFilter(parent=self.node, condition=predicate, location=where))
+
+    def filter_not(self, condition: str) -> Table:
+        """Keep the rows for which the condition is false or null."""
+        where = _here()
+        parse_predicate(condition, plan.scope_of(self.node), where)
+        predicate = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", plan.scope_of(self.node), where)
+        return Table(self.app, plan.TableFilter(parent=self.node, condition=predicate, location=where))
+
+    def map_values(self, **columns: str) -> Table:
+        """Make new value columns from each row; the key stays."""
+        where = _here()
+        made = _named(columns, plan.scope_of(self.node), where)
+        plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        return Table(self.app, plan.TableMapValues(parent=self.node, columns=made, location=where))
+
+    def materialized_as(self, name: str, *, description: str = "") -> Table:
+        """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
+        where = _here()
+        check_identifier(name, "table")
+        if name.startswith("_"):
+            raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
+        self.app._add_table(TableDef(name=name, node=self.node, description=description, location=where))
+        return Table(self.app, self.node, name)
+
+    def to_stream(self) -> Stream:
+        """Stream the table's changes: one Change(old, new) per source record, in log order.
+
+        Raises `DefinitionError` for a table without a name: its old rows must be kept somewhere (KIP-1111).
+        """
+        where = _here()
+        if self.name is None:
+            raise DefinitionError(f"{where}: to_stream wants a table with a name: put .materialized_as(name) before it")
+        return Stream(self.app, plan.ToStream(table=self.name, parent=self.node, location=where))
+
+
+def _aggregate(stream: Stream, group: Named, windows: TimeWindows | None, aggregates: dict[str, Aggregation], where: str) -> Table:
+    if not aggregates:
+        raise DefinitionError(f"{where}: agg wants at least one aggregate: agg(n=wt.count())")
+    scope = plan.scope_of(stream.node)
+    for name, aggregation in aggregates.items():
+        check_identifier(name, "column")
+        if not isinstance(aggregation, Aggregation):
+            raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
+    bound = tuple(bind(name, aggregation, scope, where) for name, aggregation in aggregates.items())
+    node = plan.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
+    plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+    return Table(stream.app, node)
+
+
+def _named(columns: dict[str, str], scope: Scope, where: str) -> Named:
+    if not columns:
+        raise DefinitionError(f"{where}: no columns; write name='expression'")
+    for name in columns:
+        check_identifier(name, "column")
+    return tuple((name, parse(text, scope, where)) for name, text in columns.items())
+
+
+def _group(columns: tuple[str, ...], named: dict[str, str], scope: Scope, where: str, operator: str) -> Named:
+    if not columns and not named:
+        raise DefinitionError(f"{where}: {operator} wants columns: {operator}('country') or {operator}(day='date(at)')")
+    made: list[tuple[str, Expr]] = []
+    for text in columns:
+        expr = parse(text, scope, where)
+        if len(expr.refs) != 1 or expr.sql.replace("`", "") != expr.refs[0]:
+            raise ExpressionError(f"{where}: {operator}({text!r}): an expression needs a name: {operator}(name={text!r})")
+        made.append((expr.refs[0].rsplit(".", 1)[-1], expr))
+    made += [(name, parse(text, scope, where)) for name, text in named.items()]
+    for name, expr in made:
+        if expr.type.kind in ("map", "array", "struct", "void", "float", "double"):
+            raise ExpressionError(f"{where}: {operator}: {name} is a {expr.type.sql()}, which makes no key; cast it, e.g. to STRING")
+    Schema.of((name, expr.type) for name, expr in made)  # refuses bad and repeated names
+    return tuple(made)
+
+
+def _identity(schema: Schema, scope: Scope, where: str) -> dict[str, Expr]:
+    space = scope.bare[0]
+    return {c.name: parse(f"{space}.`{c.name}`", scope, where) for c in schema}
+
+
+def _schema(ddl: str, where: str, part: str) -> Schema:
+    try:
+        return Schema.parse(ddl)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {part}: {error}") from None
+
+
+def _format(name: str | None, schema: Schema, where: str, *, default: Format) -> Format:
+    if name is None:
+        return default
+    if name not in tuple(Format):
+        raise SchemaError(f"{where}: format {name!r}; choose {', '.join(Format)}")
+    wanted = {Format.STRING: "string", Format.BYTES: "binary"}.get(Format(name))
+    if wanted and [c.type.kind for c in schema] != [wanted]:
+        raise SchemaError(f"{where}: format {name!r} wants one {wanted.upper()} column; got ({schema.sql()})")
+    return Format(name)
+
+
+def _key_format(schema: Schema) -> Format:
+    return {("string",): Format.STRING, ("binary",): Format.BYTES}.get(tuple(_kind(c) for c in schema), Format.JSON)
+
+
+def _kind(column: Column) -> str:
+    return column.type.kind
+
+
+def _check_topic_name(name: str, where: str) -> None:
+    if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+        raise SchemaError(f"{where}: {name!r} is no Kafka topic name: 1 to 249 of letters, digits, '.', '_' and '-'")
+
+
+def _here() -> str:
+    """Find the user's file and line: the first frame outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{frame.f_lineno}"

@@ -1,0 +1,519 @@
+"""Hold a topology as frozen data: what the user asked for, and nothing about how it runs.
+
+A plan is a graph of nodes. Stream nodes carry records (`key`, `value`), or Changes (`key`, `old`, `new`) below a table; table nodes
+carry rows by key. A node checks itself when it is made, knows the user's file and line, and compares by what it computes: the
+location is in neither equality nor fingerprint. Both engines read plans from here, and share nothing else. No Spark, no I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from watertable.aggregates import BoundAggregate, Merge, StateField, placed, state_schema
+from watertable.errors import DefinitionError
+from watertable.expressions import Expr, Scope, parse
+from watertable.rules import Rule
+from watertable.schema import Column, Schema, Type
+from watertable.windows import TimeWindows
+
+FINGERPRINT_VERSION: Final = 1
+"""Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""
+
+WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
+WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
+
+Named = tuple[tuple[str, Expr], ...]
+"""Expressions with the names of the columns that they make, in order."""
+
+
+class Purity(StrEnum):
+    """Tell whether a result follows from the records alone, or also from the recorded cuts between batches."""
+
+    PURE = "pure"
+    ARRIVAL = "arrival"
+
+
+class Format(StrEnum):
+    """Name the ways in which a key or value is written in a topic."""
+
+    JSON = "json"
+    STRING = "string"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """Declare a Kafka topic: the columns of its key and value, how they are written, and where its event time is.
+
+    `timestamp` names a TIMESTAMP column of the value; without one, event time is the Kafka record's own timestamp (so it is for a
+    tombstone, which has no value). `archive` keeps its raw records in the lakehouse beyond the topic's retention.
+    """
+
+    name: str
+    key: Schema
+    value: Schema
+    key_format: Format
+    value_format: Format
+    timestamp: str | None = None
+    archive: bool = False
+    description: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Begin every node with the place where the user made it."""
+
+    location: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source(Node):
+    """Read the records of a topic."""
+
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter(Node):
+    """Keep the records for which the condition is true; false and null drop them."""
+
+    parent: Stream
+    condition: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect(Node):
+    """Hold records to a rule, and do with those that break it what the rule says."""
+
+    parent: Stream
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapValues(Node):
+    """Make a new value from each record; a null value stays null, and the key stays as it is."""
+
+    parent: Stream
+    columns: Named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map(Node):
+    """Make a new key, and a new value unless `columns` is None; what follows is ordered by log order, not per old key."""
+
+    parent: Stream
+    key_columns: Named
+    columns: Named | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatMapValues(Node):
+    """Make one record for each element of the array column `exploded`, in the array's order; an empty or null array makes none."""
+
+    parent: Stream
+    columns: Named
+    exploded: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peek(Node):
+    """Count the records that pass here under a name, and change nothing."""
+
+    parent: Stream
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeStreams(Node):
+    """Interleave streams of one shape; log order is the order between them."""
+
+    parents: tuple[Stream, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repartition(Node):
+    """Drop records without a key. Spark needs no co-partitioning, so there is nothing else to do."""
+
+    parent: Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToStream(Node):
+    """Stream a table's changes: one Change(old, new) for each source record that updated a row, in log order."""
+
+    table: str
+    parent: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest(Node):
+    """Keep each key's last value in log order; a null value deletes the row."""
+
+    parent: Stream
+
+    @property
+    def is_source(self) -> bool:
+        """Tell whether this is a table straight from a topic, where a record without a key is an error in the data."""
+        return isinstance(self.parent, Source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate(Node):
+    """Fold the records of each group, or of each group and window, into one row of aggregates."""
+
+    parent: Stream
+    group: Named
+    windows: TimeWindows | None
+    aggregates: tuple[BoundAggregate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFilter(Node):
+    """Keep the rows for which the condition is true; a row that ceases to be so is deleted."""
+
+    parent: Table
+    condition: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableMapValues(Node):
+    """Make new value columns from each row; the key stays as it is."""
+
+    parent: Table
+    columns: Named
+
+
+Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream
+Table = Latest | Aggregate | TableFilter | TableMapValues
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Replace the value columns of a row."""
+
+    columns: Named
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Let only those rows live for which the condition is true."""
+
+    condition: Expr
+
+
+Stage = Project | Where
+"""A step from a table's state to what its readers see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDef:
+    """Name a table that is kept: its key, its state, and how the state becomes the columns that readers see.
+
+    Derived tables (`filter`, `map_values`) keep the state of the table they come from and differ only in their stages: their
+    deltas merge as blindly as those of their source, and need no look at old rows.
+    """
+
+    name: str
+    node: Table
+    description: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
+
+    @property
+    def root(self) -> Latest | Aggregate:
+        """Give the node that keeps the state."""
+        return root_of(self.node)
+
+    @property
+    def key(self) -> Schema:
+        """Give the key columns; those of a windowed table end with window_start and window_end."""
+        return key_of(self.node)
+
+    @property
+    def value(self) -> Schema:
+        """Give the value columns, as readers see them."""
+        return value_of(self.node)
+
+    @property
+    def columns(self) -> Schema:
+        """Give all columns in their declared order: the key's, then the value's."""
+        return self.key + self.value
+
+    @property
+    def windows(self) -> TimeWindows | None:
+        """Give the windows of a windowed table."""
+        return self.root.windows if isinstance(self.root, Aggregate) else None
+
+    @property
+    def state(self) -> tuple[StateField, ...]:
+        """Give the fields that the table keeps for each key."""
+        return state_of(self.root)
+
+    @property
+    def alive(self) -> Expr | None:
+        """Give the condition over `state` under which the key has a row before any stage; None means always."""
+        return _alive(self.root) if isinstance(self.root, Latest) else None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Give the steps from the state to the row: the first over `state`, the others over `value`, `key` and `window`."""
+        return stages_of(self.node)
+
+    @property
+    def state_version(self) -> str:
+        """Identify the layout of key and state: eight hex digits, the same for the same layout in any process."""
+        layout = self.key.sql() + "|" + ", ".join(f"{f.name} {f.type.sql()} {f.merge}" for f in self.state)
+        return hashlib.sha256(layout.encode()).hexdigest()[:8]
+
+    @property
+    def state_column(self) -> str:
+        """Name the changelog's column for this table's state; another layout gets another column."""
+        return f"{self.name}_{self.state_version}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify what the table computes, whatever the file, the line or the process."""
+        return _digest(canonical(self.node))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Publish a stream to a topic: of records their value, of Changes the new row, or a tombstone where it is gone."""
+
+    topic: str
+    node: Stream
+    key_format: Format
+    value_format: Format
+    location: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Hold one app: everything that is deployed, committed and rewound as one unit."""
+
+    app: str
+    tables: tuple[TableDef, ...]
+    sinks: tuple[Sink, ...]
+    owner: str | None = field(default=None, compare=False)
+    description: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
+
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        """List the topics that the app reads, by name."""
+        found = {n.topic.name: n.topic for root in self._roots() for n in walk(root) if isinstance(n, Source)}
+        return tuple(found[name] for name in sorted(found))
+
+    @property
+    def streamed(self) -> frozenset[str]:
+        """Name the tables whose old rows somebody needs, because their changes are streamed."""
+        return frozenset(n.table for root in self._roots() for n in walk(root) if isinstance(n, ToStream))
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify what the app computes: `wt<version>:<16 hex digits>`, moved by no comment, line number or process."""
+        return _digest(["app", self.app, [[t.name, canonical(t.node)] for t in self.tables], [canonical(s) for s in self.sinks]])
+
+    def table(self, name: str) -> TableDef:
+        """Give the table of that name; raise `KeyError` when there is none."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(name)
+
+    def _roots(self) -> tuple[Stream | Table, ...]:
+        return (*(t.node for t in self.tables), *(s.node for s in self.sinks))
+
+
+def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
+    """List the nodes that feed this one."""
+    match node:
+        case Source():
+            return ()
+        case MergeStreams():
+            return node.parents
+        case _:
+            return (node.parent,)
+
+
+def walk(node: Stream | Table) -> Iterator[Stream | Table]:
+    """Go through a node and everything above it, parents first; a shared node comes once for each way to it."""
+    for parent in parents_of(node):
+        yield from walk(parent)
+    yield node
+
+
+def key_of(node: Stream | Table) -> Schema:
+    """Give the key columns of a node's records or rows."""
+    match node:
+        case Source():
+            return node.topic.key
+        case Map():
+            return _schema(node.key_columns)
+        case MergeStreams():
+            return key_of(node.parents[0])
+        case Aggregate():
+            return _schema(node.group) + (WINDOW_KEY if node.windows else Schema())
+        case _:
+            return key_of(node.parent)
+
+
+def value_of(node: Stream | Table) -> Schema:
+    """Give the value columns of a node's records or rows; of a Change, those of `old` and `new`."""
+    match node:
+        case Source():
+            return node.topic.value
+        case MapValues() | TableMapValues():
+            return _schema(node.columns)
+        case Map():
+            return value_of(node.parent) if node.columns is None else _schema(node.columns)
+        case FlatMapValues():
+            return Schema(tuple(Column(n, _element(e) if n == node.exploded else e.type) for n, e in node.columns))
+        case MergeStreams():
+            return value_of(node.parents[0])
+        case Aggregate():
+            return Schema.of((a.name, a.value.type) for a in node.aggregates)
+        case _:
+            return value_of(node.parent)
+
+
+def is_change(node: Stream) -> bool:
+    """Tell whether the stream carries Changes, with `old` and `new`, rather than plain records."""
+    match node:
+        case ToStream():
+            return True
+        case Filter() | Expect() | Peek() | Repartition():
+            return is_change(node.parent)
+        case MergeStreams():
+            return is_change(node.parents[0])
+        case _:
+            return False
+
+
+def windows_of(node: Stream | Table) -> TimeWindows | None:
+    """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
+    match node:
+        case Source() | Map():
+            return None
+        case Aggregate():
+            return node.windows
+        case MergeStreams():
+            return windows_of(node.parents[0])
+        case _:
+            return windows_of(node.parent)
+
+
+def scope_of(node: Stream | Table) -> Scope:
+    """Give the names that an expression on this node's records, Changes or rows may use."""
+    spaces: dict[str, Schema] = {"key": key_of(node)}
+    if windows_of(node):
+        spaces["window"] = WINDOW
+    if isinstance(node, Latest | Aggregate | TableFilter | TableMapValues) or not is_change(node):
+        return Scope({"value": value_of(node), **spaces}, bare=("value", "key"))
+    return Scope({"new": value_of(node), "old": value_of(node), **spaces}, bare=("new", "key"))
+
+
+def root_of(node: Table) -> Latest | Aggregate:
+    """Give the table node that keeps the state."""
+    while isinstance(node, TableFilter | TableMapValues):
+        node = node.parent
+    return node
+
+
+def state_of(root: Latest | Aggregate) -> tuple[StateField, ...]:
+    """Give the state fields of a table node."""
+    if isinstance(root, Latest):
+        return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
+    return tuple(f for aggregate in root.aggregates for f in aggregate.state)
+
+
+def stages_of(node: Table) -> tuple[Stage, ...]:
+    """Give the steps from the state of a table node to its rows."""
+    match node:
+        case Latest():
+            scope = Scope({"state": state_schema(state_of(node))}, bare=())
+            return (Project(tuple((c.name, parse(f"state.row.value.`{c.name}`", scope, node.location)) for c in value_of(node))),)
+        case Aggregate():
+            return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
+        case TableFilter():
+            return (*stages_of(node.parent), Where(node.condition))
+        case TableMapValues():
+            return (*stages_of(node.parent), Project(node.columns))
+
+
+def purity_of(node: Stream | Table) -> Purity:
+    """Tell whether a node depends on arrival.
+
+    Streaming a table's changes does, where one of its keys may be fed by several partitions: each batch is put in log order, but
+    the order between batches is that of arrival.
+    """
+    if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
+        return Purity.ARRIVAL
+    if isinstance(node, ToStream):
+        root = root_of(node.parent)
+        return Purity.PURE if _keeps_partition(root) else Purity.ARRIVAL
+    return Purity.PURE
+
+
+def canonical(part: object) -> object:
+    """Write a part of a plan in our own canonical form: nested lists of plain values, without locations and comments."""
+    match part:
+        case Expr():
+            return ["expr", part.canonical]
+        case Type() | Schema():
+            return part.sql()
+        case timedelta():
+            return part // timedelta(microseconds=1)
+        case StrEnum():
+            return part.value
+        case tuple() | list():
+            return [canonical(p) for p in part]
+        case _ if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            compared = (f for f in dataclasses.fields(part) if f.compare)
+            return [type(part).__name__, *([f.name, canonical(getattr(part, f.name))] for f in compared)]
+        case None | str() | int() | bool():
+            return part
+        case _:
+            raise TypeError(f"no canonical form for {type(part).__name__}")
+
+
+def check_columns(schema: Schema, other: Schema, where: str) -> None:
+    """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
+    both = sorted(set(schema.names) & set(other.names))
+    if both:
+        raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
+
+
+def _keeps_partition(root: Latest | Aggregate) -> bool:
+    if isinstance(root, Aggregate):
+        key = key_of(root.parent)
+        if is_change(root.parent) or tuple(e.refs for _, e in root.group) != tuple((f"key.{n}",) for n in key.names):
+            return False
+    nodes = tuple(walk(root))
+    return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
+
+
+def _alive(root: Latest) -> Expr:
+    scope = Scope({"state": state_schema(state_of(root))}, bare=())
+    return parse("state.row.value IS NOT NULL", scope, root.location)
+
+
+def _schema(columns: Named) -> Schema:
+    return Schema.of((name, expr.type) for name, expr in columns)
+
+
+def _element(expr: Expr) -> Type:
+    assert expr.type.element is not None
+    return expr.type.element
+
+
+def _digest(form: object) -> str:
+    text = json.dumps(form, separators=(",", ":"), ensure_ascii=False)
+    return f"wt{FINGERPRINT_VERSION}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,0 +1,120 @@
+"""Say which windows a record belongs to, and when a window is late or closed.
+
+A window is `[start, end)`, aligned to the Unix epoch. Windows of size 5 that advance by 2 hold a record at 7 twice:
+
+    time  0   1   2   3   4   5   6   7   8   9  10  11
+                          [-------------------)             4 up to 9
+                                  [-------------------)     6 up to 11
+                                      ^
+
+The law of lateness (KIP-633; `TimeWindows` in Kafka Streams): a record is late for a window when `end + grace <= stream time`, where the
+stream time is that of its source partition as the record was read. A late record still updates its windows that are open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from watertable.errors import DefinitionError
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ZERO = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindows:
+    """Cut time into windows of one size that start every `advance`, open for `grace` after their end.
+
+    Tumbling windows advance by their size; hopping ones by less. All three are durations of at least a microsecond (grace: zero).
+
+    >>> w = hopping(minutes=10, every=minutes(5), grace=minutes(1))
+    >>> [f"{start:%H:%M}-{end:%H:%M}" for start, end in w.windows_of(datetime(2024, 1, 1, 12, 7, tzinfo=UTC))]
+    ['12:00-12:10', '12:05-12:15']
+    """
+
+    size: timedelta
+    advance: timedelta
+    grace: timedelta
+
+    def __post_init__(self) -> None:
+        if self.size <= _ZERO:
+            raise DefinitionError(f"a window's size must be longer than zero; got {self.size}")
+        if not _ZERO < self.advance <= self.size:
+            raise DefinitionError(f"windows must advance by more than zero and at most their size ({self.size}); got {self.advance}")
+        if self.grace < _ZERO:
+            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Tell whether each record has exactly one window."""
+        return self.advance == self.size
+
+    @property
+    def per_record(self) -> int:
+        """Bound the number of windows that one record can enter."""
+        return -(-self.size // self.advance)
+
+    def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
+        """List the windows `[start, end)` that hold `when`, earliest first; none starts before 1970 (Kafka Streams' rule)."""
+        since = when - EPOCH
+        first = max(_ZERO, ((since - self.size) // self.advance + 1) * self.advance)
+        last = (since // self.advance) * self.advance
+        starts: list[timedelta] = []
+        while first <= last:
+            starts.append(first)
+            first += self.advance
+        return tuple((EPOCH + start, EPOCH + start + self.size) for start in starts)
+
+    def is_late(self, end: datetime, stream_time: datetime) -> bool:
+        """Tell whether a window that ends at `end` takes no more records at this stream time."""
+        return end + self.grace <= stream_time
+
+    def __str__(self) -> str:
+        shape = f"tumbling({self.size})" if self.is_tumbling else f"hopping({self.size}, every={self.advance})"
+        return f"{shape} grace {self.grace}" if self.grace else shape
+
+
+def tumbling(
+    *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0, grace: timedelta = _ZERO
+) -> TimeWindows:
+    """Make windows that neither overlap nor leave gaps.
+
+    >>> str(tumbling(hours=1, grace=minutes(10)))
+    'tumbling(1:00:00) grace 0:10:00'
+    """
+    size = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+    return TimeWindows(size, size, grace)
+
+
+def hopping(
+    *, every: timedelta, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0,
+    grace: timedelta = _ZERO,
+) -> TimeWindows:  # fmt: skip
+    """Make windows of one size that start `every` so often and overlap."""
+    return TimeWindows(timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds), every, grace)
+
+
+def days(number: float) -> timedelta:
+    """Make a duration of so many days."""
+    return timedelta(days=number)
+
+
+def hours(number: float) -> timedelta:
+    """Make a duration of so many hours."""
+    return timedelta(hours=number)
+
+
+def minutes(number: float) -> timedelta:
+    """Make a duration of so many minutes."""
+    return timedelta(minutes=number)
+
+
+def seconds(number: float) -> timedelta:
+    """Make a duration of so many seconds."""
+    return timedelta(seconds=number)
+
+
+def milliseconds(number: float) -> timedelta:
+    """Make a duration of so many milliseconds."""
+    return timedelta(milliseconds=number)
