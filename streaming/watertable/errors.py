@@ -9,6 +9,7 @@ what was wanted and what came, and what to do. The tree:
     │   ├── ExpressionError        a Spark SQL expression that can't be used        (ValueError)
     │   ├── UnknownColumn          a name that is in no schema in scope             (LookupError)
     │   └── DuplicateName          two tables, topics or apps of one name           (ValueError)
+    ├── EvaluationError            an expression fails on a record, as it would in Spark's ANSI mode  (ValueError)
     ├── UnsupportedFunction        outside the interpreter's subset of Spark SQL    (NotImplementedError)
     ├── SettingsError              a setting that is missing or wrong               (ValueError)
     ├── KafkaError                 the cluster said no, or isn't there
@@ -47,6 +48,10 @@ class UnknownColumn(DefinitionError, LookupError):
 
 class DuplicateName(DefinitionError, ValueError):
     """Refuse a second table, topic or app of the same name."""
+
+
+class EvaluationError(WatertableError, ValueError):
+    """Report that an expression fails on a record: a cast, an overflow, a division by zero, an index out of bounds."""
 
 
 class UnsupportedFunction(WatertableError, NotImplementedError):
