@@ -1,0 +1,491 @@
+"""Check Spark SQL expressions where they are written: names, types, safety, and which columns they read.
+
+`parse` turns one string into an `Expr`: canonical SQL with every column qualified, its exact Spark type under ANSI mode, the columns it
+reads, a form that never raises and the predicate that says where it would have. No Spark, no JVM. The law: an `Expr` is a pure function
+of one record; whatever else an expression could read (clock, random numbers, files, other rows) is refused here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final
+
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import SqlglotError
+
+from watertable.coercion import BIGINT, BINARY, BOOLEAN, DOUBLE, FLOAT, INT, STRING, TIMESTAMP, VOID, implicit
+from watertable.coercion import decimal as decimal_type
+from watertable.errors import ExpressionError, SchemaError, UnknownColumn
+from watertable.functions import FUNCTIONS, cast_function
+from watertable.schema import Schema, Type, from_sqlglot
+from watertable.spark_sql import canonical, never_raising, strict
+from watertable.terms import Call, Function, Lit, Nulls, Ref, Signature, Term, Var, walk
+
+__all__ = ["Expr", "Scope", "parse", "parse_predicate", "window_schema"]
+
+
+class _Dialect(Spark):
+    """Read Spark SQL with every function call left as it was written, so that the table in `functions` alone gives it meaning."""
+
+    STRICT_CAST = True
+
+    class Tokenizer(Spark.Tokenizer):
+        STRING_ESCAPES = ["\\", "'", '"']  # noqa: RUF012 (sqlglot's declaration)
+
+    class Parser(Spark.Parser):
+        FUNCTIONS = {}  # noqa: RUF012
+        FUNCTION_PARSERS = {  # noqa: RUF012
+            "CAST": lambda self: self._parse_cast(True),
+            "TRY_CAST": lambda self: self._parse_cast(False, safe=True),
+            "EXTRACT": lambda self: self._parse_extract(),
+            "POSITION": lambda self: self._parse_position(),
+            "TRIM": lambda self: self._parse_trim(),
+        }
+        NO_PAREN_FUNCTION_PARSERS = {"CASE": lambda self: self._parse_case()}  # noqa: RUF012
+
+
+_DIALECT: Final = _Dialect()
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Say which columns an expression may name: namespaces in order, and those whose columns may be named without one.
+
+    >>> scope = Scope({"value": Schema.parse("qty INT, price DECIMAL(9,2)"), "key": Schema.parse("id STRING")}, bare=("value", "key"))
+    >>> parse("qty * price", scope, "doc").type
+    Type('DECIMAL(20,2)')
+    """
+
+    namespaces: Mapping[str, Schema]
+    bare: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.bare:
+            if name not in self.namespaces:
+                raise ExpressionError(f"bare namespace {name!r} is not one of: {', '.join(self.namespaces)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """Hold one checked expression.
+
+    `sql` raises in Spark where ANSI mode does; `safe_sql` gives null there, and `fails_sql`, a boolean that is never null, is true
+    exactly on those rows (None: it can't fail). `refs` are the columns read, as "value.qty", sorted. `canonical` is the form that
+    fingerprints hash. `ast` is the typed tree, for the interpreter.
+
+    >>> e = parse("-qty", Scope({"value": Schema.parse("qty INT")}, bare=("value",)), "doc")
+    >>> e.sql, e.refs, e.canonical
+    ('(- value.`qty`)', ('value.qty',), 'x1:(negative value.qty)')
+    """
+
+    sql: str
+    type: Type
+    refs: tuple[str, ...]
+    safe_sql: str
+    fails_sql: str | None
+    canonical: str
+    ast: Term = field(compare=False, repr=False)
+
+
+def window_schema() -> Schema:
+    """Return the columns of the namespace `window`: its start, and its end, which is outside it."""
+    return Schema.of([("start", TIMESTAMP), ("end", TIMESTAMP)])
+
+
+def parse(text: str, scope: Scope, where: str) -> Expr:
+    """Check one expression against the columns in scope; `where` (file:line) goes into every message.
+
+    Raise `UnknownColumn` for a name that isn't in scope, `ExpressionError` for anything else that can't be used.
+    """
+    try:
+        term = _Binder(scope).bind(_tree(text))
+        if term.type.kind.startswith("interval"):
+            raise ExpressionError("an interval is no column type; add it to a DATE or TIMESTAMP")
+    except (ExpressionError, UnknownColumn, SchemaError) as error:
+        kind = ExpressionError if isinstance(error, SchemaError) else type(error)
+        raise kind(f"{where}: in {text!r}: {error}") from None
+    safe_sql, fails_sql = never_raising(term)
+    refs = {f"{r.namespace}.{name}" for r in walk(term) if isinstance(r, Ref) for name in r.path[:1] or scope.namespaces[r.namespace].names}
+    return Expr(strict(term), term.type, tuple(sorted(refs)), safe_sql, fails_sql, canonical(term), term)
+
+
+def parse_predicate(text: str, scope: Scope, where: str) -> Expr:
+    """Check an expression that must be BOOLEAN; raise `ExpressionError` if it isn't."""
+    found = parse(text, scope, where)
+    if found.type != BOOLEAN:
+        raise ExpressionError(f"{where}: in {text!r}: wanted a BOOLEAN condition; got {found.type.sql()}")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _tree(text: str) -> exp.Expression:
+    if not isinstance(text, str):
+        raise ExpressionError(f"wanted a Spark SQL string; got {type(text).__name__}")
+    try:
+        trees = _DIALECT.parse(text)
+    except SqlglotError as error:
+        raise ExpressionError(f"not a Spark SQL expression: {str(error).splitlines()[0]}") from None
+    if len(trees) != 1 or trees[0] is None or isinstance(trees[0], exp.Block):
+        raise ExpressionError("wanted one expression; got " + ("none" if not trees or trees[0] is None else f"{len(trees)} statements"))
+    return trees[0]
+
+
+_BINARY: Final[dict[type[exp.Expression], str]] = {
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.EQ: "=", exp.LT: "<", exp.LTE: "<=",
+    exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>", exp.And: "and", exp.Or: "or", exp.DPipe: "concat", exp.Concat: "concat",
+    exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "^", exp.BitwiseLeftShift: "shiftleft",
+    exp.BitwiseRightShift: "shiftright", exp.Like: "like", exp.ILike: "ilike", exp.RegexpLike: "rlike",
+}  # fmt: skip
+_NEGATED: Final[dict[type[exp.Expression], str]] = {exp.NEQ: "=", exp.NullSafeNEQ: "<=>"}
+_UNARY: Final[dict[type[exp.Expression], str]] = {exp.Not: "not", exp.BitwiseNot: "~", exp.Neg: "negative"}
+_BITS: Final = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseLeftShift, exp.BitwiseRightShift, exp.DPipe)
+
+
+class _Binder:
+    """Turn sqlglot's tree into a typed one, one method per kind of node."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.variables: dict[str, Var] = {}
+
+    def bind(self, node: exp.Expression) -> Term:
+        match node:
+            case exp.Paren():
+                return self.bind(node.this)
+            case exp.Column() | exp.Dot() | exp.Identifier():
+                return self.name(node)
+            case exp.Literal():
+                return _text(node.this) if node.is_string else _number(str(node.this))
+            case exp.RawString():
+                return _text(str(node.this))
+            case exp.HexString():
+                digits = str(node.this)
+                return Lit(bytes.fromhex(digits if len(digits) % 2 == 0 else "0" + digits), BINARY)
+            case exp.Boolean():
+                return Lit(bool(node.this), BOOLEAN)
+            case exp.Null():
+                return Lit(None, VOID)
+            case exp.Neg(this=exp.Literal() as number) if not number.is_string:
+                return _number("-" + str(number.this))
+            case exp.Neg(this=exp.TryCast(this=exp.Literal()) as typed) if "safe" not in typed.args:
+                return _suffixed(typed, "-")
+            case exp.Cast():
+                return self.cast(node)
+            case exp.Is():
+                return self.test(node)
+            case exp.Between():
+                value, low, high = self.bind(node.this), self.bind(node.args["low"]), self.bind(node.args["high"])
+                return self.call("and", self.call(">=", value, low), self.call("<=", value, high))
+            case exp.In():
+                return self.membership(node)
+            case exp.Case():
+                return self.case(node)
+            case exp.Anonymous():
+                return self.function(node)
+        if type(node) in _BINARY:
+            return self.binary(node)
+        if type(node) in _NEGATED:
+            return self.call("not", self.call(_NEGATED[type(node)], self.bind(node.this), self.bind(node.expression)))
+        if type(node) in _UNARY:
+            return self.call(_UNARY[type(node)], self.bind(node.this))
+        raise ExpressionError(_refusal(node))
+
+    # -- names ---------------------------------------------------------------------------------------------------------------------
+
+    def name(self, node: exp.Expression) -> Term:
+        if isinstance(node, exp.Identifier):
+            return self.resolve([node.name])
+        if isinstance(node, exp.Dot):
+            if isinstance(node.expression, exp.Anonymous):
+                raise ExpressionError(f"function {node.sql(dialect='spark')!r}: only Spark's built-in functions can be called")
+            below, fields = node, []
+            while isinstance(below, exp.Dot):
+                fields.append(below.expression.name)
+                below = below.this
+            fields.reverse()
+            if isinstance(below, exp.Column):
+                return self.resolve([*_parts(below), *fields])
+            return self.fields(self.bind(below), fields)
+        if isinstance(node.this, exp.Star):
+            raise ExpressionError("* isn't an expression; name the columns")
+        return self.resolve(_parts(node))
+
+    def resolve(self, parts: list[str]) -> Term:
+        head, rest = parts[0], parts[1:]
+        if head in self.variables:
+            return self.fields(self.variables[head], rest)
+        namespaces = self.scope.namespaces
+        if head in namespaces and rest and rest[0] in namespaces[head]:
+            return self.fields(Ref(head, (rest[0],), namespaces[head][rest[0]]), rest[1:])
+        for namespace in self.scope.bare:
+            if head in namespaces[namespace]:
+                return self.fields(Ref(namespace, (head,), namespaces[namespace][head]), rest)
+        if head in namespaces and not rest:
+            return Ref(head, (), namespaces[head].struct())
+        raise UnknownColumn(self.unknown(head, rest))
+
+    def unknown(self, head: str, rest: list[str]) -> str:
+        namespaces = self.scope.namespaces
+        if head in namespaces:
+            names = list(namespaces[head].names)
+            return f"no column {rest[0]!r} in {head!r}{_close(rest[0], names)}; it has: {', '.join(names) or 'none'}"
+        known = [name for ns in self.scope.bare for name in namespaces[ns].names]
+        qualified = [f"{ns}.{name}" for ns, schema in namespaces.items() if ns not in self.scope.bare for name in schema.names]
+        return f"no column {head!r}{_close(head, known + qualified)}; columns: {', '.join(known + qualified) or 'none'}"
+
+    def fields(self, term: Term, names: Sequence[str]) -> Term:
+        for name in names:
+            kind = term.type
+            if kind.kind == "array" and kind.element is not None and kind.element.kind == "struct":
+                raise ExpressionError(f"{name!r} of an array of structs: use transform(array, x -> x.{name})")
+            if kind.kind != "struct":
+                raise ExpressionError(f"no field {name!r}: {kind.sql()} is not a STRUCT")
+            known = [f.name for f in kind.fields]
+            if name not in known:
+                raise UnknownColumn(f"no field {name!r}{_close(name, known)}; fields: {', '.join(known)}")
+            inner = kind.fields[known.index(name)].type
+            if isinstance(term, Ref):
+                term = Ref(term.namespace, (*term.path, name), inner)
+            else:
+                term = self.field(term, name, inner)
+        return term
+
+    def field(self, term: Term, name: str, kind: Type) -> Term:
+        function = Function("field", "struct.field", lambda _: Signature(kind, (term.type,), None), tight=False, sql=f"{{0}}.`{name}`")
+        return Call(function, (term, Lit(name, STRING)), kind, Signature(kind, (term.type, STRING), lambda row, field: row[field]))
+
+    # -- operators -----------------------------------------------------------------------------------------------------------------
+
+    def binary(self, node: exp.Expression) -> Term:
+        if isinstance(node, _BITS):
+            for side in (node.this, node.args.get("expression")):
+                if isinstance(side, (*_BITS, exp.Add, exp.Sub)) and type(side) is not type(node):
+                    raise ExpressionError("|| and bit operators beside other operators: write parentheses, engines differ on what binds closer")
+        sides = node.expressions if isinstance(node, exp.Concat) else [node.this, node.expression]
+        call = self.call(_BINARY[type(node)], *(self.bind(side) for side in sides))
+        return self.call("not", call) if node.args.get("negate") else call
+
+    def test(self, node: exp.Is) -> Term:
+        value, wanted = self.bind(node.this), node.expression
+        if isinstance(wanted, exp.Null):
+            return self.call("isnull", value)
+        if isinstance(wanted, exp.Boolean):
+            return self.call("<=>", self.coerced(value, BOOLEAN), Lit(bool(wanted.this), BOOLEAN))
+        raise ExpressionError(_refusal(node))
+
+    def membership(self, node: exp.In) -> Term:
+        if not node.expressions:
+            raise ExpressionError("IN wants a list of values; a subquery reads other rows")
+        terms = [self.bind(node.this), *map(self.bind, node.expressions)]
+        if all(isinstance(t, Lit) for t in terms[1:]):
+            return self.call("in", *terms)
+        function = FUNCTIONS["in"]
+        value, *candidates = self.arguments(terms, function.rule(tuple(terms)))
+        found: Term = Lit(False, BOOLEAN)
+        for i, candidate in enumerate(candidates):
+            equal = self.call("=", value, candidate)
+            found = equal if i == 0 else self.call("or", found, equal)
+        return found
+
+    def case(self, node: exp.Case) -> Term:
+        subject = self.bind(node.this) if node.this is not None else None
+        terms: list[Term] = []
+        for branch in node.args["ifs"]:
+            condition = self.bind(branch.this)
+            terms += [condition if subject is None else self.call("=", subject, condition), self.bind(branch.args["true"])]
+        default = node.args.get("default")
+        return self.call("case", *terms, Lit(None, VOID) if default is None else self.bind(default))
+
+    def cast(self, node: exp.Cast) -> Term:
+        kind = from_sqlglot(node.to)
+        if isinstance(node, exp.TryCast) and "safe" not in node.args:
+            if isinstance(node.this, exp.Literal):
+                return _suffixed(node)
+            raise ExpressionError("`::` is not supported; write CAST(... AS type)")
+        if isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() not in _KNOWN and not isinstance(node, exp.TryCast):
+            return self.opaque(node.this, kind)
+        return self.apply(cast_function(kind, "try_cast" if isinstance(node, exp.TryCast) else "cast"), self.bind(node.this))
+
+    # -- functions -----------------------------------------------------------------------------------------------------------------
+
+    def function(self, node: exp.Anonymous) -> Term:
+        name = _function_name(node)
+        if name in _REWRITES:
+            return _REWRITES[name](self, [self.bind(a) for a in node.expressions])
+        if name in FUNCTIONS and name.isidentifier():
+            return self.call(name, *map(self.bind, node.expressions))
+        _check_allowed(name)
+        close = _close(name, [*FUNCTIONS, *_REWRITES])
+        raise ExpressionError(f"function {name!r} is not in watertable's subset{close}; if Spark has it, write CAST({name}(...) AS its type)")
+
+    def opaque(self, node: exp.Anonymous, kind: Type) -> Term:
+        """Trust the user's CAST for the type of a function that only Spark knows."""
+        name = _function_name(node)
+        _check_allowed(name)
+        args = tuple(self.bind(a) for a in node.expressions)
+        signature = Signature(kind, tuple(a.type for a in args), None)
+        function = Function(name, f"{name}(...)", lambda _: signature, Nulls.EAGER, tight=False, sql=f"CAST({name}({{*}}) AS {kind.sql()})")
+        return Call(function, args, kind, signature)
+
+    def call(self, name: str, *args: Term) -> Term:
+        if name not in FUNCTIONS:
+            raise ExpressionError(f"operator {name!r} is not in watertable's subset of Spark SQL")
+        return self.apply(FUNCTIONS[name], *args)
+
+    def apply(self, function: Function, *args: Term) -> Term:
+        try:
+            signature = function.rule(args)
+        except IndexError:
+            raise ExpressionError(f"wanted {function.usage}; got {len(args)} argument(s)") from None
+        if len(signature.args) != len(args):
+            raise ExpressionError(f"wanted {function.usage}; got {len(args)} argument(s)")
+        return Call(function, tuple(self.arguments(args, signature)), signature.result, signature)
+
+    def arguments(self, args: Iterable[Term], signature: Signature) -> list[Term]:
+        return [self.coerced(arg, kind) for arg, kind in zip(args, signature.args, strict=True)]
+
+    def coerced(self, term: Term, kind: Type) -> Term:
+        if term.type == kind:
+            return term
+        if not implicit(term.type, kind) and cast_function(kind, "coerce").rule((term,)) is None:
+            raise ExpressionError(f"wanted {kind.sql()}; got {term.type.sql()}")
+        return self.apply(cast_function(kind, "coerce"), term)
+
+
+_Rewrite = Callable[[_Binder, list[Term]], Term]
+
+
+def _arity(count: int, name: str, build: _Rewrite) -> _Rewrite:
+    def rewrite(binder: _Binder, args: list[Term]) -> Term:
+        if len(args) != count:
+            raise ExpressionError(f"{name} wants {count} arguments; got {len(args)}")
+        return build(binder, args)
+
+    return rewrite
+
+
+# Spark reduces these to others too; so do we, and they need no entry of their own.
+_REWRITES: Final[dict[str, _Rewrite]] = {
+    "if": _arity(3, "if", lambda b, a: b.call("case", *a)),
+    "nullif": _arity(2, "nullif", lambda b, a: b.call("case", b.call("=", *a), Lit(None, VOID), a[0])),
+    "nvl": _arity(2, "nvl", lambda b, a: b.call("coalesce", *a)),
+    "ifnull": _arity(2, "ifnull", lambda b, a: b.call("coalesce", *a)),
+    "nvl2": _arity(3, "nvl2", lambda b, a: b.call("case", b.call("isnotnull", a[0]), a[1], a[2])),
+}
+_ALIASES: Final = {"mod": "%", "substr": "substring", "ucase": "upper", "lcase": "lower", "char_length": "length", "power": "pow"}
+_KNOWN: Final = frozenset({*FUNCTIONS, *_REWRITES, *_ALIASES})
+
+_REFUSED: Final[dict[str, tuple[str, ...]]] = {
+    "not the same each time it is evaluated": (
+        "rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle", "now", "curdate", "current_date", "current_timestamp",
+        "current_time", "localtimestamp", "current_timezone", "unix_timestamp", "monotonically_increasing_id", "spark_partition_id",
+        "current_user", "user", "session_user", "current_catalog", "current_database", "current_schema", "version",
+    ),
+    "able to run code or read what is no column": (
+        "java_method", "reflect", "try_reflect", "input_file_name", "input_file_block_start", "input_file_block_length", "assert_true",
+        "raise_error", "sleep", "getvariable", "read_files", "secret", "try_secret", "http_request",
+    ),
+    "an aggregate; use it in .agg(...)": (
+        "sum", "count", "avg", "mean", "min", "max", "first", "last", "first_value", "last_value", "any_value", "collect_list", "collect_set",
+        "array_agg", "count_if", "count_min_sketch", "approx_count_distinct", "stddev", "stddev_pop", "stddev_samp", "variance", "var_pop",
+        "var_samp", "corr", "covar_pop", "covar_samp", "kurtosis", "skewness", "median", "mode", "percentile", "percentile_approx",
+        "approx_percentile", "bool_and", "bool_or", "every", "some", "any", "bit_and", "bit_or", "bit_xor", "max_by", "min_by",
+        "try_sum", "try_avg", "regr_slope", "regr_intercept", "regr_count", "regr_r2", "listagg", "string_agg", "grouping", "grouping_id",
+    ),
+    "a window function, which reads other rows": (
+        "row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead", "nth_value",
+    ),
+    "not one value per record; use flat_map_values": (
+        "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack", "json_tuple",
+    ),
+}  # fmt: skip
+_REASONS: Final = {name: reason for reason, names in _REFUSED.items() for name in names}
+
+
+def _function_name(node: exp.Anonymous) -> str:
+    name = str(node.this.name if isinstance(node.this, exp.Identifier) else node.this).lower()
+    return _ALIASES.get(name, name)
+
+
+def _check_allowed(name: str) -> None:
+    reason = "able to call a model" if name.startswith(("ai_", "vector_search")) else _REASONS.get(name)
+    if reason is not None:
+        raise ExpressionError(f"function {name!r} is {reason}")
+    if not name.isidentifier() or not name.isascii():
+        raise ExpressionError(f"{name!r} can't be called: only Spark's built-in functions can")
+
+
+def _refusal(node: exp.Expression) -> str:
+    text = node.sql(dialect="spark")
+    match node:
+        case exp.Query() | exp.Subquery() | exp.Exists():
+            return f"{text!r} is a query, which reads other rows"
+        case exp.Window():
+            return f"{text!r} is a window function, which reads other rows"
+        case exp.Alias():
+            return f"{text!r} names a result; names are given as keywords: name=\"...\""
+        case exp.Placeholder() | exp.Parameter():
+            return f"{text!r} is a parameter, and there are none"
+        case exp.Star():
+            return "* isn't an expression; name the columns"
+        case exp.CurrentDate() | exp.CurrentTimestamp() | exp.CurrentUser() | exp.CurrentTime() | exp.Localtimestamp():
+            return f"{text!r} is not the same each time it is evaluated"
+    return f"{text!r} ({type(node).__name__}) is outside watertable's subset of Spark SQL"
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+
+
+def _parts(column: exp.Expression) -> list[str]:
+    return [part.name for part in column.parts]  # type: ignore[attr-defined]
+
+
+def _text(value: str) -> Lit:
+    return Lit(value, STRING)
+
+
+def _number(digits: str) -> Lit:
+    """Type a number as Spark's parser does: INT, BIGINT or DECIMAL by size; with a point DECIMAL, with an exponent DOUBLE."""
+    try:
+        if "e" in digits.lower():
+            return Lit(float(digits), DOUBLE)
+        if "." not in digits:
+            value = int(digits)
+            if -(1 << 31) <= value < 1 << 31:
+                return Lit(value, INT)
+            if -(1 << 63) <= value < 1 << 63:
+                return Lit(value, BIGINT)
+        return _decimal(digits)
+    except (ValueError, ArithmeticError):
+        raise ExpressionError(f"{digits!r} is not a number") from None
+
+
+def _decimal(digits: str) -> Lit:
+    number = Decimal(digits)
+    sign, figures, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    scale = max(0, -exponent)
+    precision = max(len(figures) + max(0, exponent), scale)
+    if precision > 38:
+        raise ExpressionError(f"{digits} has {precision} digits; a DECIMAL has at most 38")
+    return Lit(number.quantize(Decimal(1).scaleb(-scale)), decimal_type(precision, scale))
+
+
+def _suffixed(node: exp.Expression, sign: str = "") -> Lit:
+    """Read a number with a type suffix: 1Y, 2S, 3L, 1.5F, 1.5D, 1.5BD."""
+    kind, digits = from_sqlglot(node.args["to"]), sign + str(node.this.this)
+    match kind.kind:
+        case "decimal":
+            return _decimal(digits)
+        case "double" | "float":
+            return Lit(float(digits), FLOAT if kind.kind == "float" else DOUBLE)
+        case _:
+            return Lit(int(digits), kind)
+

@@ -1,0 +1,216 @@
+"""Write a bound expression three ways: as Spark SQL that raises, as Spark SQL that gives null instead, and as our own canonical form.
+
+The second comes with a predicate that says on which rows the first would raise. It follows Spark's order of evaluation: a strict
+function stops at its first null argument, CASE, COALESCE, AND and OR evaluate only what decides them; so a failure that Spark never
+reaches is none. The canonical form is our own and numbered: fingerprints hash it, and no library's printer can change it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from watertable.schema import Type, quote
+from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var
+
+CANONICAL_VERSION: Final = 1
+_SUFFIX: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
+_HOLE: Final = re.compile(r"\{(\d+|\*|\+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Safe:
+    """Hold the never-raising form of a term, the predicate of its failure, and whether it is null wherever that holds."""
+
+    sql: str
+    fails: str | None
+    null_where_failing: bool
+    nullable: bool
+
+
+def strict(term: Term) -> str:
+    """Write Spark SQL that raises where Spark's ANSI mode does."""
+    match term:
+        case Ref():
+            return term.sql()
+        case Lit():
+            return literal(term.value, term.type)
+        case Var():
+            return quote(term.name)
+        case Lambda():
+            return _lambda(term, strict(term.body))
+        case Call(function=function, args=args):
+            return _write(function, args, [strict(a) for a in args])
+
+
+def never_raising(term: Term) -> tuple[str, str | None]:
+    """Write Spark SQL that gives null where `strict` would raise, and the predicate of that; None where it never would."""
+    found = _safe(term)
+    if found.fails is None or found.null_where_failing:
+        return found.sql, found.fails
+    return f"if({found.fails}, NULL, {found.sql})", found.fails
+
+
+def _safe(term: Term) -> Safe:
+    match term:
+        case Call():
+            return _safe_lazy(term) if term.function.nulls is Nulls.LAZY else _safe_call(term)
+        case Lambda():
+            return Safe(_lambda(term, _safe(term.body).sql), None, True, False)
+        case Lit():
+            return Safe(strict(term), None, True, term.value is None)
+        case _:
+            return Safe(strict(term), None, True, True)
+
+
+def _safe_call(term: Call) -> Safe:
+    function, args = term.function, [_safe(a) for a in term.args]
+    form, sqls = term.signature.safe, [a.sql for a in args]
+    sql = _fill(form, sqls) if form is not None else _write(function, term.args, sqls)
+    order = list(reversed(args)) if function.nulls is Nulls.DIVISOR else args
+    is_strict = function.nulls is not Nulls.EAGER
+    failures, guards = [], []
+    for arg in order:
+        if arg.fails is not None:
+            failures.append(_and([*guards, arg.fails]))
+        if is_strict and arg.nullable:
+            guards.append(f"{arg.sql} IS NOT NULL")
+    if form is not None:
+        own = term.signature.fails
+        failures.append(_and([*guards, f"coalesce({_fill(own, sqls)}, false)" if own is not None else f"{sql} IS NULL"]))
+    nullable = not function.tight or form is not None or any(a.nullable for a in args)
+    null_where_failing = is_strict and all(a.null_where_failing for a in args) or not failures
+    return Safe(sql, _or(failures), null_where_failing, nullable)
+
+
+def _safe_lazy(term: Call) -> Safe:
+    args = [_safe(a) for a in term.args]
+    sql = _write(term.function, term.args, [a.sql for a in args])
+    if all(a.fails is None for a in args):
+        return Safe(sql, None, True, True)
+    last = len(args) - 1
+    match term.function.name:
+        case "and" | "or" as name:
+            # AND goes on to its right side unless the left is false, OR unless it is true; null goes on
+            goes_on = f"coalesce({args[0].sql}, true)" if name == "and" else f"NOT coalesce({args[0].sql}, false)"
+            right = [] if args[1].fails is None else [_and([goes_on, args[1].fails])]
+            return Safe(sql, _or([*_given(args[0].fails), *right]), False, True)
+        case "coalesce":
+            failures: list[str] = []
+            guards: list[str] = []
+            for arg in args:
+                if arg.fails is not None:
+                    failures.append(_and([*guards, arg.fails]))
+                guards.append(f"{arg.sql} IS NULL")
+            only_last = all(a.fails is None for a in args[:last])
+            return Safe(sql, _or(failures), only_last and args[last].null_where_failing, True)
+        case _:
+            branches = []
+            for condition, value in zip(args[:last:2], args[1::2], strict=True):
+                branches += [f"WHEN {f} THEN true" for f in _given(condition.fails)]
+                branches.append(f"WHEN {condition.sql} THEN {value.fails or 'false'}")
+            fails = f"(CASE {' '.join(branches)} ELSE {args[last].fails or 'false'} END)"
+            values = [*args[1::2], args[last]]
+            exact = all(c.fails is None for c in args[:last:2]) and all(v.null_where_failing for v in values)
+            return Safe(sql, fails, exact, True)
+
+
+def _given(fails: str | None) -> list[str]:
+    return [] if fails is None else [fails]
+
+
+def _and(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else "(" + " AND ".join(parts) + ")"
+
+
+def _or(parts: list[str]) -> str | None:
+    if not parts:
+        return None
+    return _boolean(parts[0]) if len(parts) == 1 else "(" + " OR ".join(parts) + ")"
+
+
+def _boolean(predicate: str) -> str:
+    return predicate if predicate.startswith("(") else f"({predicate})"
+
+
+def _write(function: Function, terms: tuple[Term, ...], sqls: list[str]) -> str:
+    if function.name == "case":
+        pairs = zip(sqls[:-1:2], sqls[1::2], strict=True)
+        return f"CASE {' '.join(f'WHEN {c} THEN {v}' for c, v in pairs)} ELSE {sqls[-1]} END"
+    return _fill(function.template, sqls)
+
+
+def _fill(template: str, sqls: list[str]) -> str:
+    def hole(match: re.Match[str]) -> str:
+        match match[1]:
+            case "*":
+                return ", ".join(sqls)
+            case "+":
+                return ", ".join(sqls[1:])
+            case number:
+                return sqls[int(number)]
+
+    return _HOLE.sub(hole, template)
+
+
+def _lambda(term: Lambda, body: str) -> str:
+    names = ", ".join(quote(p.name) for p in term.params)
+    return f"({names}) -> {body}" if len(term.params) > 1 else f"{names} -> {body}"
+
+
+def literal(value: object, kind: Type) -> str:
+    """Write a constant for Spark so that it has exactly this type."""
+    match value:
+        case None:
+            return "NULL" if kind.kind == "void" else f"CAST(NULL AS {kind.sql()})"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return f"{value}{_SUFFIX[kind.kind]}"
+        case Decimal():
+            return f"{value:f}BD"
+        case float():
+            name = kind.sql()
+            return f"{value!r}{name[0]}" if math.isfinite(value) else f"CAST('{value}' AS {name})"
+        case str():
+            return "'" + "".join(_ESCAPES.get(c, c) for c in value) + "'"
+        case bytes():
+            return f"X'{value.hex().upper()}'"
+        case dt.datetime():
+            return f"TIMESTAMP '{value:%Y-%m-%d %H:%M:%S.%f}+00:00'"
+        case dt.date():
+            return f"DATE '{value:%Y-%m-%d}'"
+        case dt.timedelta():
+            micros = value // dt.timedelta(microseconds=1)
+            sign, (seconds, rest) = "-" if micros < 0 else "", divmod(abs(micros), 1_000_000)
+            clock = f"{seconds // 86400} {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:06}"
+            return f"INTERVAL '{sign}{clock}' DAY TO SECOND"
+        case _:
+            return f"{value}"
+
+
+_ESCAPES: Final = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0", "\x1a": "\\Z"}
+
+
+def canonical(term: Term) -> str:
+    """Write our own canonical form, a list in parentheses per call; the version is part of it."""
+    return f"x{CANONICAL_VERSION}:{_canonical(term)}"
+
+
+def _canonical(term: Term) -> str:
+    match term:
+        case Ref(namespace=namespace, path=path):
+            return ".".join([namespace, *path])
+        case Lit(value=value, type=kind):
+            return f"{literal(value, kind)}:{kind.sql()}"
+        case Var(name=name):
+            return f"${name}"
+        case Lambda(params=params, body=body):
+            return f"(lambda {' '.join(p.name for p in params)} {_canonical(body)})"
+        case Call(function=function, args=args, type=kind):
+            name = f"{function.name}:{kind.sql()}" if function.name in ("cast", "try_cast", "coerce") else function.name
+            return f"({' '.join([name, *map(_canonical, args)])})"
