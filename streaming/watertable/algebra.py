@@ -1,0 +1,149 @@
+"""Merge states and finish rows, in Spark: the algebra of `aggregates` as columns.
+
+A table's state is a struct of fields, and each field merges by one associative, commutative operation. So partial states can be
+computed anywhere (in a batch, in a tail, in a base) and merged once by key, in any grouping. `finish` turns a state into the row that
+readers see. Everything is built-in columnar functions; the SQL is composed as text, once per topology, and parsed by Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from watertable.aggregates import PLACE, Merge, StateField
+from watertable.plan import Named, Project, TableDef, Where
+from watertable.schema import Column, Type, quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_REFERENCE: Final = re.compile(
+    r"""'(?:[^'\\]|\\.)*'"""  # a string literal: left alone
+    r"""|(?<![.`\w])`window`(?=\.)"""
+    r"""|`[^`]*`"""  # a quoted name: left alone
+    r"""|(?<![.\w])(?:value|key|old|new|state)(?=\.|\s+IS\b)"""
+)
+_NAMESPACES: Final = frozenset(("value", "key", "old", "new", "state", "window"))
+
+
+def render(sql: str, columns: Mapping[str, str]) -> str:
+    """Write an expression's SQL over these columns: a mapping from namespace to the SQL of the struct column that holds it.
+
+    >>> render("value.`qty` * 2 + length('value.`qty`')", {"value": "c1"})
+    "c1.`qty` * 2 + length('value.`qty`')"
+    """
+
+    def swap(match: re.Match[str]) -> str:
+        text = match.group()
+        return columns.get(text.strip("`"), text) if text.strip("`") in _NAMESPACES and text[:1] != "'" else text
+
+    return _REFERENCE.sub(swap, sql)
+
+
+def state_struct(table: TableDef) -> Type:
+    """Give the type of a table's state."""
+    return Type("struct", fields=tuple(Column(f.name, f.type) for f in table.state))
+
+
+def change_struct(table: TableDef) -> Type:
+    """Give the type of a table's changelog column: key, state delta, and the stream time of the latest record in it."""
+    return Type("struct", fields=(Column("key", table.key.struct()), Column("state", state_struct(table)), Column("st", Type("timestamp"))))
+
+
+def place(prefix: str = "") -> str:
+    """Write the SQL of a record's place in log order, from the columns of its parts."""
+    return "named_struct(" + ", ".join(f"'{c.name}', {prefix}{quote(c.name)}" for c in PLACE) + ")"
+
+
+def lifted(field: StateField, source: str) -> str:
+    """Write the aggregate SQL that folds the contributions in `source` of one group of records into a field."""
+    match field.merge:
+        case Merge.SUM:
+            return f"CAST(sum({source}) AS {field.type.sql()})"
+        case Merge.MIN | Merge.MAX:
+            return f"{field.merge}({source})"
+        case Merge.UNION:
+            return f"array_sort(collect_set({source}))"
+        case Merge.FIRST | Merge.LAST:
+            pick = "max_by" if field.merge is Merge.LAST else "min_by"
+            seen = f" FILTER (WHERE {source} IS NOT NULL)" if field.lift is not None else ""
+            return f"{pick}(named_struct('order', {place()}, 'value', {source}), {place()}){seen}"
+
+
+def single(field: StateField, source: str) -> str:
+    """Write the SQL of the state that one record's contribution makes by itself."""
+    match field.merge:
+        case Merge.SUM | Merge.MIN | Merge.MAX:
+            return source
+        case Merge.UNION:
+            return f"filter(array({source}), x -> x IS NOT NULL)"
+        case Merge.FIRST | Merge.LAST:
+            alone = f"named_struct('order', {place()}, 'value', {source})"
+            return alone if field.lift is None else f"CASE WHEN {source} IS NOT NULL THEN {alone} END"
+
+
+def merged(field: StateField, source: str, over: str = "") -> str:
+    """Write the aggregate SQL that merges one state field of a group of states; `over` makes it a running one."""
+    match field.merge:
+        case Merge.SUM:
+            return f"CAST(sum({source}){over} AS {field.type.sql()})"
+        case Merge.MIN | Merge.MAX:
+            return f"{field.merge}({source}){over}"
+        case Merge.UNION:
+            return f"array_sort(array_distinct(flatten(collect_list({source}){over})))"
+        case Merge.FIRST | Merge.LAST:
+            pick = "max_by" if field.merge is Merge.LAST else "min_by"
+            return f"{pick}({source}, {source}.order){over}"
+
+
+def merge(table: TableDef, rows: DataFrame) -> DataFrame:
+    """Merge the states of each key: `key`, `state` (and `epoch`, `seq`, of which the greatest pair is kept) to one row a key."""
+    state = "named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"
+    wanted = [F.expr(state)]
+    if "seq" in rows.columns:
+        wanted.append(F.expr("max(named_struct('epoch', epoch, 'seq', seq)) AS at"))
+    grouped = rows.groupBy("key").agg(*wanted)
+    return grouped.selectExpr("key", "state", "at.epoch AS epoch", "at.seq AS seq") if "seq" in rows.columns else grouped
+
+
+def finish(table: TableDef, rows: DataFrame) -> DataFrame:
+    """Add what readers see to absolute rows (`key`, `state`, ...): `row`, a struct of the table's columns, and `alive`.
+
+    A row that isn't alive (deleted, or refused by a filter of the table) has a null `row`. An expression that fails gives null: a
+    table's stages run where it is read, and there is no record to refuse any more.
+    """
+    for level in finishing(table, state="state", key="key", into="_v"):
+        rows = rows.selectExpr("*", *level)
+    last = f"_v{len(table.stages)}"
+    parts = [f"'{c.name}', key.{quote(c.name)}" for c in table.key] + [f"'{c.name}', {last}.{quote(c.name)}" for c in table.value]
+    row = f"CASE WHEN {last} IS NOT NULL THEN named_struct({', '.join(parts)}) END AS row"
+    return rows.selectExpr("*", f"{last} IS NOT NULL AS alive", row).drop("_w", *(f"_v{i + 1}" for i in range(len(table.stages))))
+
+
+def finishing(table: TableDef, *, state: str, key: str, into: str, window: str = "_w") -> list[list[str]]:
+    """Write the selects that take a state to the table's value: the last one's column is `<into><number of stages>`, null if dead."""
+    spaces = {"state": state, "key": key, "window": window}
+    alive = f"{state} IS NOT NULL"
+    if table.alive is not None:
+        alive += f" AND ({render(table.alive.safe_sql, spaces)})"
+    levels: list[list[str]] = []
+    for number, stage in enumerate(table.stages, start=1):
+        here = spaces | ({"value": f"{into}{number - 1}"} if number > 1 else {})
+        before = alive if number == 1 else f"{into}{number - 1} IS NOT NULL"
+        match stage:
+            case Project():
+                sql = f"CASE WHEN {before} THEN {named_struct(stage.columns, here)} END"
+            case Where():
+                sql = f"CASE WHEN {before} AND COALESCE({render(stage.condition.safe_sql, here)}, FALSE) THEN {here['value']} END"
+        levels.append([f"{sql} AS {into}{number}"])
+    if table.windows is not None:
+        levels[0:0] = [[f"named_struct('start', {key}.window_start, 'end', {key}.window_end) AS {window}"]]
+    return levels
+
+
+def named_struct(columns: Named, spaces: Mapping[str, str]) -> str:
+    """Write named expressions as one struct, null where an expression would fail."""
+    return "named_struct(" + ", ".join(f"'{name}', {render(expr.safe_sql, spaces)}" for name, expr in columns) + ")"
