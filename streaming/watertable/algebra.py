@@ -100,13 +100,13 @@ def merged(field: StateField, source: str, over: str = "") -> str:
 
 
 def merge(table: TableDef, rows: DataFrame) -> DataFrame:
-    """Merge the states of each key: `key`, `state` (and `epoch`, `seq`, of which the greatest pair is kept) to one row a key."""
+    """Merge the states of each key: `key`, `state` (and `epoch`, `seq`: those of the commit that touched the key last) to one row a key.
+
+    Along a lineage both numbers only grow, so each is its own maximum; that of a struct would turn a hash aggregate into a sort.
+    """
     state = "named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"
-    wanted = [F.expr(state)]
-    if "seq" in rows.columns:
-        wanted.append(F.expr("max(named_struct('epoch', epoch, 'seq', seq)) AS at"))
-    grouped = rows.groupBy("key").agg(*wanted)
-    return grouped.selectExpr("key", "state", "at.epoch AS epoch", "at.seq AS seq") if "seq" in rows.columns else grouped
+    place = [F.expr(f"max({name}) AS {name}") for name in ("epoch", "seq") if "seq" in rows.columns]
+    return rows.groupBy("key").agg(F.expr(state), *place)
 
 
 def finish(table: TableDef, rows: DataFrame) -> DataFrame:
