@@ -80,7 +80,7 @@ class Expr:
 
     >>> e = parse("-qty", Scope({"value": Schema.parse("qty INT")}, bare=("value",)), "doc")
     >>> e.sql, e.refs, e.canonical
-    ('(- value.`qty`)', ('value.qty',), 'x1:(negative value.qty)')
+    ('(- value.`qty`)', ('value.qty',), 'x1:(negative value.qty:INT)')
     """
 
     sql: str

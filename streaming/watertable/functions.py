@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from watertable import scalars
+from watertable import casts, scalars
 from watertable.coercion import (
     BIGINT,
     BOOLEAN,
@@ -293,7 +293,8 @@ def cast_function(target: Type, how: str) -> Function:
         if possible is None:
             raise ExpressionError(f"can't cast {args[0].type.sql()} to {target.sql()}")
         safe = f"TRY_CAST({{0}} AS {target.sql()})" if possible == "maybe" and how != "try_cast" else None
-        return Signature(target, (args[0].type,), None, safe)
+        python = casts.cast(args[0].type, target)
+        return Signature(target, (args[0].type,), casts.attempt(python) if how == "try_cast" else python, safe)
 
     word = "TRY_CAST" if how == "try_cast" else "CAST"
     sql = "{0}" if how == "coerce" else f"{word}({{0}} AS {target.sql()})"

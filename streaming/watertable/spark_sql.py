@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from watertable.schema import Type, quote
-from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var
+from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var, walk
 
 CANONICAL_VERSION: Final = 1
 _SUFFIX: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
@@ -55,6 +55,11 @@ def never_raising(term: Term) -> tuple[str, str | None]:
     return f"if({found.fails}, NULL, {found.sql})", found.fails
 
 
+def can_fail(term: Term) -> bool:
+    """Tell whether some value of its arguments makes a term raise."""
+    return any(isinstance(t, Call) and t.signature.safe is not None for t in walk(term))
+
+
 def _safe(term: Term) -> Safe:
     match term:
         case Call():
@@ -83,7 +88,7 @@ def _safe_call(term: Call) -> Safe:
         own = term.signature.fails
         failures.append(_and([*guards, f"coalesce({_fill(own, sqls)}, false)" if own is not None else f"{sql} IS NULL"]))
     nullable = not function.tight or form is not None or any(a.nullable for a in args)
-    null_where_failing = is_strict and all(a.null_where_failing for a in args) or not failures
+    null_where_failing = (is_strict and all(a.null_where_failing for a in args)) or not failures
     return Safe(sql, _or(failures), null_where_failing, nullable)
 
 
@@ -203,8 +208,8 @@ def canonical(term: Term) -> str:
 
 def _canonical(term: Term) -> str:
     match term:
-        case Ref(namespace=namespace, path=path):
-            return ".".join([namespace, *path])
+        case Ref(namespace=namespace, path=path, type=kind):
+            return f"{'.'.join([namespace, *path])}:{kind.sql()}"
         case Lit(value=value, type=kind):
             return f"{literal(value, kind)}:{kind.sql()}"
         case Var(name=name):
