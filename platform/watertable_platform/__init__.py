@@ -1,0 +1,1 @@
+"""Deploy, supervise, check and draw watertable's apps in Dagster."""

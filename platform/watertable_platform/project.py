@@ -1,0 +1,207 @@
+"""Find a project's apps by path: adding an app is adding a folder, and one that is broken stops no other.
+
+Each sub-folder of an assets folder is a unit. Its Python files are loaded under names that follow their path (`assets/retail/app.py` is
+`assets.retail.app`), so they import each other absolutely and nothing goes on `sys.path`. What is found is a value, `Project`: the apps,
+and for each folder that can't be used the file, the line and the reason. No Dagster here: the CLI and a running stream load apps too,
+so a file that imports Dagster and makes no app is left alone until `Batch.load` asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import watertable as wt
+from watertable.errors import DefinitionError, SettingsError
+from watertable.plan import Topology
+from watertable.settings import Settings
+
+_OURS: Final = "__watertable_assets__"
+"""Marks the packages that stand for assets folders, so that a later load may replace them and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedApp:
+    """Hold an app that can run: its name with the environment's prefix, its frozen topology, and the folder it is in."""
+
+    name: str
+    topology: Topology
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Say why a folder can't be used, and where: `location` is file:line."""
+
+    folder: Path
+    location: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason if self.reason.startswith(self.location) else f"{self.location}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Name a folder's modules of plain Dagster assets, not yet imported."""
+
+    folder: Path
+    modules: tuple[str, ...]
+
+    def load(self) -> tuple[ModuleType, ...] | Broken:
+        """Import them; give `Broken` when one can't be."""
+        try:
+            return tuple(importlib.import_module(name) for name in self.modules)
+        except (Exception, SystemExit) as error:
+            return _broken(self.folder, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Hold what the assets folders contain: `apps` by name, `broken` and `batch` by the folder's name."""
+
+    settings: Settings
+    apps: dict[str, LoadedApp] = field(default_factory=dict)
+    broken: dict[str, Broken] = field(default_factory=dict)
+    batch: dict[str, Batch] = field(default_factory=dict)
+
+    def app(self, name: str) -> LoadedApp:
+        """Give the app of that name; raise `DefinitionError` that says which there are, or why its folder is broken."""
+        if name in self.apps:
+            return self.apps[name]
+        broken = "".join(f"\nbroken: {b}" for b in self.broken.values())
+        raise DefinitionError(f"no app {name!r}; there are: {', '.join(sorted(self.apps)) or 'none'}{broken}")
+
+
+def load_apps(settings: Settings) -> Project:
+    """Load every app of the project's assets folders, and note what is broken.
+
+    Each call reads the files anew. An app's name that two folders use, or an output topic that two apps write, breaks every folder that
+    claims it: no silent choice decides which definition runs. Raises `SettingsError` for an assets folder that isn't there or whose name
+    is that of an importable module.
+    """
+    found: list[LoadedApp] = []
+    project = Project(settings)
+    packages: set[str] = set()
+    for root in settings.assets:
+        package = _package(Path(settings.project, root), packages)
+        for folder in sorted(p for p in Path(settings.project, root).iterdir() if p.is_dir() and p.name.isidentifier()):
+            if folder.name in project.batch or folder.name in project.broken:
+                raise SettingsError(f"two assets folders hold a folder {folder.name!r}: rename {folder}")
+            files = [_File.read(file, f"{package}.{folder.name}.{file.stem}") for file in _python_files(folder)]
+            try:
+                modules = [importlib.import_module(file.module) for file in files if not file.batch]
+                found += [LoadedApp(t.app, t, folder) for t in _topologies(modules, settings.env)]
+            except (Exception, SystemExit) as error:
+                project.broken[folder.name] = _broken(folder, error)
+            else:
+                project.batch[folder.name] = Batch(folder, tuple(file.module for file in files if file.batch))
+    _refuse_duplicates(project, found)
+    project.apps.update((app.name, app) for app in found if app.folder.name not in project.broken)
+    return project
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    module: str
+    batch: bool
+
+    @classmethod
+    def read(cls, file: Path, module: str) -> _File:
+        """Tell a file of batch assets by its imports, without running it; a file that can't be parsed fails when it is imported."""
+        try:
+            tree = ast.parse(file.read_bytes())
+        except SyntaxError:
+            return cls(module, batch=False)
+        return cls(module, batch="dagster" in set(_imports(tree.body)) and not _makes_app(tree))
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """List the files to load: those beginning with _ are there to be imported, tests are there to be run."""
+    return [f for f in sorted(folder.glob("*.py")) if f.stem.isidentifier() and not f.stem.startswith(("_", "test_"))]
+
+
+def _imports(body: Iterable[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        match statement:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
+            case ast.If() | ast.Try() | ast.With():
+                yield from _imports(s for s in ast.iter_child_nodes(statement) if isinstance(s, ast.stmt))
+
+
+def _makes_app(tree: ast.Module) -> bool:
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(getattr(called, "attr", getattr(called, "id", None)) == "App" for called in calls)
+
+
+def _package(root: Path, taken: set[str]) -> str:
+    """Make the assets folder importable as a package of its own name, forgetting what an earlier load put there."""
+    if not root.is_dir():
+        raise SettingsError(f"[tool.watertable] assets: there is no folder {root}")
+    name = root.name
+    known = sys.modules.get(name)
+    if name in taken or not name.isidentifier() or (known is not None and not hasattr(known, _OURS)) or name in sys.stdlib_module_names:
+        raise SettingsError(f"[tool.watertable] assets: {root} can't be called {name!r}, that is another module's name; rename the folder")
+    for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+        del sys.modules[module]
+    importlib.invalidate_caches()
+    package = ModuleType(name, f"Holds what is in {root}.")
+    package.__path__ = [str(root)]
+    setattr(package, _OURS, True)
+    sys.modules[name] = package
+    taken.add(name)
+    return name
+
+
+def _topologies(modules: Iterable[ModuleType], env: str) -> list[Topology]:
+    """Freeze the apps of a folder, each once however many modules name it."""
+    apps = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, wt.App)}
+    return [_in_environment(app.topology(), env) for app in apps.values()]
+
+
+def _in_environment(topology: Topology, env: str) -> Topology:
+    """Prefix what the app makes: its own name and the topics it writes, never those it reads."""
+    if not env:
+        return topology
+    sinks = tuple(dataclasses.replace(sink, topic=f"{env}_{sink.topic}") for sink in topology.sinks)
+    return dataclasses.replace(topology, app=f"{env}_{topology.app}", sinks=sinks)
+
+
+def _refuse_duplicates(project: Project, found: list[LoadedApp]) -> None:
+    claims: dict[tuple[str, str], list[tuple[LoadedApp, str]]] = {}
+    for app in found:
+        claims.setdefault(("app", app.name), []).append((app, app.topology.location))
+        for sink in app.topology.sinks:
+            claims.setdefault(("output topic", sink.topic), []).append((app, sink.location))
+    for (what, name), claimed in claims.items():
+        if len(claimed) > 1:
+            places = " and ".join(location for _, location in claimed)
+            for app, location in claimed:
+                project.broken[app.folder.name] = Broken(app.folder, location, f"{what} {name!r} is defined twice, at {places}; rename one")
+                project.batch.pop(app.folder.name, None)
+
+
+def _broken(folder: Path, error: BaseException) -> Broken:
+    """Find the user's line: where the syntax is wrong, or the last frame inside the folder."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return Broken(folder, f"{_shown(error.filename)}:{error.lineno}", f"{type(error).__name__}: {error.msg}")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+    location = f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else _shown(folder)
+    reason = str(error) if isinstance(error, DefinitionError) else f"{type(error).__name__}: {error}"
+    return Broken(folder, location, reason)
+
+
+def _shown(file: str | Path) -> str:
+    """Write a path as the DSL writes locations: from the working directory, where it is below it."""
+    return str(Path(file).relative_to(Path.cwd()) if Path(file).is_relative_to(Path.cwd()) else file)

@@ -1,0 +1,134 @@
+"""Finding apps by path: what loads, what breaks, and what a broken folder leaves alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from watertable.errors import DefinitionError, SettingsError
+from watertable.settings import Settings
+from watertable_platform.project import Broken, load_apps
+
+APP = """
+    import watertable as wt
+    app = wt.App("{name}", owner="team:test")
+    lines = app.topic("{name}_lines", value="word STRING").stream()
+    counts = lines.group_by("word").agg(n=wt.count()).materialized_as("counts")
+"""
+
+
+def write(root: Path, **files: str) -> Settings:
+    for name, text in files.items():
+        folder, _, stem = name.partition("__")
+        (root / "assets" / folder).mkdir(parents=True, exist_ok=True)
+        (root / "assets" / folder / f"{stem}.py").write_text(textwrap.dedent(text))
+    return Settings.load(root)
+
+
+def test_a_folder_is_an_app_and_a_broken_one_leaves_the_others_running(tmp_path: Path) -> None:
+    settings = write(
+        tmp_path,
+        good__app=APP.format(name="good"),
+        column__app=APP.format(name="column").replace('group_by("word")', 'group_by("wrod")'),
+        syntax__app="x = (",
+        missing__app="import no_such_module",
+        leaving__app="raise SystemExit(3)",
+        empty__app='import watertable as wt\napp = wt.App("empty")',
+    )
+    project = load_apps(settings)
+    assert list(project.apps) == ["good"]
+    assert sorted(project.broken) == ["column", "empty", "leaving", "missing", "syntax"]
+    assert project.broken["column"].location.endswith("column/app.py:5")
+    assert "wrod" in str(project.broken["column"])
+    assert "syntax/app.py:1: SyntaxError" in str(project.broken["syntax"])
+    assert "missing/app.py:1: ModuleNotFoundError" in str(project.broken["missing"])
+    assert "leaving/app.py:1: SystemExit: 3" in str(project.broken["leaving"])
+    with pytest.raises(DefinitionError, match=r"no app 'column'; there are: good\nbroken: .*wrod"):
+        project.app("column")
+
+
+def test_a_name_that_two_folders_claim_runs_in_neither(tmp_path: Path) -> None:
+    settings = write(
+        tmp_path,
+        one__app=APP.format(name="shop"),
+        two__app=APP.format(name="shop"),
+        three__app=APP.format(name="three"),
+        writer_a__app=APP.format(name="a") + '    lines.to("out")\n',
+        writer_b__app=APP.format(name="b") + '    lines.to("out")\n',
+    )
+    project = load_apps(settings)
+    assert list(project.apps) == ["three"]
+    assert "one/app.py:3" in str(project.broken["two"])
+    assert "two/app.py:3" in str(project.broken["two"])
+    assert "output topic 'out' is defined twice" in str(project.broken["writer_a"])
+
+
+def test_files_of_a_folder_import_each_other_and_an_app_is_found_once(tmp_path: Path) -> None:
+    settings = write(
+        tmp_path,
+        shop___ddl='LINES = "word STRING"',
+        shop__app="from assets.shop._ddl import LINES\n" + textwrap.dedent(APP.format(name="shop")),
+        shop__more="from assets.shop.app import app, lines\nlines.to('copy')",
+    )
+    project = load_apps(settings)
+    assert not project.broken
+    assert [s.topic for s in project.app("shop").topology.sinks] == ["copy"]
+
+
+def test_each_load_reads_the_files_anew(tmp_path: Path) -> None:
+    before = load_apps(write(tmp_path, shop__app=APP.format(name="shop"))).app("shop").topology
+    changed = APP.format(name="shop").replace("wt.count()", "wt.count(), m=wt.max('word')")
+    after = load_apps(write(tmp_path, shop__app=changed)).app("shop").topology
+    assert before.fingerprint != after.fingerprint
+
+
+def test_an_environment_prefixes_what_the_app_makes_and_not_what_it_reads(tmp_path: Path) -> None:
+    write(tmp_path, shop__app=APP.format(name="shop") + '    lines.to("out")\n')
+    topology = load_apps(Settings.load(tmp_path, env="staging")).app("staging_shop").topology
+    assert topology.app == "staging_shop"
+    assert [s.topic for s in topology.sinks] == ["staging_out"]
+    assert [t.name for t in topology.topics] == ["shop_lines"]
+
+
+def test_batch_assets_wait_until_they_are_asked_for(tmp_path: Path) -> None:
+    settings = write(
+        tmp_path,
+        shop__app=APP.format(name="shop"),
+        shop__report="import dagster as dg\n\n@dg.asset\ndef report() -> None: ...\n",
+        torn__report="import dagster as dg\nboom",
+    )
+    project = load_apps(settings)
+    assert "assets.shop.report" not in sys.modules
+    assert list(project.apps) == ["shop"]
+    loaded = project.batch["shop"].load()
+    assert not isinstance(loaded, Broken)
+    assert loaded[0].report.key.path == ["report"]
+    torn = project.batch["torn"].load()
+    assert isinstance(torn, Broken)
+    assert "torn/report.py:2: NameError" in str(torn)
+
+
+@pytest.mark.parametrize("name", ["platform", "json", "pytest", "not-a-name"])
+def test_an_assets_folder_never_hides_another_module(tmp_path: Path, name: str) -> None:
+    (tmp_path / name / "shop").mkdir(parents=True)
+    with pytest.raises(SettingsError, match="rename the folder"):
+        load_apps(Settings.load(tmp_path, assets=[name]))
+
+
+def test_a_missing_assets_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="there is no folder"):
+        load_apps(Settings.load(tmp_path, assets=["nowhere"]))
+
+
+def test_loading_apps_imports_neither_dagster_nor_spark(tmp_path: Path) -> None:
+    write(tmp_path, shop__app=APP.format(name="shop"), shop__report="import dagster\n")
+    code = (
+        "import sys; from watertable.settings import Settings; from watertable_platform.project import load_apps;"
+        f"p = load_apps(Settings.load({str(tmp_path)!r})); assert list(p.apps) == ['shop'], p;"
+        "heavy = {'dagster', 'pyspark', 'great_expectations', 'confluent_kafka'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
