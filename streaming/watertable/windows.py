@@ -71,8 +71,8 @@ class TimeWindows:
         return end + self.grace <= stream_time
 
     def __str__(self) -> str:
-        shape = f"tumbling({self.size})" if self.is_tumbling else f"hopping({self.size}, every={self.advance})"
-        return f"{shape} grace {self.grace}" if self.grace else shape
+        shape = f"tumbling {_words(self.size)}" if self.is_tumbling else f"hopping {_words(self.size)} every {_words(self.advance)}"
+        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
 
 
 def tumbling(
@@ -81,7 +81,7 @@ def tumbling(
     """Make windows that neither overlap nor leave gaps.
 
     >>> str(tumbling(hours=1, grace=minutes(10)))
-    'tumbling(1:00:00) grace 0:10:00'
+    'tumbling 1h grace 10m'
     """
     size = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
     return TimeWindows(size, size, grace)
@@ -118,3 +118,14 @@ def seconds(number: float) -> timedelta:
 def milliseconds(number: float) -> timedelta:
     """Make a duration of so many milliseconds."""
     return timedelta(milliseconds=number)
+
+
+def _words(duration: timedelta) -> str:
+    """Write a duration in the units people use: 1d, 1h30m, 0.5s.
+
+    >>> _words(timedelta(hours=1, minutes=30)), _words(timedelta(milliseconds=1500)), _words(timedelta(0))
+    ('1h30m', '1.5s', '0s')
+    """
+    minutes, rest = divmod(duration, timedelta(minutes=1))
+    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m"), (rest / timedelta(seconds=1), "s")]
+    return "".join(f"{number:g}{unit}" for number, unit in parts if number) or "0s"
