@@ -1,0 +1,446 @@
+"""Run a topology record by record over Python data: short and obvious, so that it can be the oracle.
+
+The law: a table is a function of its topics' records as first read and of the advances, whatever the batches. Three rules carry it.
+Stream time is a running maximum per partition, taken as records arrive. Records then go through the graph one by one in log order
+(stream time, topic, partition, offset). Every table only merges what a record lifts, by merges that don't care for order. Batches show
+in one place alone: where a table's changes are streamed, each batch is in log order, and batches follow each other as they came.
+
+Two records made from one are told apart by the `ord` of their place: the n-th element of an array, or the n-th window of a record, is
+`ord * 65536 + n`; the n-th of m merged streams `ord * m + n`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from watertable import plan
+from watertable.aggregates import Merge, StateField
+from watertable.errors import DefinitionError, EvaluationError
+from watertable.evaluator import evaluate
+from watertable.expressions import Expr
+from watertable.kafka import serdes
+from watertable.plan import Named, Project, Sink, TableDef, Topic, Topology
+from watertable.rules import OnFail
+from watertable.scalars import EXACT, compare, in_order, order_key
+from watertable.windows import EPOCH
+
+FAN_OUT: Final = 65536
+"""Bounds the records that one record can become in one step, so that their places stay apart."""
+
+Row = dict[str, object]
+Key = tuple[Hashable, ...]
+
+
+class Place(NamedTuple):
+    """Say where a record stands in log order."""
+
+    st: datetime
+    topic: str
+    partition: int
+    offset: int
+    ord: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Hold a record as Kafka has it. Offsets of a partition only grow; they may leave gaps."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Move a partition's stream time on, from this offset: a decision that became part of the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    stream_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Hold a record to publish, and the place of the record that made it."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: datetime
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Hold a quarantined record: the operator that refused it, where that is defined, and why."""
+
+    record: Record
+    node: str
+    location: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Count a record that an operator left out: null_key, null_value, late (one per window) or rule:<name> (kept, if it only warns)."""
+
+    node: str
+    reason: str
+    topic: str
+    partition: int
+    offset: int
+    window: tuple[datetime, datetime] | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Carry a record, or a Change, between operators. Of a Change, `value` is the new row: None where it is gone."""
+
+    place: Place
+    timestamp: datetime
+    key: Row | None
+    value: Row | None
+    old: Row | None = None
+    window: Row | None = None
+
+    def evaluate(self, expr: Expr) -> Any:
+        """Evaluate an expression on this record; raise `EvaluationError` where Spark would."""
+        return evaluate(expr, {"key": self.key, "value": self.value, "new": self.value, "old": self.old, "window": self.window})
+
+    def columns(self, named: Named) -> Row:
+        """Evaluate named expressions, in order."""
+        return {name: self.evaluate(expr) for name, expr in named}
+
+
+class Interpreter:
+    """Hold all that an app has computed from the records read so far.
+
+    `changes` are those of the tables that are streamed, and of those to `watch`.
+
+    >>> import watertable as wt
+    >>> app = wt.App("wordcount")
+    >>> lines = app.topic("lines", value="line STRING", value_format="string").stream()
+    >>> words = lines.flat_map_values(word="split(lower(line), ' ')")
+    >>> counts = words.group_by("word").agg(n=wt.count()).materialized_as("counts")
+    >>> engine = Interpreter(app.topology())
+    >>> engine.read([Record("lines", 0, 0, EPOCH, None, b"All streams lead to Kafka"), Record("lines", 0, 1, EPOCH, None, b"to kafka")])
+    >>> sorted((row["word"], row["n"]) for row in engine.tables["counts"].values())
+    [('all', 1), ('kafka', 2), ('lead', 1), ('streams', 1), ('to', 2)]
+    """
+
+    def __init__(self, topology: Topology, watch: frozenset[str] = frozenset()) -> None:
+        self.topology = topology
+        self.changes: dict[str, list[Event]] = {name: [] for name in topology.streamed | watch}
+        self.states: dict[str, dict[Key, Row]] = {table.name: {} for table in topology.tables}
+        self.outputs: list[Output] = []
+        self.quarantine: list[Refused] = []
+        self.dropped: list[Dropped] = []
+        self.peeked: Counter[str] = Counter()
+        self.stream_times: dict[tuple[str, int], datetime] = {}
+        self._topics: dict[str, Topic] = {topic.name: topic for topic in topology.topics}
+        numbers: dict[plan.Stream | plan.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
+        roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
+        self._number = {id(node): numbers.setdefault(node, len(numbers)) for root in roots for node in plan.walk(root)}
+        self._record: Record
+        self._source: Event
+        self._streams: dict[int, list[Event]] = {}
+        self._lifted: dict[int, list[tuple[Key, Row, Event]]] = {}
+        self._folded: dict[str, list[Event]] = {}
+
+    def read(self, batch: Iterable[Record | Advance]) -> None:
+        """Read one batch and apply it; raise `DefinitionError` for a topic that the app doesn't read."""
+        for event, record in sorted(self._arrive(batch), key=lambda arrived: arrived[0].place):
+            self._record, self._source, self._streams, self._lifted, self._folded = record, event, {}, {}, {}
+            for table in self.topology.tables:
+                self._fold(table)
+            for sink in self.topology.sinks:
+                self._publish(sink)
+        self.outputs.sort(key=lambda output: output.topic)  # stable: within a topic the order is that of publishing
+
+    @property
+    def tables(self) -> dict[str, dict[Key, Row]]:
+        """Give every table as its readers see it: rows of all columns in their declared order, by key."""
+        return {
+            table.name: {
+                key: self._key_row(table, key) | row for key in self.states[table.name] if (row := self._row(table, key)) is not None
+            }
+            for table in self.topology.tables
+        }
+
+    # -- reading ------------------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, batch: Iterable[Record | Advance]) -> Iterator[tuple[Event, Record]]:
+        """Give each record that can be read its stream time and so its place, partition by partition in offset order."""
+        for item in sorted(batch, key=lambda i: (i.topic, i.partition, i.offset, isinstance(i, Record))):
+            if item.topic not in self._topics:
+                raise DefinitionError(f"app {self.topology.app!r} doesn't read topic {item.topic!r}; it reads {', '.join(self._topics)}")
+            source = (item.topic, item.partition)
+            now = self.stream_times.get(source, EPOCH)
+            if isinstance(item, Advance):
+                self.stream_times[source] = max(now, item.stream_time)
+            elif (event := self._decode(item, now)) is not None:
+                self.stream_times[source] = event.place.st
+                yield event, item
+
+    def _decode(self, record: Record, now: datetime) -> Event | None:
+        self._record, topic = record, self._topics[record.topic]
+        decoded: list[Row | None] = []
+        for data, schema, form in ((record.key, topic.key, topic.key_format), (record.value, topic.value, topic.value_format)):
+            try:
+                decoded.append(serdes.decode(data, schema, form))
+            except EvaluationError as error:
+                self._refuse("topic", topic.location, str(error))
+        if len(decoded) < 2:
+            return None
+        key, value = decoded
+        timestamp = value[topic.timestamp] if topic.timestamp and value is not None else record.timestamp  # a tombstone has only its own
+        if not isinstance(timestamp, datetime) or timestamp < EPOCH:
+            self._refuse("topic", topic.location, "the event time is null or before 1970")
+            return None
+        return Event(Place(max(now, timestamp), record.topic, record.partition, record.offset), timestamp, key, value)
+
+    # -- streams ------------------------------------------------------------------------------------------------------------------
+
+    def _stream(self, node: plan.Stream) -> list[Event]:
+        """Give what the current record becomes at this node, in log order; worked out once, however many operators follow."""
+        number = self._number[id(node)]
+        if number not in self._streams:
+            self._streams[number] = sorted(self._derive(node), key=lambda event: event.place)
+        return self._streams[number]
+
+    def _derive(self, node: plan.Stream) -> Iterator[Event]:
+        match node:
+            case plan.Source():
+                if node.topic.name == self._record.topic:
+                    yield self._source
+            case plan.MergeStreams():
+                for n, parent in enumerate(node.parents):
+                    for event in self._stream(parent):
+                        yield _numbered(event, event.place.ord * len(node.parents) + n)
+            case plan.ToStream():
+                yield from self._fold(self.topology.table(node.table))
+            case _:
+                for event in self._stream(node.parent):
+                    try:
+                        yield from self._apply(node, event)
+                    except EvaluationError as error:
+                        self._refuse(_label(node), node.location, str(error))
+
+    def _apply(self, node: plan.Stream, event: Event) -> list[Event]:
+        match node:
+            case plan.Filter():
+                return [event] if event.evaluate(node.condition) is True else []
+            case plan.Expect():
+                return self._expect(node, event)
+            case plan.MapValues():
+                return [replace(event, value=None if event.value is None else event.columns(node.columns), old=None)]
+            case plan.Map():
+                value = event.value if node.columns is None or event.value is None else event.columns(node.columns)
+                return [Event(event.place, event.timestamp, event.columns(node.key_columns), value)]
+            case plan.FlatMapValues():
+                row = event.columns(node.columns) if event.value is not None else {node.exploded: None}
+                made = [row | {node.exploded: element} for element in _elements(row[node.exploded])]
+                return [_numbered(replace(event, value=v, old=None), event.place.ord * FAN_OUT + n) for n, v in enumerate(made)]
+            case plan.Peek():
+                self.peeked[node.name] += 1
+                return [event]
+            case plan.Repartition():
+                if _is_null(event.key):
+                    self._drop(_label(node), "null_key")
+                    return []
+                return [event]
+            case _:
+                raise TypeError(f"{type(node).__name__} is no operator on single records")
+
+    def _expect(self, node: plan.Expect, event: Event) -> list[Event]:
+        rule = node.rule
+        if event.evaluate(rule.condition) is not False:  # null keeps, as in SQL's CHECK
+            return [event]
+        if rule.on_fail is OnFail.QUARANTINE:
+            self._refuse(_label(node), node.location, f"breaks the rule {rule.name!r}")
+        else:
+            self._drop(_label(node), f"rule:{rule.name}")
+        return [event] if rule.on_fail is OnFail.WARN else []
+
+    # -- tables -------------------------------------------------------------------------------------------------------------------
+
+    def _fold(self, table: TableDef) -> list[Event]:
+        """Merge what the current record becomes into a table; give its Changes. Done once, however many read them."""
+        if table.name not in self._folded:
+            number = self._number[id(table.root)]
+            if number not in self._lifted:  # tables derived from one node share what a record adds to it, and what it leaves out
+                self._lifted[number] = [found for event in self._stream(table.root.parent) for found in self._lift(table, event)]
+            changes = [self._merge(table, key, state, event) for key, state, event in self._lifted[number]]
+            self._folded[table.name] = [change for change in changes if change.value is not None or change.old is not None]
+            if table.name in self.changes:
+                self.changes[table.name] += self._folded[table.name]
+        return self._folded[table.name]
+
+    def _lift(self, table: TableDef, event: Event) -> Iterator[tuple[Key, Row, Event]]:
+        """Give the (key, contribution) pairs of a record, each with the record at its own place."""
+        root = table.root
+        if isinstance(root, plan.Latest):
+            if event.key is not None and not _is_null(event.key):
+                yield _key(event.key), _contribution(table.state, event), event
+            elif root.is_source:
+                self._refuse(table.name, root.location, "a record of a table topic has no key")
+            else:
+                self._drop(table.name, "null_key")
+            return
+        if root.windows is None and event.value is None:  # Kafka Streams: with windows the aggregate sees the null
+            return self._drop(table.name, "null_value")
+        try:
+            group, state = event.columns(root.group), _contribution(table.state, event)
+        except EvaluationError as error:
+            return self._refuse(table.name, root.location, str(error))
+        if _is_null(group):
+            return self._drop(table.name, "null_key")
+        if root.windows is None:
+            yield _key(group), state, event
+            return
+        for n, (start, end) in enumerate(root.windows.windows_of(event.timestamp)):
+            if root.windows.is_late(end, event.place.st):
+                self._drop(table.name, "late", (start, end))
+            else:
+                yield (*_key(group), start, end), state, _numbered(event, event.place.ord * FAN_OUT + n)
+
+    def _merge(self, table: TableDef, key: Key, state: Row, event: Event) -> Event:
+        states, watched = self.states[table.name], table.name in self.changes
+        old = self._row(table, key) if watched and key in states else None
+        states[key] = {f.name: _MERGE[f.merge](f, states[key][f.name], state[f.name]) for f in table.state} if key in states else state
+        new = self._row(table, key) if watched else None
+        return Event(event.place, event.timestamp, self._key_row(table, key), new, old, self._window(table, key))
+
+    def _row(self, table: TableDef, key: Key) -> Row | None:
+        """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
+        state = self.states[table.name][key]
+        spaces: dict[str, Row | None] = {"state": state, "key": self._key_row(table, key), "window": self._window(table, key)}
+        if table.alive is not None and _evaluate_or_null(table.alive, spaces) is not True:
+            return None
+        for stage in table.stages:
+            if isinstance(stage, Project):
+                spaces["value"] = {name: _evaluate_or_null(expr, spaces) for name, expr in stage.columns}
+            elif _evaluate_or_null(stage.condition, spaces) is not True:
+                return None
+        return spaces["value"]
+
+    def _key_row(self, table: TableDef, key: Key) -> Row:
+        return dict(zip(table.key.names, key, strict=True))
+
+    def _window(self, table: TableDef, key: Key) -> Row | None:
+        return {"start": key[-2], "end": key[-1]} if table.windows else None
+
+    # -- what leaves --------------------------------------------------------------------------------------------------------------
+
+    def _publish(self, sink: Sink) -> None:
+        for event in self._stream(sink.node):
+            key = serdes.encode(event.key, plan.key_of(sink.node), sink.key_format)
+            value = serdes.encode(event.value, plan.value_of(sink.node), sink.value_format)
+            self.outputs.append(Output(sink.topic, key, value, event.timestamp, event.place))
+
+    def _refuse(self, node: str, location: str, reason: str) -> None:
+        self.quarantine.append(Refused(self._record, node, location, reason))
+
+    def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None) -> None:
+        self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window))
+
+
+def _label(node: plan.Stream) -> str:
+    match node:
+        case plan.Filter():
+            return "filter"
+        case plan.Expect():
+            return f"expect:{node.rule.name}"
+        case plan.MapValues():
+            return "map_values"
+        case plan.Map():
+            return "map" if node.columns is not None else "select_key"
+        case plan.FlatMapValues():
+            return "flat_map_values"
+        case _:
+            return type(node).__name__.lower()
+
+
+def _numbered(event: Event, number: int) -> Event:
+    return replace(event, place=event.place._replace(ord=number))
+
+
+def _is_null(key: Row | None) -> bool:
+    """Tell whether there is no key: none at all, or one with a null in it, which can't tell two records apart."""
+    return key is None or any(part is None for part in key.values())
+
+
+def _key(row: Row) -> Key:
+    return tuple(part for part in row.values())  # keys are of scalar types, as the DSL sees to
+
+
+def _elements(array: object) -> list[object]:
+    return array if isinstance(array, list) else []
+
+
+def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:
+    try:
+        return evaluate(expr, spaces)
+    except EvaluationError:
+        return None
+
+
+def _contribution(fields: tuple[StateField, ...], event: Event) -> Row:
+    return {f.name: _lifted(f, event) for f in fields}
+
+
+def _lifted(field: StateField, event: Event) -> object:
+    value = event.value if field.lift is None else event.evaluate(field.lift)
+    match field.merge:
+        case Merge.FIRST | Merge.LAST if field.lift is None or value is not None:  # without a lift, a tombstone counts
+            return {"order": event.place, "value": value}
+        case Merge.UNION if value is not None:
+            return [value]
+        case Merge.FIRST | Merge.LAST | Merge.UNION:
+            return None
+    return value
+
+
+def _strict(merge: Callable[[StateField, Any, Any], object]) -> Callable[[StateField, Any, Any], object]:
+    """Skip nulls: nothing merged with something is that."""
+    return lambda field, a, b: a if b is None else b if a is None else merge(field, a, b)
+
+
+def _union(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
+    kind = field.type.element
+    assert kind is not None
+    equal = compare("=", kind)
+    return in_order([*a, *(value for value in b if not any(equal(value, kept) for kept in a))], kind)
+
+
+def _sum(_: StateField, a: Any, b: Any) -> Any:
+    return EXACT.add(a, b) if isinstance(a, Decimal) else a + b
+
+
+def _least(field: StateField, a: Any, b: Any) -> Any:
+    return min(a, b, key=order_key(field.type))
+
+
+def _greatest(field: StateField, a: Any, b: Any) -> Any:
+    return max(a, b, key=order_key(field.type))
+
+
+_MERGE: Final = {
+    Merge.SUM: _strict(_sum),
+    Merge.MIN: _strict(_least),
+    Merge.MAX: _strict(_greatest),
+    Merge.FIRST: _strict(lambda _, a, b: min(a, b, key=lambda kept: kept["order"])),
+    Merge.LAST: _strict(lambda _, a, b: max(a, b, key=lambda kept: kept["order"])),
+    Merge.UNION: _strict(_union),
+}

@@ -1,0 +1,265 @@
+"""Test a topology without Kafka, Spark or a JVM: pipe records in, read tables and topics, in Kafka Streams' spirit.
+
+Time is an argument: nothing here reads a clock, and stream time moves only by the records piped in and by `advance`. Each record is
+read as a batch of its own, so outputs come in the order of piping; `with driver.batch():` reads several as one, as a micro-batch does.
+Rows are dicts. A key of one column is that column's value, a key of several a tuple.
+
+    >>> import watertable as wt
+    >>> app = wt.App("shop")
+    >>> sales = app.topic("sales", key="sku STRING", value="qty INT, price DECIMAL(9,2)").stream()
+    >>> revenue = (sales.group_by("sku").windowed_by(wt.tumbling(hours=1, grace=wt.minutes(10)))
+    ...            .agg(revenue=wt.sum("qty * price")).materialized_as("revenue"))
+    >>> driver = TopologyTestDriver(app)
+    >>> _ = driver.pipe_input("sales", "tea", {"qty": 2, "price": "3.50"}, timestamp="2024-03-01T10:15:00Z")
+    >>> _ = driver.pipe_input("sales", "tea", {"qty": 1, "price": "3.50"}, timestamp="2024-03-01T10:59:00Z")
+    >>> [(f"{row['window_start']:%H:%M}", str(row["revenue"])) for row in driver.windows("revenue", "tea")]
+    [('10:00', '10.50')]
+    >>> driver.advance("sales", "2024-03-01T11:10:00Z")
+    >>> _ = driver.pipe_input("sales", "tea", {"qty": 5, "price": "3.50"}, timestamp="2024-03-01T10:59:59Z")
+    >>> [(drop.node, drop.reason) for drop in driver.dropped()]
+    [('revenue', 'late')]
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from watertable import plan
+from watertable.dsl import App
+from watertable.errors import DefinitionError, SchemaError
+from watertable.interpreter import Advance, Dropped, Interpreter, Output, Record, Refused, Row
+from watertable.kafka import serdes
+from watertable.plan import Format, Sink, TableDef, Topic, Topology
+from watertable.schema import Schema
+from watertable.windows import EPOCH
+
+Time = datetime | int | str
+"""A moment: an aware datetime, milliseconds since 1970, or ISO text with an offset ("2024-03-01T10:00:00Z")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Hold a record of an output topic; a value of None is a tombstone."""
+
+    key: Any
+    value: Row | None
+    timestamp: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Hold one change of a row, as value columns: `old` is None for a new row, `new` for one that is gone."""
+
+    key: Any
+    old: Row | None
+    new: Row | None
+    timestamp: datetime
+
+
+class TopologyTestDriver:
+    """Run an app on records given one by one.
+
+    Raises `DefinitionError` for what the app doesn't have (a topic, a table), naming what it has, and `SchemaError` for input that
+    doesn't fit its topic.
+    """
+
+    def __init__(self, app: App | Topology) -> None:
+        self.topology = app.topology() if isinstance(app, App) else app
+        self._engine = Interpreter(self.topology, watch=frozenset(table.name for table in self.topology.tables))
+        self._next: dict[tuple[str, int], int] = {}
+        self._pending: list[Record | Advance] | None = None
+        self._given: dict[str, int] = {}
+
+    # -- input --------------------------------------------------------------------------------------------------------------------
+
+    def pipe_input(
+        self,
+        topic: str,
+        key: object = None,
+        value: Mapping[str, object] | str | bytes | None = None,
+        *,
+        timestamp: Time | None = None,
+        partition: int = 0,
+        offset: int | None = None,
+    ) -> Record:
+        """Pipe one record in, and give it as Kafka would hold it.
+
+        `key` is the key column's value, or a tuple or dict of several. `value` is a dict of columns (those left out are null), None
+        for a tombstone, or the very text or bytes of the value, broken ones too. The timestamp may be left out where the value
+        holds the event time. Offsets count up by themselves; one that doesn't grow is refused.
+        """
+        declared = self._topic(topic)
+        if timestamp is None and (declared.timestamp is None or value is None):
+            raise DefinitionError(f"topic {topic!r}: say timestamp=...: its event time is the record's own, and a driver has no clock")
+        expected = self._next.get((topic, partition), 0)
+        if offset is not None and offset < expected:
+            raise DefinitionError(f"topic {topic!r}: offset {offset} was already read in partition {partition}; the next is {expected}")
+        record = Record(
+            topic=topic,
+            partition=partition,
+            offset=expected if offset is None else offset,
+            timestamp=EPOCH if timestamp is None else _moment(timestamp),
+            key=_bytes(_keyed(declared, key), declared.key, declared.key_format, f"key of topic {topic!r}"),
+            value=_bytes(value, declared.value, declared.value_format, f"value of topic {topic!r}"),
+        )
+        self._next[topic, partition] = record.offset + 1
+        self._read(record)
+        return record
+
+    def advance(self, topic: str, stream_time: Time, *, partition: int = 0) -> None:
+        """Move the stream time of an idle partition on, as a recorded advance does; it never goes back."""
+        self._topic(topic)
+        self._read(Advance(topic, partition, self._next.get((topic, partition), 0), _moment(stream_time)))
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Read all that is piped in here as one batch: in log order, whatever the order of piping."""
+        if self._pending is not None:
+            raise DefinitionError("a batch is already open: batches don't nest")
+        self._pending = []
+        try:
+            yield
+            self._engine.read(self._pending)
+        finally:
+            self._pending = None
+
+    # -- what came of it ----------------------------------------------------------------------------------------------------------
+
+    def table(self, name: str) -> dict[Any, Row]:
+        """Give a table's rows by key, all columns."""
+        self._table(name)
+        return {_short(key): row for key, row in self._engine.tables[name].items()}
+
+    def windows(self, name: str, key: object) -> list[Row]:
+        """Give the rows of one key of a windowed table, earliest window first."""
+        if self._table(name).windows is None:
+            raise DefinitionError(f"table {name!r} has no windows; read it with table({name!r})")
+        wanted = key if isinstance(key, tuple) else (key,)
+        rows = [(kept[-2], row) for kept, row in self._engine.tables[name].items() if kept[:-2] == wanted]
+        return [row for _, row in sorted(rows, key=lambda found: found[0])]  # type: ignore[arg-type,return-value]
+
+    def changes(self, name: str) -> list[Change]:
+        """Give all changes of a table so far, one for each record that updated a row."""
+        self._table(name)
+        return [Change(_plain(event.key), event.old, event.value, event.timestamp) for event in self._engine.changes[name]]
+
+    def read_output(self, topic: str) -> list[Published]:
+        """Give the records published to a topic since it was last read."""
+        sink = next((s for s in self.topology.sinks if s.topic == topic), None)
+        if sink is None:
+            raise DefinitionError(f"{self._app} writes no topic {topic!r}; it writes {_list(s.topic for s in self.topology.sinks)}")
+        outputs = [output for output in self._engine.outputs if output.topic == topic]
+        start, self._given[topic] = self._given.get(topic, 0), len(outputs)
+        return [_published(sink, output) for output in outputs[start:]]
+
+    def dropped(self) -> list[Dropped]:
+        """Give the records that operators left out and counted."""
+        return list(self._engine.dropped)
+
+    def quarantine(self) -> list[Refused]:
+        """Give the records that were refused, each with the operator, its file:line, and the reason."""
+        return list(self._engine.quarantine)
+
+    def stream_time(self, topic: str, partition: int = 0) -> datetime | None:
+        """Give a partition's stream time; None before its first record."""
+        self._topic(topic)
+        return self._engine.stream_times.get((topic, partition))
+
+    # -- helpers ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _app(self) -> str:
+        return f"app {self.topology.app!r}"
+
+    def _topic(self, name: str) -> Topic:
+        for topic in self.topology.topics:
+            if topic.name == name:
+                return topic
+        raise DefinitionError(f"{self._app} reads no topic {name!r}; it reads {_list(t.name for t in self.topology.topics)}")
+
+    def _table(self, name: str) -> TableDef:
+        for table in self.topology.tables:
+            if table.name == name:
+                return table
+        raise DefinitionError(f"{self._app} has no table {name!r}; it has {_list(t.name for t in self.topology.tables)}")
+
+    def _read(self, item: Record | Advance) -> None:
+        if self._pending is None:
+            self._engine.read([item])
+        else:
+            self._pending.append(item)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _moment(time: Time) -> datetime:
+    """Read a moment; raise `SchemaError` for one without a zone."""
+    if isinstance(time, int):
+        return EPOCH + timedelta(milliseconds=time)
+    try:
+        when = datetime.fromisoformat(time) if isinstance(time, str) else time
+    except ValueError:
+        raise SchemaError(f"{time!r} is no time; write e.g. '2024-03-01T10:00:00Z'") from None
+    if when.tzinfo is None:
+        raise SchemaError(f"{time!s} has no time zone: write '{when.isoformat()}Z', or give the datetime tzinfo=UTC")
+    return when.astimezone(UTC)
+
+
+def _keyed(topic: Topic, key: object) -> object:
+    """Name the parts of a key that was given by position."""
+    if key is None or isinstance(key, Mapping | bytes):
+        return key
+    parts = key if isinstance(key, tuple) else (key,)
+    if len(parts) != len(topic.key):
+        raise SchemaError(f"topic {topic.name!r} has {len(topic.key)} key column(s), {topic.key.sql()}; got {key!r}")
+    return dict(zip(topic.key.names, parts, strict=True))
+
+
+def _bytes(given: object, schema: Schema, form: Format, what: str) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if not isinstance(given, Mapping):
+        raise SchemaError(f"{what}: give a dict of columns, text, bytes or None; got {type(given).__name__}")
+    unknown = [name for name in given if name not in schema]
+    if unknown:
+        raise SchemaError(f"{what} has no column {_list(unknown)}; it has {schema.sql()}")
+    if form is Format.JSON:
+        return json.dumps(dict(given), default=_json).encode()
+    (only,) = given.values()
+    return only if only is None or isinstance(only, bytes) else str(only).encode()
+
+
+def _json(value: object) -> str:
+    match value:
+        case datetime():
+            return _moment(value).isoformat()
+        case date() | Decimal():
+            return str(value)
+        case bytes():
+            return b64encode(value).decode()
+    raise SchemaError(f"{value!r} can't be written as JSON")
+
+
+def _published(sink: Sink, output: Output) -> Published:
+    key = serdes.decode(output.key, plan.key_of(sink.node), sink.key_format)
+    return Published(_plain(key), serdes.decode(output.value, plan.value_of(sink.node), sink.value_format), output.timestamp)
+
+
+def _plain(key: Row | None) -> Any:
+    """Give a key as people write it: the value of its one column, or a tuple."""
+    return None if key is None else _short(tuple(key.values()))
+
+
+def _short(key: tuple[object, ...]) -> Any:
+    return key[0] if len(key) == 1 else key
