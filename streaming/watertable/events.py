@@ -1,0 +1,124 @@
+"""Say what happened to a running app, as data: the progress line, `--json`, Dagster and the tests all read these.
+
+An event is a frozen value; `as_json` gives the one line a program reads. Times are UTC in ISO 8601; a position is written
+`retail@3.48211`. A run begins with `Started` and ends with `Stopped` or `Failed`, and between them is never silent for long: where
+there is nothing to do, `Idle` comes every few seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The app holds its lease and knows where it stands."""
+
+    event: ClassVar[str] = "started"
+    app: str
+    position: str
+    generation: int
+    pid: int
+    fingerprint: str
+    topics: tuple[str, ...]
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCommitted:
+    """One batch is committed; `jobs` counts its Spark jobs, `dropped` its drops by reason, `rows` the changed rows of each table."""
+
+    event: ClassVar[str] = "batch"
+    position: str
+    records: int
+    seconds: float
+    lag: Mapping[str, int]
+    jobs: int
+    quarantined: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    published: Mapping[str, int] = field(default_factory=dict)
+    stream_time: datetime | None = None
+
+    @property
+    def records_per_second(self) -> float:
+        """Give the batch's own rate, from its first byte read to its commit."""
+        return self.records / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFolded:
+    """One table was folded up to a position of the changelog."""
+
+    version: int
+    folded: str
+    ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """Tables were folded; `fold_lag_s` is the age of the oldest commit that a plain Delta reader couldn't see before it."""
+
+    event: ClassVar[str] = "fold"
+    tables: Mapping[str, TableFolded]
+    fold_ms: int
+    fold_lag_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Nothing to read: the app is alive and waits."""
+
+    event: ClassVar[str] = "idle"
+    position: str
+    lag: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The run ended as it should, with every batch whole."""
+
+    event: ClassVar[str] = "stopped"
+    position: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The run ended for a reason somebody has to look at; place and location are given where one record is to blame."""
+
+    event: ClassVar[str] = "failed"
+    error: str
+    message: str
+    position: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    location: str | None = None
+
+
+Event = Started | BatchCommitted | Folded | Idle | Stopped | Failed
+Listener = Callable[[Event], None]
+
+
+def as_json(event: Event) -> str:
+    """Write an event as one line of JSON.
+
+    >>> as_json(Idle(position="retail@1.17", lag={"sales": 0}))
+    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}}'
+    """
+    body: dict[str, object] = {"event": event.event, **dataclasses.asdict(event)}
+    if isinstance(event, BatchCommitted):
+        body |= {"records_per_second": round(event.records_per_second, 1), "batch_ms": round(event.seconds * 1000)}
+    return json.dumps(body, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} is not part of an event")

@@ -1,0 +1,151 @@
+"""Start the one Spark session of a process, from settings alone, and tell whether its JVM still lives.
+
+A driver is two processes. Python starts the JVM and holds its standard input open: when Python dies, however it dies, the JVM reads the
+end of that pipe and exits. The other way round nothing tells Python until its next call fails, so `alive` asks the process.
+
+The configuration travels in a file that only this user can read and that is gone once the JVM has read it: on the command line,
+where Spark would put it, every user of the machine could read the secrets in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from watertable.errors import JobError
+from watertable.settings import Settings
+
+STREAM_POOL: Final = "stream"
+UPKEEP_POOL: Final = "upkeep"
+_SCHEDULER: Final = Path(__file__).with_name("fairscheduler.xml")
+_CONF: Final = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": "file://" + quote(str(_SCHEDULER)),
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.sql.adaptive.enabled": "false",  # re-planning at each shuffle costs small batches a job per stage
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "512",  # list files in the driver, not in a job
+    "spark.ui.retainedJobs": "200",
+    "spark.ui.retainedStages": "200",
+    "spark.sql.ui.retainedExecutions": "50",  # a stream runs for weeks: each kept plan is memory
+}
+_lock = threading.Lock()
+
+
+def spark_session(
+    settings: Settings, *, app: str = "watertable", log: Path | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return this process's Spark session, started if there is none.
+
+    `log` takes what the JVM prints, which otherwise goes to standard error. `conf` goes under the user's own `spark.*` settings.
+    Raises `SettingsError` when jars are missing, `JobError` when the JVM doesn't start (its memory, its Java).
+    """
+    with _lock:
+        running = SparkContext._active_spark_context
+        if running is not None:
+            return SparkSession.builder.getOrCreate()
+        ours = {**_CONF, **(conf or {}), "spark.app.name": app}
+        return _start(settings.spark_conf() | {name: value for name, value in ours.items() if name not in settings.spark}, log)
+
+
+def alive(spark: SparkSession) -> bool:
+    """Tell whether the JVM of a session is running."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    return process is None or process.poll() is None
+
+
+def lost_jvm(spark: SparkSession, error: BaseException) -> bool:
+    """Tell whether an error says that the JVM is gone, rather than that it refused something."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ConnectionError) or (isinstance(seen, Py4JError) and not isinstance(seen, Py4JJavaError)):
+            return True
+        seen = seen.__cause__
+    return not alive(spark)
+
+
+@contextmanager
+def job_group(spark: SparkSession, group: str, description: str, pool: str) -> Iterator[Callable[[], int]]:
+    """Run this thread's Spark jobs under a group and a pool; the value yielded counts the group's jobs so far."""
+    context = spark.sparkContext
+    context.setJobGroup(group, description)
+    context.setLocalProperty("spark.scheduler.pool", pool)
+    tracker = context.statusTracker()
+    try:
+        yield lambda: len(tracker.getJobIdsForGroup(group))
+    finally:
+        if alive(spark):
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def shut_down(spark: SparkSession, *, seconds: float = 10.0) -> None:
+    """Stop the session and its JVM, and wait until the process is gone; kill it if it takes longer."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    stopper = threading.Thread(target=_quietly, args=(spark.stop,), daemon=True)
+    stopper.start()
+    stopper.join(seconds / 2)
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is not None:
+        _quietly(gateway.shutdown)
+    if process is None:
+        return
+    if process.stdin is not None:
+        _quietly(process.stdin.close)
+    try:
+        process.wait(seconds / 2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
+    kept = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    descriptor, file = tempfile.mkstemp(prefix="watertable-", suffix=".conf")  # readable by this user only
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.writelines(f"{_property(name)}={_property(value)}\n" for name, value in conf.items())
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
+        return SparkSession(SparkContext(gateway=_launch(log)))
+    except Exception as error:
+        where = f"; the JVM's own words are in {log}" if log else ""
+        raise JobError(f"Spark doesn't start: {str(error).splitlines()[0]}{where}") from error
+    finally:
+        Path(file).unlink(missing_ok=True)
+        if kept is None:
+            os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
+        else:
+            os.environ["PYSPARK_SUBMIT_ARGS"] = kept
+
+
+def _launch(log: Path | None) -> JavaGateway:
+    launch: Callable[..., JavaGateway] = launch_gateway
+    if log is None:
+        return launch()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        return launch(popen_kwargs={"stdout": out, "stderr": out})
+
+
+def _property(text: str) -> str:
+    """Escape a name or value for a Java properties file."""
+    return re.sub(r"([\\=:#!])", r"\\\1", text).replace("\n", "\\n")
+
+
+def _quietly(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Exception:  # noqa: S110 - the JVM may be gone already, which is what is wanted
+        pass
