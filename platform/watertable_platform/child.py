@@ -1,0 +1,163 @@
+"""Run `watertable run` as a child process of its own group, and read what it says, line by line.
+
+The law: when the parent is gone, whatever ended it, no process of the group is left. Ways out: `stop` asks the leader (SIGTERM), which
+finishes its batch, and kills the group once the grace is over; a parent killed outright is noticed by the kernel on Linux, which sends
+the leader SIGTERM, and elsewhere by the leader itself, whose next line meets a closed pipe. Only the leader is asked: its JVM is in
+the group too, and must outlive the batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+Event = dict[str, Any]
+"""One line of `watertable run --json`: `event` names its kind."""
+
+TAIL: Final = 40
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Child:
+    """Hold one running child; a context manager that leaves no process behind.
+
+    What it writes on stderr goes to `log`, and its last lines to `tail` when it ends badly.
+    """
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, grace: float = 40.0) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self._grace = grace
+        self._closed = False
+        self._lines: queue.Queue[Event | None] = queue.Queue()
+        self._other: deque[str] = deque(maxlen=TAIL)
+        with log.open("ab") as errors:
+            self._log_start = errors.tell()
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=cwd,
+                env={**os.environ, **env, "PYTHONUNBUFFERED": "1"}, start_new_session=True, preexec_fn=_die_with_parent(),
+            )  # fmt: skip
+        threading.Thread(target=self._read, name="watertable-events", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Give the leader's process id, which is the group's too."""
+        return self._process.pid
+
+    def event(self, timeout: float) -> Event | None:
+        """Wait for the next event; None when the time is over, or when the child has said all and ended."""
+        try:
+            event = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            self._closed = self._process.poll() is not None  # what outlives a killed leader may hold its output open
+            return None
+        self._closed = event is None
+        return event
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the child is over and everything it said has been read."""
+        return self._closed
+
+    def exit_code(self) -> int:
+        """Give the exit code of a child that is over, and leave nothing of its group; negative: the signal that ended it."""
+        return self.stop()
+
+    def stop(self) -> int:
+        """Ask the child to finish, wait for the grace, then kill its whole group; return its exit code. Repeating it does no harm."""
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(self._grace)
+            except subprocess.TimeoutExpired:
+                pass  # the group is killed below
+        self._kill_group()
+        return self._process.wait()
+
+    def tail(self) -> str:
+        """Give the last lines that weren't events: of stderr, else of stdout."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._log_start, self.log.stat().st_size - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join((lines or list(self._other))[-TAIL:])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            self._process.send_signal(number)
+        except ProcessLookupError:
+            pass
+
+    def _kill_group(self) -> None:
+        """Kill what is left of the group, and wait until the kernel has none of it."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return
+            self._process.poll()
+            time.sleep(0.02)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if isinstance(event, dict) and "event" in event:
+                self._lines.put(event)
+            elif line:
+                self._other.append(line)
+        self._lines.put(None)
+
+
+def run_command(app: str, *options: str) -> list[str]:
+    """Give the command that runs an app in this Python's environment and says what happens as JSON."""
+    return [sys.executable, "-m", "watertable_platform.cli", "run", app, "--json", *options]
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process of this machine is running; one that has ended and waits for its parent isn't."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return True
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Make the function that asks the kernel, in the child, for SIGTERM when the parent's thread ends; Linux only."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before we could ask
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask

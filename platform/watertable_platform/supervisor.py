@@ -1,0 +1,232 @@
+"""Decide, from an app's past runs alone, whether its stream should run: a pure function, and nothing to keep in step.
+
+Dagster's run history is the desired state. Nobody ever launched the stream: stopped. A person launched it: running. A person terminated
+it: stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it
+comes back, a crash with exponential backoff. Five crashes at one position are one: stopped, and the way out is a person's. What a
+run's status can't tell, its tags do: they are written by the run itself, or by the sensor that buries one whose worker is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+CRASHES: Final = 5
+FIRST_WAIT: Final = 2.0
+LONGEST_WAIT: Final = 300.0
+
+
+class Tag(StrEnum):
+    """Name the tags that a stream's run carries."""
+
+    APP = "watertable/app"
+    BY = "watertable/started_by"  # "supervisor", or absent: a person
+    FINGERPRINT = "watertable/fingerprint"
+    POSITION = "watertable/position"
+    ENDED = "watertable/ended"
+    CRASH = "watertable/crash"  # JSON of `Crash`
+    HAND_OVER = "watertable/hand_over"  # a fingerprint: the sensor asks the run to make way for it
+
+
+class Ended(StrEnum):
+    """Say why a run ended, where nobody terminated it."""
+
+    CRASH = "crash"
+    GHOST = "ghost"  # its worker vanished
+    HAND_OVER = "hand-over"
+    RECYCLE = "recycle"
+    SHUTDOWN = "shutdown"  # Dagster itself was stopped, with the run in it
+    REFUSED = "refused"  # it never began: another run or environment holds the app
+
+
+class Status(StrEnum):
+    """Reduce Dagster's run statuses to what matters here."""
+
+    LIVE = "live"
+    CANCELED = "canceled"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Say what ended a run: the error, and the record and operator to blame where they are known.
+
+    `final` marks what starting again can't mend: another writer has taken over, or a person has to decide or repair something.
+    """
+
+    error: str
+    message: str
+    position: str = ""
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    location: str | None = None
+    final: bool = False
+
+    def place(self) -> str:
+        """Name the record, the operator and the position, as far as they are known."""
+        record = f"topic {self.topic}, partition {self.partition}, offset {self.offset}" if self.topic is not None else ""
+        parts = (record, self.location and f"at {self.location}", self.position and f"after {self.position}")
+        return ", ".join(part for part in parts if part)
+
+    def as_tag(self) -> str:
+        """Write it as a run tag; `from_tag` reads it."""
+        short = self.message if len(self.message) <= 600 else self.message[:600] + "…"
+        fields = {name: getattr(self, name) for name in self.__slots__} | {"message": short}
+        return json.dumps({name: value for name, value in fields.items() if value not in (None, "", False)})
+
+    @classmethod
+    def from_tag(cls, tag: str) -> Crash:
+        """Read what `as_tag` wrote."""
+        return cls(**json.loads(tag))
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Hold what a past or present run of a stream tells. Times are in seconds since 1970; `ended_at` is 0 for one that runs."""
+
+    run_id: str
+    status: Status
+    by_person: bool = True
+    ended: Ended | None = None
+    position: str = ""
+    fingerprint: str = ""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    crash: Crash | None = None
+    handing_over: bool = False
+    worker_gone: bool = False
+
+    @property
+    def crashed(self) -> bool:
+        """Tell whether this run counts as a crash."""
+        return self.status is Status.FAILED or self.ended in (Ended.CRASH, Ended.GHOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Do nothing: the stream runs, or is stopped as wanted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing yet: start again once the backoff is over."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a run."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Ask the live run to drain, commit and end, so that the next one runs the new code."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Mark a run as ended whose worker is gone."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Leave it stopped, although nobody wanted that: `crash` says what a person has to look at."""
+
+    crash: Crash
+    crashes: int
+
+    @property
+    def reason(self) -> str:
+        """Say what happened, where, and the way out."""
+        again = "starting again can't mend it" if self.crash.final else f"{self.crashes} crashes at one position"
+        place = f" ({self.crash.place()})" if self.crash.place() else ""
+        return f"stopped: {again}{place}: {self.crash.error}: {self.crash.message} {way_out(self.crash)}"
+
+
+Decision = Leave | Wait | Launch | HandOver | Bury | GiveUp
+
+
+def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: float) -> Decision:
+    """Say what to do about a stream; `attempts` come newest first, `loaded` is the fingerprint of the code as loaded here.
+
+    A run that began after this code was loaded read the files later than we did: if they differ, we are the ones behind.
+    """
+    known = [a for a in attempts if a.ended is not Ended.REFUSED]
+    gone = next((a for a in attempts if a.worker_gone), None)
+    if gone is not None:
+        return Bury(gone.run_id)
+    live = next((a for a in known if a.status is Status.LIVE), None)
+    if live is not None:
+        if live.fingerprint not in ("", loaded) and live.started_at < loaded_at and not live.handing_over:
+            return HandOver(live.run_id)
+        return Leave("running")
+    if not known:
+        return Leave("stopped: nobody has launched it yet")
+    last = known[0]
+    if last.status is Status.CANCELED and last.ended is None:
+        return Leave("stopped by a person; launch it to run it again")
+    if not last.crashed:
+        return Launch(last.ended or "it ended by itself")
+    crash = last.crash or Crash("Crash", "the driver died without a word", last.position)
+    crashes = streak(known)
+    if crash.final or crashes >= CRASHES:
+        return GiveUp(crash, crashes)
+    due = last.ended_at + backoff(crashes)
+    if now < due:
+        return Wait(due - now, f"crash {crashes} of {CRASHES} at {last.position or 'its start'}; next start in {due - now:.0f} s")
+    return Launch(f"crash {crashes} of {CRASHES}")
+
+
+def streak(attempts: Sequence[Attempt]) -> int:
+    """Count the crashes at the newest one's position since somebody last launched the stream, hand-overs and shutdowns aside.
+
+    A run that committed something moves the position and so begins a new streak; one that died before it knew its position doesn't.
+    """
+    count, position = 0, ""
+    for attempt in attempts:
+        if attempt.crashed:
+            if position and attempt.position and attempt.position != position:
+                break
+            position = position or attempt.position
+            count += 1
+        elif attempt.ended is not Ended.SHUTDOWN:
+            break
+        if attempt.by_person:
+            break
+    return count
+
+
+def backoff(crashes: int) -> float:
+    """Give the seconds to wait after so many crashes: 2, 4, 8 ... at most five minutes."""
+    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (crashes - 1))
+
+
+def way_out(crash: Crash) -> str:
+    """Say what a person can do about a stream that was given up."""
+    match crash.error:
+        case "Fenced":
+            return "Way out: another writer runs this app; stop that one, then launch the stream here."
+        case _ if crash.final:
+            return "Way out: mend that, then launch the stream."
+        case _ if crash.topic is not None:
+            return (
+                "Way out: make the definition accept the record or refuse it (`filter`, `expect`), reload the definitions, and launch the "
+                "stream; no row was lost, it resumes before that record."
+            )
+        case _:
+            return "Way out: read the run's log, mend the cause, and launch the stream; it resumes where it stood."

@@ -1,0 +1,221 @@
+"""Translate topics and tables to Dagster asset specs: one class with one method to override.
+
+A topic is an external asset, a table an asset whose code version is its plan's fingerprint, an output topic an external asset that
+depends on what feeds it. All that a definition knows stands on the spec (columns, lineage, where the data is, how to read it); what
+changes while an app runs is on events. Pure: no Spark, no Kafka, no file is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, assert_never
+
+import dagster as dg
+
+from watertable import plan
+from watertable.lineage import column_lineage, describe
+from watertable.plan import Purity, Sink, TableDef, Topic, Topology
+from watertable.schema import Column, Schema
+from watertable.settings import Settings
+
+TOPICS: Final = "topics"
+"""The first part of a topic's asset key; an app can't be called so."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicData:
+    """Name a topic that apps read; `readers` are the apps' names."""
+
+    topic: Topic
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableData:
+    """Name a table of an app."""
+
+    topology: Topology
+    table: TableDef
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OutputData:
+    """Name a topic that an app writes."""
+
+    topology: Topology
+    sink: Sink
+
+
+Translated = TopicData | TableData | OutputData
+
+
+def topic_key(name: str) -> dg.AssetKey:
+    """Give a topic's asset key."""
+    return dg.AssetKey([TOPICS, name])
+
+
+def table_key(app: str, table: str) -> dg.AssetKey:
+    """Give a table's asset key."""
+    return dg.AssetKey([app, table])
+
+
+class WatertableTranslator:
+    """Say how topics and tables look in Dagster; override `get_asset_spec` to change it, calling super() and replacing attributes.
+
+    Keys must stay as they are: streams report under `topic_key` and `table_key`.
+    """
+
+    def get_asset_spec(self, data: Translated) -> dg.AssetSpec:
+        """Translate a topic, a table or an output topic."""
+        match data:
+            case TopicData():
+                return _topic_spec(data)
+            case TableData():
+                return _table_spec(data)
+            case OutputData():
+                return _output_spec(data)
+        assert_never(data)
+
+
+def inputs_of(node: plan.Stream | plan.Table, app: str) -> tuple[dg.AssetKey, ...]:
+    """List what feeds a node directly: topics, and tables whose changes it streams."""
+    match node:
+        case plan.Source():
+            return (topic_key(node.topic.name),)
+        case plan.ToStream():
+            return (table_key(app, node.table),)
+        case _:
+            return tuple(sorted({key for parent in plan.parents_of(node) for key in inputs_of(parent, app)}))
+
+
+def _topic_spec(data: TopicData) -> dg.AssetSpec:
+    topic = data.topic
+    time = f"the value's `{topic.timestamp}`" if topic.timestamp else "the record's own timestamp"
+    columns = [
+        *(_column(c, name=f"key.{c.name}", constraint="key") for c in topic.key),
+        *(_column(c) for c in topic.value),
+    ]
+    return dg.AssetSpec(
+        topic_key(topic.name),
+        description=_paragraphs(
+            topic.description,
+            f"Kafka topic, read by {', '.join(data.readers)}. Key {topic.key_format}, value {topic.value_format}; event time is {time}.",
+        ),
+        group_name=data.readers[0] if len(data.readers) == 1 else TOPICS,
+        kinds={"kafka"},
+        metadata={
+            "dagster/column_schema": dg.TableSchema(columns),
+            "dagster/table_name": topic.name,
+            "dagster/storage_kind": "kafka",
+            **_code(topic.location),
+        },
+    )
+
+
+def _table_spec(data: TableData) -> dg.AssetSpec:
+    topology, table = data.topology, data.table
+    uri = f"{data.settings.warehouse_uri}/{topology.app}/{table.name}"
+    purity = plan.purity_of(table.node)
+    keys = set(table.key.names)
+    return dg.AssetSpec(
+        table_key(topology.app, table.name),
+        deps=inputs_of(table.node, topology.app),
+        description=_paragraphs(table.description, _contracts(topology.app, table.name, uri), _PURITY[purity], _text(topology, table)),
+        group_name=topology.app,
+        owners=[topology.owner] if topology.owner else None,
+        kinds={"kafka", "spark", "deltalake"},
+        code_version=table.fingerprint,
+        tags={"watertable/app": topology.app, "watertable/purity": str(purity)},
+        metadata={
+            "dagster/column_schema": dg.TableSchema(
+                [_column(c, constraint="key" if c.name in keys else "", nullable=c.name not in keys) for c in table.columns]
+            ),
+            "dagster/column_lineage": _lineage(table),
+            "dagster/uri": uri,
+            "dagster/table_name": f"{topology.app}.{table.name}",
+            "dagster/storage_kind": "deltalake",
+            "fingerprint": table.fingerprint,
+            **_code(table.location),
+        },
+    )
+
+
+def _output_spec(data: OutputData) -> dg.AssetSpec:
+    topology, sink = data.topology, data.sink
+    key, value = plan.key_of(sink.node), plan.value_of(sink.node)
+    columns = [*(_column(c, name=f"key.{c.name}", constraint="key") for c in key), *(_column(c) for c in value)]
+    return dg.AssetSpec(
+        topic_key(sink.topic),
+        deps=inputs_of(sink.node, topology.app),
+        description=_paragraphs(
+            f"Kafka topic that {topology.app} publishes to: each record once, in key order, for consumers with "
+            f"`isolation.level=read_committed`. Key {sink.key_format}, value {sink.value_format}.",
+            _PURITY[plan.purity_of(sink.node)],
+        ),
+        group_name=topology.app,
+        owners=[topology.owner] if topology.owner else None,
+        kinds={"kafka"},
+        tags={"watertable/app": topology.app},
+        metadata={
+            "dagster/column_schema": dg.TableSchema(columns),
+            "dagster/table_name": sink.topic,
+            "dagster/storage_kind": "kafka",
+            **_code(sink.location),
+        },
+    )
+
+
+_PURITY: Final = {
+    Purity.PURE: "**Pure**: a function of the topics' records alone. Replays, restarts and other batch sizes give the same rows.",
+    Purity.ARRIVAL: "**Arrival**: a function of the records and of the recorded cuts between batches; it replays from those.",
+}
+
+
+def _contracts(app: str, table: str, uri: str) -> str:
+    return (
+        "Two ways to read it:\n"
+        f"- `wt.read(\"{app}.{table}\")` is fresh and exact, and of one position for all tables of {app}; `at=` reads an earlier one.\n"
+        f"- Any other Delta reader, at `{uri}`, sees the table whole, at its own folded position, at most the fold lag behind "
+        "(60 s by default)."
+    )
+
+
+def _text(topology: Topology, table: TableDef) -> str:
+    alone = describe(dataclasses.replace(topology, tables=(table,), sinks=())).splitlines()
+    start = next(i for i, line in enumerate(alone) if line.startswith("  table "))
+    return "\n".join(["```", *(line.removeprefix("  ") for line in alone[start:]), "```"])
+
+
+def _lineage(table: TableDef) -> dg.TableColumnLineage:
+    return dg.TableColumnLineage(
+        {
+            column: [dg.TableColumnDep(topic_key(o.topic), f"key.{o.column}" if o.part == "key" else o.column) for o in origins]
+            for column, origins in column_lineage(table).items()
+        }
+    )
+
+
+def _column(column: Column, *, name: str = "", constraint: str = "", nullable: bool = True) -> dg.TableColumn:
+    constraints = dg.TableColumnConstraints(nullable=nullable, other=[constraint] if constraint else [])
+    return dg.TableColumn(name or column.name, column.type.sql(), description=column.comment or None, constraints=constraints)
+
+
+def _code(location: str) -> dict[str, dg.CodeReferencesMetadataValue]:
+    """Link the user's line, for `Open in editor`."""
+    file, _, line = location.rpartition(":")
+    if not line.isdecimal():
+        return {}
+    reference = dg.LocalFileCodeReference(file_path=str(Path(file).resolve()), line_number=int(line), label=location)
+    return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def topic_schema(topic: Topic) -> Schema:
+    """Give a topic's key and value as one struct each: what, with the topic's id, is its data version."""
+    return Schema((Column("key", topic.key.struct()), Column("value", topic.value.struct())))

@@ -1,0 +1,151 @@
+"""The supervisor's laws: what past runs say about whether a stream should run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watertable_platform.supervisor import (
+    CRASHES,
+    LONGEST_WAIT,
+    Attempt,
+    Bury,
+    Crash,
+    Ended,
+    GiveUp,
+    HandOver,
+    Launch,
+    Leave,
+    Status,
+    Wait,
+    backoff,
+    decide,
+    streak,
+)
+
+NOW = 1_000_000.0
+RECORD = Crash("EvaluationError", "sum overflows", "shop@1.7", "sales", 2, 41, "app.py:9")
+
+
+def crashed(position: str = "shop@1.7", *, by_person: bool = False, crash: Crash | None = RECORD, ended_at: float = NOW - 1000) -> Attempt:
+    return Attempt("c", Status.FAILED, by_person, Ended.CRASH, position, "f1", ended_at, crash)
+
+
+def live(**changes: object) -> Attempt:
+    return Attempt("l", Status.LIVE, fingerprint="f1", **changes)  # type: ignore[arg-type]
+
+
+def act(*attempts: Attempt, loaded: str = "f1") -> object:
+    return decide(attempts, loaded=loaded, loaded_at=NOW - 60, now=NOW)
+
+
+def test_a_new_app_starts_stopped() -> None:
+    assert isinstance(act(), Leave)
+
+
+def test_a_run_that_runs_is_left_alone() -> None:
+    assert act(live()) == Leave("running")
+
+
+def test_a_persons_terminate_means_stopped() -> None:
+    assert isinstance(act(Attempt("x", Status.CANCELED)), Leave)
+    assert isinstance(act(Attempt("x", Status.CANCELED), crashed(), crashed()), Leave)
+
+
+@pytest.mark.parametrize("ended", [Ended.SHUTDOWN, Ended.HAND_OVER, Ended.RECYCLE])
+def test_an_end_that_nobody_decided_comes_back_at_once(ended: Ended) -> None:
+    status = Status.CANCELED if ended is Ended.SHUTDOWN else Status.DONE
+    assert isinstance(act(Attempt("x", status, ended=ended)), Launch)
+
+
+def test_a_crash_comes_back_after_its_backoff() -> None:
+    assert isinstance(act(crashed(ended_at=NOW - 1)), Wait)
+    assert isinstance(act(crashed(ended_at=NOW - 3)), Launch)
+    assert isinstance(act(crashed(ended_at=NOW - 3), crashed(), crashed()), Wait)
+
+
+def test_five_crashes_at_one_position_stop_it_and_name_the_record() -> None:
+    decision = act(*[crashed()] * (CRASHES - 1), crashed(by_person=True))
+    assert isinstance(decision, GiveUp)
+    for part in ("5 crashes", "topic sales, partition 2, offset 41", "app.py:9", "shop@1.7", "Way out"):
+        assert part in decision.reason
+
+
+def test_progress_between_crashes_begins_a_new_streak() -> None:
+    assert streak([crashed("shop@1.8"), *[crashed("shop@1.7")] * 4]) == 1
+    assert isinstance(act(crashed("shop@1.8"), *[crashed("shop@1.7")] * 4), Launch)
+
+
+def test_a_crash_before_the_position_is_known_counts_to_the_one_before() -> None:
+    assert streak([crashed(""), crashed("shop@1.7"), crashed("")]) == 3
+    assert streak([crashed(""), crashed("shop@1.7"), crashed(""), crashed("shop@1.6")]) == 3
+
+
+def test_a_persons_launch_begins_a_new_streak() -> None:
+    assert streak([crashed(), crashed(by_person=True), *[crashed()] * 9]) == 2
+
+
+def test_a_run_whose_worker_is_gone_is_buried_then_comes_back() -> None:
+    assert act(live(worker_gone=True)) == Bury("l")
+    buried = Attempt("l", Status.CANCELED, ended=Ended.GHOST, position="shop@1.7", ended_at=NOW - 3)
+    assert isinstance(act(buried), Launch)
+
+
+def test_new_code_takes_over_once_and_only_from_a_run_that_says_what_it_runs() -> None:
+    assert act(live(), loaded="f2") == HandOver("l")
+    assert act(live(handing_over=True), loaded="f2") == Leave("running")
+    assert act(Attempt("l", Status.LIVE), loaded="f2") == Leave("running")
+
+
+def test_a_run_that_began_after_this_code_was_loaded_has_the_newer_code() -> None:
+    assert act(live(started_at=NOW - 30), loaded="f2") == Leave("running")
+
+
+@pytest.mark.parametrize("error", ["Fenced", "TopicChanged", "SettingsError"])
+def test_what_a_restart_cannot_mend_is_not_restarted(error: str) -> None:
+    assert isinstance(act(crashed(crash=Crash(error, "no", final=True))), GiveUp)
+
+
+def test_a_refused_second_run_disturbs_nothing() -> None:
+    refused = Attempt("r", Status.FAILED, ended=Ended.REFUSED)
+    assert act(refused, live()) == Leave("running")
+    assert isinstance(act(refused), Leave)
+    assert isinstance(act(refused, Attempt("x", Status.CANCELED)), Leave)
+
+
+def test_backoff_doubles_up_to_its_bound() -> None:
+    waits = [backoff(n) for n in range(1, 15)]
+    assert waits == sorted(waits)
+    assert waits[:4] == [2, 4, 8, 16]
+    assert waits[-1] == LONGEST_WAIT
+
+
+attempts = st.builds(
+    Attempt,
+    run_id=st.just("r"),
+    status=st.sampled_from(Status),
+    by_person=st.booleans(),
+    ended=st.none() | st.sampled_from(Ended),
+    position=st.sampled_from(["", "shop@1.1", "shop@1.2"]),
+    fingerprint=st.sampled_from(["", "f1", "f2"]),
+    ended_at=st.floats(NOW - 500, NOW),
+    crash=st.none() | st.just(RECORD) | st.just(Crash("Fenced", "m", final=True)),
+    handing_over=st.booleans(),
+    worker_gone=st.just(False),
+)
+
+
+@given(st.lists(attempts, max_size=8))
+def test_there_is_never_a_second_run_and_never_one_after_a_persons_stop(history: list[Attempt]) -> None:
+    decision = act(*history)
+    known = [a for a in history if a.ended is not Ended.REFUSED]
+    if any(a.status is Status.LIVE for a in known):
+        assert not isinstance(decision, Launch)
+    elif known and known[0].status is Status.CANCELED and known[0].ended is None:
+        assert isinstance(decision, Leave)
+
+
+def test_a_crash_survives_its_tag() -> None:
+    assert Crash.from_tag(RECORD.as_tag()) == RECORD
+    assert len(Crash("E", "x" * 10_000).as_tag()) < 1000
