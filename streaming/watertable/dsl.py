@@ -23,7 +23,7 @@ from watertable.errors import DefinitionError, DuplicateName, ExpressionError, S
 from watertable.expressions import Expr, Scope, parse, parse_predicate
 from watertable.plan import Format, Named, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
-from watertable.schema import Column, Schema, check_identifier
+from watertable.schema import Schema, check_identifier
 from watertable.windows import TimeWindows
 
 _PACKAGE: Final = str(Path(__file__).parent)
@@ -37,10 +37,10 @@ class App:
     """
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
-        self.name = check_identifier(name, "app")
+        self.location = _here()
+        self.name = _identifier(name, "app", self.location)
         self.owner = owner
         self.description = description
-        self.location = _here()
         self._topics: dict[str, Topic] = {}
         self._tables: dict[str, TableDef] = {}
         self._sinks: dict[str, Sink] = {}
@@ -141,6 +141,7 @@ class TopicSource:
         A record without a key can't be placed and goes to quarantine. Within a partition offset order decides, as in Kafka Streams.
         """
         where = _here()
+        _check_key(self.topic.key, where, "table")
         plan.check_columns(self.topic.key, self.topic.value, where)
         return Table(self.app, plan.Latest(parent=plan.Source(topic=self.topic, location=where), location=where))
 
@@ -227,7 +228,8 @@ class Stream:
 
     def peek(self, name: str) -> Stream:
         """Count the records that pass here, under a name that the app's metrics show; nothing else changes."""
-        return self._with(plan.Peek(parent=self.node, name=check_identifier(name, "peek"), location=_here()))
+        where = _here()
+        return self._with(plan.Peek(parent=self.node, name=_identifier(name, "peek", where), location=where))
 
     def merge(self, *others: Stream) -> Stream:
         """Interleave streams of the same key and value columns, in log order; raise `SchemaError` when they differ."""
@@ -261,6 +263,7 @@ class Stream:
         where = _here()
         if plan.is_change(self.node):
             raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
+        _check_key(self.key, where, "to_table")
         plan.check_columns(self.key, self.value, where)
         return Table(self.app, plan.Latest(parent=self.node, location=where))
 
@@ -272,6 +275,7 @@ class Stream:
     def group_by_key(self) -> GroupedStream:
         """Group by the key as it is."""
         where = _here()
+        _check_key(self.key, where, "group_by_key")
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
 
     def _scope(self) -> Scope:
@@ -396,7 +400,7 @@ class Table:
     def materialized_as(self, name: str, *, description: str = "") -> Table:
         """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
         where = _here()
-        check_identifier(name, "table")
+        _identifier(name, "table", where)
         if name.startswith("_"):
             raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
         self.app._add_table(TableDef(name=name, node=self.node, description=description, location=where))
@@ -418,7 +422,7 @@ def _aggregate(stream: Stream, group: Named, windows: TimeWindows | None, aggreg
         raise DefinitionError(f"{where}: agg wants at least one aggregate: agg(n=wt.count())")
     scope = plan.scope_of(stream.node)
     for name, aggregation in aggregates.items():
-        check_identifier(name, "column")
+        _identifier(name, "column", where)
         if not isinstance(aggregation, Aggregation):
             raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
     bound = tuple(bind(name, aggregation, scope, where) for name, aggregation in aggregates.items())
@@ -431,7 +435,7 @@ def _named(columns: dict[str, str], scope: Scope, where: str) -> Named:
     if not columns:
         raise DefinitionError(f"{where}: no columns; write name='expression'")
     for name in columns:
-        check_identifier(name, "column")
+        _identifier(name, "column", where)
     return tuple((name, parse(text, scope, where)) for name, text in columns.items())
 
 
@@ -445,11 +449,27 @@ def _group(columns: tuple[str, ...], named: dict[str, str], scope: Scope, where:
             raise ExpressionError(f"{where}: {operator}({text!r}): an expression needs a name: {operator}(name={text!r})")
         made.append((expr.refs[0].rsplit(".", 1)[-1], expr))
     made += [(name, parse(text, scope, where)) for name, text in named.items()]
-    for name, expr in made:
-        if expr.type.kind in ("map", "array", "struct", "void", "float", "double"):
-            raise ExpressionError(f"{where}: {operator}: {name} is a {expr.type.sql()}, which makes no key; cast it, e.g. to STRING")
-    Schema.of((name, expr.type) for name, expr in made)  # refuses bad and repeated names
+    for name, _ in made:
+        _identifier(name, "column", where)
+    repeated = sorted({name for name, _ in made if sum(name == other for other, _ in made) > 1})
+    if repeated:
+        raise SchemaError(f"{where}: {operator}: column {', '.join(repeated)} is named twice")
+    _check_key(Schema.of((name, expr.type) for name, expr in made), where, operator)
     return tuple(made)
+
+
+def _check_key(key: Schema, where: str, operator: str) -> None:
+    """Refuse key columns by which rows can't be told apart exactly, or not at all."""
+    for name, kind in ((c.name, c.type) for c in key):
+        if kind.kind in ("map", "array", "struct", "void", "float", "double"):
+            raise ExpressionError(f"{where}: {operator}: {name} is a {kind.sql()}, which makes no key; cast it, e.g. to STRING")
+
+
+def _identifier(name: str, what: str, where: str) -> str:
+    try:
+        return check_identifier(name, what)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from None
 
 
 def _identity(schema: Schema, scope: Scope, where: str) -> dict[str, Expr]:
@@ -476,11 +496,13 @@ def _format(name: str | None, schema: Schema, where: str, *, default: Format) ->
 
 
 def _key_format(schema: Schema) -> Format:
-    return {("string",): Format.STRING, ("binary",): Format.BYTES}.get(tuple(_kind(c) for c in schema), Format.JSON)
-
-
-def _kind(column: Column) -> str:
-    return column.type.kind
+    match [column.type.kind for column in schema]:
+        case ["string"]:
+            return Format.STRING
+        case ["binary"]:
+            return Format.BYTES
+        case _:
+            return Format.JSON
 
 
 def _check_topic_name(name: str, where: str) -> None:

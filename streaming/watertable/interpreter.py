@@ -166,7 +166,6 @@ class Interpreter:
                 self._fold(table)
             for sink in self.topology.sinks:
                 self._publish(sink)
-        self.outputs.sort(key=lambda output: output.topic)  # stable: within a topic the order is that of publishing
 
     @property
     def tables(self) -> dict[str, dict[Key, Row]]:

@@ -26,6 +26,9 @@ from watertable.windows import TimeWindows
 FINGERPRINT_VERSION: Final = 1
 """Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""
 
+DIALECT: Final = "spark 4.1, ansi, utc"
+"""Says how expressions are evaluated; part of every fingerprint, since another Spark could give another result."""
+
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
 
@@ -515,5 +518,5 @@ def _element(expr: Expr) -> Type:
 
 
 def _digest(form: object) -> str:
-    text = json.dumps(form, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps([DIALECT, form], separators=(",", ":"), ensure_ascii=False)
     return f"wt{FINGERPRINT_VERSION}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

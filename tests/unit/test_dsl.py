@@ -1,0 +1,233 @@
+"""The definition layer: what can be written, and that what can't be right is refused where it is written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import watertable as wt
+from tests import apps
+from watertable import plan
+from watertable.dsl import Stream, Table
+from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError, UnknownColumn
+from watertable.plan import Format, Purity, Topology
+
+HERE = "tests/unit/test_dsl.py"
+
+
+@pytest.fixture
+def app() -> wt.App:
+    return wt.App("shop")
+
+
+@pytest.fixture
+def sales(app: wt.App) -> Stream:
+    return app.topic("sales", key="sku STRING", value="qty INT, price DECIMAL(9,2), tags ARRAY<STRING>, at TIMESTAMP").stream()
+
+
+@pytest.fixture
+def items(app: wt.App) -> Table:
+    return app.topic("items", key="sku STRING", value="name STRING, stock INT").table()
+
+
+def test_the_retail_app_reads_as_in_the_readme_and_defines_five_tables_and_two_outputs() -> None:
+    topology = apps.retail().topology()
+    assert {t.name: t.columns.sql().replace("`", "") for t in topology.tables} == {
+        "inventory": "stock_code STRING, on_hand BIGINT",
+        "prices": "stock_code STRING, price DECIMAL(12,3)",
+        "customers": "customer_id STRING, orders BIGINT, spend DECIMAL(33,3)",
+        "revenue_hourly": "country STRING, window_start TIMESTAMP, window_end TIMESTAMP, revenue DECIMAL(33,3), lines BIGINT",
+        "sold_daily": "stock_code STRING, window_start TIMESTAMP, window_end TIMESTAMP, sold BIGINT",
+    }
+    assert [sink.topic for sink in topology.sinks] == ["reorders", "price_changes"]
+    assert [topic.name for topic in topology.topics] == ["receipts", "sales"]
+    assert topology.streamed == {"inventory", "prices"}
+
+
+def test_wordcount_is_five_lines() -> None:
+    (counts,) = apps.wordcount().topology().tables
+    assert counts.columns.sql() == "`word` STRING, `n` BIGINT"
+
+
+# -- what is refused, and where ----------------------------------------------------------------------------------------------------
+
+Attempt = Callable[[wt.App, Stream, Table], object]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "says"),
+    [
+        pytest.param(lambda a, s, t: s.filter("quantity > 1"), UnknownColumn, "quantity", id="unknown column"),
+        pytest.param(lambda a, s, t: s.filter("qty"), ExpressionError, "BOOLEAN", id="a condition that is no boolean"),
+        pytest.param(lambda a, s, t: s.filter("qty >"), ExpressionError, "qty >", id="a condition that doesn't parse"),
+        pytest.param(lambda a, s, t: s.filter("rand() > 0.5"), ExpressionError, "rand", id="a function that isn't pure"),
+        pytest.param(lambda a, s, t: s.map_values(), DefinitionError, "no columns", id="map_values of nothing"),
+        pytest.param(lambda a, s, t: s.map_values(**{"a b": "qty"}), SchemaError, "'a b' is not an identifier", id="a bad name"),
+        pytest.param(lambda a, s, t: s.flat_map_values(x="qty"), ExpressionError, "exactly one ARRAY column", id="nothing to explode"),
+        pytest.param(lambda a, s, t: s.flat_map_values(x="tags", y="tags"), ExpressionError, "explode=name", id="two arrays"),
+        pytest.param(lambda a, s, t: s.flat_map_values(x="tags", explode="y"), ExpressionError, "arrays here: x", id="explodes another"),
+        pytest.param(lambda a, s, t: s.select_key("qty + 1"), ExpressionError, "an expression needs a name", id="a key without a name"),
+        pytest.param(lambda a, s, t: s.select_key(), DefinitionError, "wants columns", id="select_key of nothing"),
+        pytest.param(lambda a, s, t: s.group_by(), DefinitionError, "wants columns", id="group_by of nothing"),
+        pytest.param(lambda a, s, t: s.group_by("tags"), ExpressionError, "ARRAY<STRING>, which makes no key", id="an array as key"),
+        pytest.param(lambda a, s, t: s.group_by(x="CAST(qty AS DOUBLE)"), ExpressionError, "DOUBLE, which makes no key", id="a double key"),
+        pytest.param(lambda a, s, t: s.group_by("qty", qty="qty"), SchemaError, "named twice", id="a group twice"),
+        pytest.param(lambda a, s, t: s.group_by("sku").agg(), DefinitionError, "at least one aggregate", id="agg of nothing"),
+        pytest.param(lambda a, s, t: s.group_by("sku").agg(n="qty"), DefinitionError, "is not an aggregate", id="agg of a string"),
+        pytest.param(lambda a, s, t: s.group_by("sku").agg(n=wt.sum("tags")), ExpressionError, "ARRAY<STRING> has no sum", id="wrong type"),
+        pytest.param(lambda a, s, t: s.group_by("sku").agg(sku=wt.count()), DefinitionError, "both a key and a value", id="a column twice"),
+        pytest.param(lambda a, s, t: s.group_by("sku").count().to_stream(), DefinitionError, "a table with a name", id="no name"),
+        pytest.param(lambda a, s, t: s.group_by("sku").count().materialized_as("_x"), SchemaError, "the store's own", id="our name"),
+        pytest.param(lambda a, s, t: s.group_by("sku").count().materialized_as("a-b"), SchemaError, "not an identifier", id="bad table"),
+        pytest.param(lambda a, s, t: s.merge(s.map_values(x="qty")), SchemaError, "same value columns", id="merge of two shapes"),
+        pytest.param(lambda a, s, t: s.merge(s.select_key("qty")), SchemaError, "same key columns", id="merge of two keys"),
+        pytest.param(lambda a, s, t: s.expect("r", "qty > 0", on_fail="stop"), DefinitionError, "quarantine, drop, warn", id="verdict"),
+        pytest.param(lambda a, s, t: s.split().branch("x", "qty > 0").branch("x", "TRUE"), DuplicateName, "branch 'x'", id="branch twice"),
+        pytest.param(lambda a, s, t: s.to("a topic"), SchemaError, "no Kafka topic name", id="a bad topic"),
+        pytest.param(lambda a, s, t: s.to("sales"), DefinitionError, "that is a loop", id="writes what it reads"),
+        pytest.param(lambda a, s, t: (s.to("x"), s.to("x")), DuplicateName, "merge the streams first", id="writes a topic twice"),
+        pytest.param(lambda a, s, t: s.to("x", value_format="string"), SchemaError, "wants one STRING column", id="a format that can't be"),
+        pytest.param(lambda a, s, t: s.to("x", value_format="avro"), SchemaError, "choose json, string, bytes", id="an unknown format"),
+        pytest.param(lambda a, s, t: t.filter("old.stock > 1"), UnknownColumn, "old", id="old rows of a table"),
+        pytest.param(lambda a, s, t: t.map_values(sku="name"), DefinitionError, "both a key and a value", id="a value named as the key"),
+        pytest.param(lambda a, s, t: a.topic("sales", value="x INT"), DuplicateName, "reuse that object", id="a topic twice"),
+        pytest.param(lambda a, s, t: a.topic("x", value="x INTEGERS"), SchemaError, "INTEGERS", id="a bad DDL"),
+        pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="x"), SchemaError, "must name a TIMESTAMP column", id="no time"),
+        pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="y"), SchemaError, "it has x INT", id="a time that isn't there"),
+        pytest.param(lambda a, s, t: a.topic("x/y", value="x INT"), SchemaError, "no Kafka topic name", id="a slash in a topic"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_right_is_refused_where_it_is_written(
+    app: wt.App, sales: Stream, items: Table, attempt: Attempt, error: type[DefinitionError], says: str
+) -> None:
+    line = attempt.__code__.co_firstlineno
+    with pytest.raises(error) as raised:
+        attempt(app, sales, items)
+    assert str(raised.value).startswith(f"{HERE}:{line}: "), raised.value
+    assert says in str(raised.value)
+
+
+def test_a_second_table_of_a_name_is_refused_with_both_places(sales: Stream) -> None:
+    counts = sales.group_by("sku").count()
+    counts.materialized_as("counts")
+    with pytest.raises(DuplicateName, match=rf"^{HERE}:\d+: table 'counts' is already defined at {HERE}:\d+$"):
+        counts.materialized_as("counts")
+
+
+def test_a_table_keyed_by_what_makes_no_key_is_refused(app: wt.App) -> None:
+    topic = app.topic("odd", key="parts ARRAY<STRING>", value="x INT")
+    with pytest.raises(ExpressionError, match=r"parts is a ARRAY<STRING>, which makes no key"):
+        topic.table()
+    with pytest.raises(ExpressionError, match=r"parts is a ARRAY<STRING>, which makes no key"):
+        topic.stream().to_table()
+
+
+def test_a_table_whose_key_and_value_share_a_column_is_refused(app: wt.App) -> None:
+    with pytest.raises(DefinitionError, match=r"sku would be both a key and a value column; rename one"):
+        app.topic("twice", key="sku STRING", value="sku STRING, n INT").table()
+
+
+def test_an_app_that_keeps_and_publishes_nothing_is_refused_where_it_begins() -> None:
+    app = wt.App("empty")
+    with pytest.raises(DefinitionError, match=rf"^{HERE}:\d+: app 'empty' has no table and no output"):
+        app.topology()
+
+
+def test_the_changes_of_a_table_are_no_stream_to_make_a_table_of(items: Table) -> None:
+    changes = items.materialized_as("items").to_stream()
+    with pytest.raises(DefinitionError, match="already a table's changes"):
+        changes.to_table()
+
+
+def test_changes_and_records_do_not_merge(sales: Stream) -> None:
+    counted = sales.group_by("sku").count("qty").materialized_as("counted").to_stream()
+    records = sales.map_values(qty="CAST(qty AS BIGINT)")
+    with pytest.raises(SchemaError, match="can't mix Changes with records"):
+        counted.merge(records)
+
+
+# -- what names mean -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_name_is_the_values_before_the_keys(app: wt.App) -> None:
+    both = app.topic("both", key="sku STRING, region STRING", value="sku STRING, n INT").stream()
+    columns = dict(both.map_values(a="sku", b="key.sku", c="region").node.columns)  # type: ignore[union-attr]
+    assert {name: expr.refs for name, expr in columns.items()} == {"a": ("value.sku",), "b": ("key.sku",), "c": ("key.region",)}
+
+
+def test_a_change_has_old_and_new_and_a_bare_name_is_the_new(items: Table) -> None:
+    changes = items.materialized_as("items").to_stream()
+    condition = changes.filter("old.stock > stock AND new.stock < 5").node.condition  # type: ignore[union-attr]
+    assert condition.refs == ("new.stock", "old.stock")
+    with pytest.raises(UnknownColumn, match="value"):
+        changes.filter("value.stock > 1")
+
+
+def test_a_windowed_tables_changes_know_their_window(sales: Stream) -> None:
+    hourly = sales.group_by("sku").windowed_by(wt.tumbling(hours=1)).count().materialized_as("hourly").to_stream()
+    assert hourly.map_values(at="window.start", n="new.count").value.sql() == "`at` TIMESTAMP, `n` BIGINT"
+    with pytest.raises(UnknownColumn, match="window"):
+        sales.filter("window.start IS NULL")
+    with pytest.raises(UnknownColumn, match="window"):
+        hourly.select_key("sku").filter("window.start IS NULL")
+
+
+def test_with_columns_adds_and_replaces_and_keeps_the_order(sales: Stream) -> None:
+    assert sales.with_columns(qty="-qty", total="qty * price").value.names == ("qty", "price", "tags", "at", "total")
+
+
+def test_a_key_of_one_string_is_text_and_any_other_json(app: wt.App) -> None:
+    assert app.topic("a", value="x INT").topic.key_format is Format.STRING
+    assert app.topic("b", key="k BINARY", value="x INT").topic.key_format is Format.BYTES
+    assert app.topic("c", key="k INT", value="x INT").topic.key_format is Format.JSON
+    assert app.topic("d", key="k STRING, l STRING", value="x INT").topic.key_format is Format.JSON
+    assert app.topic("e", value="line STRING", value_format="string").topic.value_format is Format.STRING
+
+
+def test_branches_take_each_record_once(sales: Stream) -> None:
+    branches = sales.split().branch("many", "qty > 10").branch("some", "qty > 5").default_branch("few")
+    assert list(branches) == ["many", "some", "few"]
+
+
+# -- arrival ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_only_changes_of_rows_that_several_partitions_may_feed_depend_on_arrival(app: wt.App, sales: Stream, items: Table) -> None:
+    by_key = sales.group_by_key().count().materialized_as("by_key").to_stream()
+    by_other = sales.group_by("qty").count().materialized_as("by_other").to_stream()
+    of_topic = items.materialized_as("items").to_stream()
+    rekeyed = sales.select_key("qty").group_by_key().count().materialized_as("rekeyed").to_stream()
+    of_two = sales.merge(app.topic("more", key="sku STRING", value="qty INT, price DECIMAL(9,2), tags ARRAY<STRING>, at TIMESTAMP")
+                         .stream()).group_by_key().count().materialized_as("of_two").to_stream()  # fmt: skip
+    purity = {name: plan.purity_of(s.node) for name, s in
+              [("by_key", by_key), ("by_other", by_other), ("of_topic", of_topic), ("rekeyed", rekeyed), ("of_two", of_two)]}  # fmt: skip
+    assert purity == {"by_key": Purity.PURE, "by_other": Purity.ARRIVAL, "of_topic": Purity.PURE, "rekeyed": Purity.ARRIVAL,
+                      "of_two": Purity.ARRIVAL}  # fmt: skip
+
+
+def test_arrival_is_inherited_by_what_follows(sales: Stream) -> None:
+    changes = sales.group_by("qty").agg(n=wt.count()).materialized_as("by_qty").to_stream()
+    table = changes.group_by(big="n > 1").count().materialized_as("bigs")
+    assert plan.purity_of(table.node) is Purity.ARRIVAL
+
+
+# -- cold ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_defining_an_app_imports_no_spark_and_no_kafka_client() -> None:
+    code = "import sys; from tests import apps; apps.retail().topology().fingerprint; print([m for m in sys.modules if re.match(p, m)])"
+    setup = "import re; p = r'(pyspark|py4j|confluent_kafka|dagster|great_expectations|delta)(\\.|$)'; "
+    done = subprocess.run([sys.executable, "-c", setup + code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_same_definition_twice_is_one_topology() -> None:
+    def define() -> Topology:
+        return apps.retail().topology()
+
+    assert define() == define()
+    assert not re.search(r"\.py", repr(plan.canonical(define().tables[0].node)))
