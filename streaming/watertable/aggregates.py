@@ -98,17 +98,17 @@ def count_distinct(argument: str) -> Aggregation:
     return Aggregation("count_distinct", argument)
 
 
-def sum(argument: str) -> Aggregation:  # noqa: A001 - the field's name for it
+def sum(argument: str) -> Aggregation:
     """Add up a number: BIGINT for whole numbers, DECIMAL(p+10,s) for DECIMAL(p,s), DOUBLE else; null while nothing but nulls came."""
     return Aggregation("sum", argument)
 
 
-def min(argument: str) -> Aggregation:  # noqa: A001
+def min(argument: str) -> Aggregation:
     """Keep the least value."""
     return Aggregation("min", argument)
 
 
-def max(argument: str) -> Aggregation:  # noqa: A001
+def max(argument: str) -> Aggregation:
     """Keep the greatest value."""
     return Aggregation("max", argument)
 

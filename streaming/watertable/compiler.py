@@ -18,12 +18,12 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from pyspark import StorageLevel
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from watertable import plan
 from watertable.aggregates import Merge
-from watertable.algebra import finishing, lifted, merged, named_struct, place, render, single
+from watertable.algebra import finishing, lifted, merged, named_struct, render, single
 from watertable.expressions import Expr
 from watertable.plan import Aggregate, Format, Latest, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail
@@ -82,12 +82,12 @@ class Batch:
     quarantine: DataFrame | None
     dropped: DataFrame | None
     stats: BatchStats
-    _cached: list[DataFrame] = field(default_factory=list)
+    _kept: list[DataFrame] = field(default_factory=list)
 
     def close(self) -> None:
-        """Free the cached records."""
-        for frame in self._cached:
-            frame.unpersist()
+        """Free the records that were kept for the frames; none of them can be used any more."""
+        for frame in self._kept:
+            _forget(frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,12 @@ class Compiler:
         roots = [t.root for t in self.topology.tables]
         placed = any(f.merge in (Merge.FIRST, Merge.LAST) for root in roots for f in plan.state_of(root))
         return bool(self.topology.sinks) or placed or any(isinstance(r, Aggregate) and r.windows for r in roots)
+
+    @property
+    def _direct(self) -> _Fold | None:
+        """Give the only consumer of the records, if one table is all there is: then its partial state is kept, not the records."""
+        only = [fold for _, fold in self._folds.values()]
+        return only[0] if len(self._segments) == 1 and len(only) == 1 and not self._sinks else None
 
     # -- the plan as columns -----------------------------------------------------------------------------------------------------
 
@@ -359,37 +365,38 @@ class Compiler:
     # -- a batch -----------------------------------------------------------------------------------------------------------------
 
     def batch(self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup) -> Batch:
-        """Compile a batch: records as read, in any order, and the stream time that each partition brought to it.
+        """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
 
-        `lookup` gives old rows, for the tables whose changes are streamed. Runs the statistics' job, and one for each such table; all
-        other frames run when they are written.
+        `lookup` gives old rows, for the tables whose changes are streamed. Runs one job over the batch, and one for each such table;
+        all other frames run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
         run = _Run(self, carry, lookup)
-        base = run.base(records)
-        stats = run.statistics(base)
-        frames = {0: base}
+        frames = {0: run.base(records)}
+        watched, figures = run.watched(frames[0])
+        partial: dict[plan.Table, DataFrame] = {}
+        if self._direct is None:
+            frames[0] = run.keep(watched)
+        else:
+            partial[self._direct.root] = run.keep(run.partial(self._direct, run.contributions(self._direct, watched)[0]))
+        stats = figures()
         for segment in self._segments[1:]:
             frames[segment.number] = run.segment(segment, frames)
-        tables: dict[str, DataFrame] = {}
-        partial: dict[plan.Table, DataFrame] = {}
         late: list[DataFrame] = []
-        for table in self.topology.tables:
-            if table.root not in partial:
-                segment, fold = self._folds[table.root]
-                contributions, missed = run.contributions(fold, frames[segment.number])
-                partial[table.root] = run.partial(fold, contributions)
-                if missed is not None and not (segment.number == 0 and not stats.dropped.get((fold.label, "late"))):
-                    late.append(missed)
-            tables[table.name] = partial[table.root]
+        for root, (segment, fold) in self._folds.items():
+            contributions, missed = run.contributions(fold, frames[segment.number])
+            if root not in partial:
+                partial[root] = run.partial(fold, contributions)
+            if missed is not None and not (segment.number == 0 and not stats.dropped.get((fold.label, "late"))):
+                late.append(missed)
         bad = [s for s in self._segments if s.failures and not (s.number == 0 and not stats.quarantined)]
         counted = run.counted(stats, frames)
         return Batch(
-            tables=tables,
+            tables={table.name: partial[table.root] for table in self.topology.tables},
             outbox=run.outbox(frames),
             quarantine=_union([run.quarantine(frames[s.number]) for s in bad]),
             dropped=_union([*late, *counted]),
             stats=stats,
-            _cached=run.cached,
+            _kept=run.kept,
         )
 
 
@@ -400,7 +407,7 @@ class _Run:
     compiler: Compiler
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
-    cached: list[DataFrame] = field(default_factory=list)
+    kept: list[DataFrame] = field(default_factory=list)
 
     def base(self, records: DataFrame) -> DataFrame:
         """Decode the batch, run the first segment, put each record at its stream time, and cache what is needed."""
@@ -420,33 +427,47 @@ class _Run:
         for fold in segment.folds:
             if isinstance(fold.root, Aggregate) and fold.root.windows:
                 frame = frame.selectExpr("*", *_windows(fold))
-        frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
-        self.cached.append(frame)
         return frame
 
-    def statistics(self, base: DataFrame) -> BatchStats:
-        """Count, in the job that fills the cache."""
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """Compute a frame now, in one job, and cut its lineage: what is made of it plans fast, and never reads Kafka again."""
+        self.kept.append(frame.localCheckpoint(eager=True))
+        return self.kept[-1]
+
+    def watched(self, base: DataFrame) -> tuple[DataFrame, Callable[[], BatchStats]]:
+        """Count on the way through: give the frame to run, and what gives the figures once it has run."""
         segment = self.compiler._segments[0]
-        counts: dict[str, str] = {"records": "count(1)", "latest": "unix_micros(max(st))", "quarantined": "sum(size(bad))"}
+        sums: dict[str, str] = {"records": "count(1)", "quarantined": "sum(size(bad))"}
         names: dict[str, tuple[str, str] | str] = {}
-        for number, ((node, reason), flags) in enumerate(segment.counters.items()):
-            counts[f"d{number}"] = "sum(" + " + ".join(f"int(COALESCE({flag}, FALSE))" for flag in flags) + ")"
-            names[f"d{number}"] = (node, reason)
-        for number, fold in enumerate(f for f in segment.folds if isinstance(f.root, Aggregate) and f.root.windows):
-            counts[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
-            names[f"l{number}"] = (fold.label, "late")
-        for number, (name, flags) in enumerate(segment.peeks.items()):
-            counts[f"p{number}"] = "sum(" + " + ".join(f"int(COALESCE({flag}, FALSE))" for flag in flags) + ")"
-            names[f"p{number}"] = name
-        rows = base.groupBy("topic", "partition").agg(*(F.expr(f"{sql} AS {name}") for name, sql in counts.items())).collect()
-        partitions = {(r.topic, r.partition): PartitionStats(r.records, _micros(r.latest)) for r in rows}
-        total = {name: sum(int(r[name] or 0) for r in rows) for name in counts if name != "latest"}
-        return BatchStats(
-            partitions,
-            quarantined=total["quarantined"],
-            dropped={name: total[column] for column, name in names.items() if isinstance(name, tuple) and total[column]},
-            peeks={name: total[column] for column, name in names.items() if isinstance(name, str)},
-        )
+        for number, (name, flags) in enumerate((segment.counters | segment.peeks).items()):
+            sums[f"f{number}"] = _tally(flags)
+            names[f"f{number}"] = name
+        for number, fold in enumerate(segment.folds):
+            if isinstance(fold.root, Aggregate) and fold.root.windows:
+                sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
+                names[f"l{number}"] = (fold.label, "late")
+        partitions = list(self.carry)
+        for number, (topic, partition) in enumerate(partitions):
+            here = f"topic = {_literal(topic)} AND partition = {partition}"
+            sums[f"n{number}"] = f"count(CASE WHEN {here} THEN 1 END)"
+            sums[f"t{number}"] = f"unix_micros(max(CASE WHEN {here} THEN st END))"
+        observation = Observation()
+        frame = base.observe(observation, *(F.expr(f"{sql} AS {name}") for name, sql in sums.items()))
+
+        def figures() -> BatchStats:
+            seen = observation.get
+            counts = {name: int(seen[column] or 0) for column, name in names.items()}
+            read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"])) for i, p in enumerate(partitions)}
+            if seen["records"] != sum(p.records for p in read.values()):
+                raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
+            return BatchStats(
+                partitions=read,
+                quarantined=int(seen["quarantined"] or 0),
+                dropped={name: count for name, count in counts.items() if isinstance(name, tuple) and count},
+                peeks={name: count for name, count in counts.items() if isinstance(name, str)},
+            )
+
+        return frame, figures
 
     def segment(self, segment: _Segment, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Build the input of a later segment, and run it."""
@@ -525,8 +546,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         for segment in self.compiler._segments[1:]:
             if segment.counters:
                 sums = [
-                    f"named_struct('n', {_literal(node)}, 'r', {_literal(reason)}, 'c', "
-                    + "CAST(sum(" + " + ".join(f"int(COALESCE({flag}, FALSE))" for flag in flags) + ") AS BIGINT))"
+                    f"named_struct('n', {_literal(node)}, 'r', {_literal(reason)}, 'c', {_tally(flags)})"
                     for (node, reason), flags in segment.counters.items()
                 ]  # fmt: skip
                 rows = frames[segment.number].agg(F.expr(f"array({', '.join(sums)}) AS a")).selectExpr("explode(a) AS d").where("d.c > 0")
@@ -634,7 +654,8 @@ _RAW: Final = ("raw_key", "raw_value", "raw_ts")
 
 def _windows(fold: _Fold) -> list[str]:
     """Write the window starts of a record, in microseconds: the first, the first one still open, the last; and how many it missed."""
-    assert isinstance(fold.root, Aggregate) and fold.root.windows is not None
+    assert isinstance(fold.root, Aggregate)
+    assert fold.root.windows is not None
     windows = fold.root.windows
     size, advance, grace = (_microseconds(d) for d in (windows.size, windows.advance, windows.grace))
     now = "unix_micros(ts)"
@@ -697,6 +718,16 @@ def _nested(node: plan.FlatMapValues) -> bool:
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame | None:
     return reduce(lambda a, b: a.unionByName(b), frames) if frames else None
+
+
+def _tally(flags: Sequence[str]) -> str:
+    """Write the SQL that counts the records with these flags."""
+    return "CAST(sum(" + " + ".join(f"int(COALESCE({flag}, FALSE))" for flag in flags) + ") AS BIGINT)"
+
+
+def _forget(kept: DataFrame) -> None:
+    """Free a checkpointed frame's blocks now: the garbage collector would let several batches pile up."""
+    kept._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 
 def _literal(text: str) -> str:
