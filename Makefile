@@ -1,0 +1,65 @@
+# `make` or `make help` is the handbook. Every target does its own set-up, once: a virtual environment from requirements.lock
+# (.venv) and the pinned jars (~/.cache/watertable, or WATERTABLE_CACHE). Needs Python >= 3.11, Java 17 or 21, and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.watertable-ready
+JARS   := $(VENV)/.watertable-jars
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo dev test test-all check bench docs lock clean
+
+help: ## show this handbook
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(JARS) ## make the environment and fetch the jars; the other targets do it themselves
+
+demo: setup ## the retail demo: broker, topics, tables, Dagster; options in ARGS="--until-caught-up --no-browser"
+	$(BIN)/watertable demo $(ARGS)
+
+dev: setup ## broker and Dagster with code reload
+	$(BIN)/watertable dev $(ARGS)
+
+test: setup ## the tests of every change (under 25 minutes on 2 cores)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: setup ## every test there is, the slow ones too
+	$(BIN)/python -m pytest -m "" $(ARGS)
+
+check: setup ## ruff, mypy --strict, the import laws
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_house.py
+
+bench: setup ## the benchmarks, with Kafka Streams beside (needs a JDK); prints what it ran on
+	$(BIN)/python -m watertable.jars spark broker bench
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: setup ## build docs/ from the docstrings
+	$(BIN)/python docs/build.py $(ARGS)
+
+lock: $(READY) ## renew requirements.lock from pyproject.toml; review the diff
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+		--no-annotate --no-header --upgrade --quiet --output-file requirements.lock
+
+clean: ## remove the environment, caches and the local state (.watertable, its broker stopped); the jar cache stays
+	-@test ! -x $(BIN)/watertable || $(BIN)/watertable broker stop
+	rm -rf $(VENV) .watertable .dagster dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
+
+# Python is checked before anything is made, and the environment is only stamped ready when all of it is.
+$(READY): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) found. Install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$$(command -v $(PYTHON)) is $$($(PYTHON) --version 2>&1), wanted 3.11 or newer. Name one: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); \
+		echo "$(PYTHON) can't make a virtual environment (Debian: apt-get install python3-venv)"; exit 1; }
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^\(uv==[0-9.]*\).*/\1/p' requirements.lock)"
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The jars need Java, so a missing or wrong one is named here, before any work.
+$(JARS): $(READY) streaming/watertable/jars.lock
+	$(BIN)/python -m watertable.jars
+	@touch $@

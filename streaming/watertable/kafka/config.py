@@ -1,0 +1,160 @@
+"""Say how to reach a Kafka cluster: once, for Spark, the admin and the Python client alike.
+
+A `Cluster` keeps the address and the client options under Kafka's own (Java) names. `spark_options` hands them to Spark as `kafka.*`;
+`client_config` translates them into librdkafka's words, which differ for JAAS, key stores and retry settings. An option that one
+side can't express is refused there, never dropped: a client that silently connects without encryption is a defect.
+Secrets ("env:NAME") are looked up at each of the two calls, i.e. when a connection is made, and show nowhere before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from watertable.errors import SettingsError
+from watertable.settings import Secret, Settings, resolve
+
+_SAME: Final = re.compile(
+    r"""bootstrap\.servers|security\.protocol|sasl\.mechanism|client\.(id|rack)|ssl\.key\.password|ssl\.endpoint\.identification\.algorithm
+    |sasl\.kerberos\.(service\.name|kinit\.cmd|min\.time\.before\.relogin)|sasl\.oauthbearer\.(token\.endpoint\.url|scope|client\.id|client\.secret)
+    |metadata\.max\.age\.ms|socket\.connection\.setup\.timeout\.ms|re(connect|try)\.backoff\.(max\.)?ms|enable\.metrics\.push""",
+    re.VERBOSE,
+)
+_RENAMED: Final = {
+    "request.timeout.ms": "socket.timeout.ms",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "connections.max.idle.ms": "connections.max.idle.ms",
+    "ssl.cipher.suites": "ssl.cipher.suites",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+_STORES: Final = {  # (store, its type) → librdkafka's name for the file
+    ("truststore", "PEM"): "ssl.ca.location",
+    ("keystore", "PKCS12"): "ssl.keystore.location",
+}
+_HANDLED: Final = re.compile(r"ssl\.(trust|key)store\.(location|type|password)|sasl\.jaas\.config|sasl\.(username|password)")
+_JAAS: Final = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
+
+Options = Mapping[str, str]
+ClientConfig = dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Name a Kafka cluster: bootstrap servers and client options by their Java names, secrets as "env:NAME".
+
+    SASL credentials are either `sasl.jaas.config` whole, or `sasl.username` with `sasl.password`, from which the JAAS line is made.
+
+    >>> Cluster("broker:9093", {"security.protocol": "SSL"}).spark_options()
+    {'kafka.bootstrap.servers': 'broker:9093', 'kafka.security.protocol': 'SSL'}
+    """
+
+    bootstrap: str
+    options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {name.removeprefix("kafka."): value for name, value in self.options.items()})
+
+    @classmethod
+    def of(cls, settings: Settings) -> Cluster:
+        """Take the cluster that the settings name."""
+        return cls(settings.kafka, settings.kafka_options)
+
+    def __hash__(self) -> int:
+        return hash((self.bootstrap, tuple(sorted(self.options.items()))))
+
+    def spark_options(self) -> dict[str, str]:
+        """Give the options of Spark's Kafka source, secrets revealed: hand them to a reader and show them nowhere.
+
+        Raises `SettingsError` where a secret isn't in the environment.
+        """
+        found = self._resolved()
+        username, password = found.pop("sasl.username", None), found.pop("sasl.password", None)
+        if username is not None and password is not None and "sasl.jaas.config" not in found:
+            found["sasl.jaas.config"] = _jaas(found.get("sasl.mechanism", "GSSAPI"), username, password)
+        return {f"kafka.{name}": value for name, value in {"bootstrap.servers": self.bootstrap, **found}.items()}
+
+    def client_config(self) -> ClientConfig:
+        """Give the configuration of the Python client (librdkafka) and its admin, secrets revealed.
+
+        Raises `SettingsError` for an option that librdkafka can't express, naming what to use instead, or a secret that isn't set.
+        """
+        found = self._resolved()
+        config: ClientConfig = {"bootstrap.servers": self.bootstrap, "log_level": "3"}
+        for name, value in found.items():
+            if _SAME.fullmatch(name):
+                config[name] = value
+            elif name in _RENAMED:
+                config[_RENAMED[name]] = value
+            elif not _HANDLED.fullmatch(name):
+                raise SettingsError(
+                    f"kafka option {name!r} has no counterpart in librdkafka, which the admin and the publisher use. "
+                    "Leave it out, or set it for Spark's source alone on the topic."
+                )
+        if config.get("sasl.mechanism") == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in config:
+            config.setdefault("sasl.oauthbearer.method", "oidc")
+        config |= _credentials(found) | _stores(found)
+        if config.get("ssl.endpoint.identification.algorithm") == "":
+            config["ssl.endpoint.identification.algorithm"] = "none"  # how Java writes it, and how librdkafka does
+        return config
+
+    def _resolved(self) -> dict[str, str]:
+        resolved = {name: resolve(f"kafka option {name}", value) for name, value in self.options.items()}
+        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in resolved.items()}
+
+
+def _jaas(mechanism: str, username: str, password: str) -> str:
+    module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
+    escaped = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (username, password)]
+    return f'org.apache.kafka.common.security.{module} required username="{escaped[0]}" password="{escaped[1]}";'
+
+
+def _credentials(options: Options) -> dict[str, str]:
+    """Take user and password, or OAuth's client, out of the options or their JAAS line."""
+    found = {name: options[name] for name in ("sasl.username", "sasl.password") if name in options}
+    jaas = options.get("sasl.jaas.config")
+    if jaas is None:
+        return found
+    said = {name: re.sub(r"\\(.)", r"\1", next(v for v in values if v or v is values[-1])) for name, *values in _JAAS.findall(jaas)}
+    match said:
+        case {"username": username, "password": password}:
+            return {"sasl.username": username, "sasl.password": password}
+        case {"clientId": client, "clientSecret": secret}:
+            scope = {"sasl.oauthbearer.scope": said["scope"]} if "scope" in said else {}
+            return {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": client,
+                "sasl.oauthbearer.client.secret": secret,
+                **scope,
+            }
+        case {"keyTab": keytab, "principal": principal}:
+            return {"sasl.kerberos.keytab": keytab, "sasl.kerberos.principal": principal}
+    raise SettingsError(
+        "sasl.jaas.config names none of username and password, clientId and clientSecret, keyTab and principal: "
+        f"librdkafka needs one of these pairs; it names {', '.join(sorted(said)) or 'nothing'}"
+    )
+
+
+def _stores(options: Options) -> dict[str, str]:
+    config: dict[str, str] = {}
+    for store in ("truststore", "keystore"):
+        location = options.get(f"ssl.{store}.location")
+        if location is None:
+            continue
+        kind = options.get(f"ssl.{store}.type", "JKS").upper()
+        if store == "keystore" and kind == "PEM":  # one file holds the key and its certificates
+            config |= {"ssl.certificate.location": location, "ssl.key.location": location}
+        elif (store, kind) in _STORES:
+            config[_STORES[store, kind]] = location
+            if f"ssl.{store}.password" in options:
+                config[f"ssl.{store}.password"] = options[f"ssl.{store}.password"]
+        else:
+            raise SettingsError(
+                f"ssl.{store}.type is {kind}, which librdkafka can't read; set ssl.{store}.type to "
+                f"{'PEM' if store == 'truststore' else 'PEM or PKCS12'} and ssl.{store}.location to such a file, which Spark reads as well"
+            )
+    return config

@@ -1,0 +1,189 @@
+"""Read a project's settings once, from one place: `[tool.watertable]`, overridden by WATERTABLE_* in the environment.
+
+The project is the nearest folder upward of the working directory whose pyproject.toml has a `[tool.watertable]` table (or
+WATERTABLE_PROJECT); relative paths are relative to it, so a command works from any folder below. Nothing here is global: a `Settings` is
+a frozen value that is passed on.
+
+A secret is never a setting. A setting says where one is: "env:NAME". It is looked up when a connection is made, and travels as a
+`Secret`, which prints as ***.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from watertable.errors import SettingsError
+from watertable.jars import spark_classpath
+
+_SECRET_NAME: Final = re.compile(r"password|secret|jaas|token|credential|access\.key$|account\.key|key\.pem$", re.I)
+_NOT_SECRET: Final = re.compile(r"\.(file|location|url|uri|class|type|seconds|ms|path|enabled|provider)$", re.I)
+_URI: Final = re.compile(r"[a-z][a-z0-9+.-]*:/", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Carry a secret without showing it: str, repr and formatting give ***; only `reveal` gives the value.
+
+    >>> f"{Secret('hunter2')} {Secret('hunter2')!r}", Secret("hunter2").reveal()
+    ("*** Secret('***')", 'hunter2')
+    """
+
+    _value: str = field(repr=False)
+
+    def reveal(self) -> str:
+        """Return the value: call it where a connection is made, nowhere else."""
+        return self._value
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+
+def resolve(name: str, value: str) -> str | Secret:
+    """Return the value of an option, looked up in the environment where it is "env:NAME"; raise `SettingsError` if that isn't set."""
+    if not value.startswith("env:"):
+        return value
+    variable = value.removeprefix("env:")
+    if variable not in os.environ:
+        raise SettingsError(f"{name} = {value!r}, but {variable} is not set in the environment")
+    return Secret(os.environ[variable])
+
+
+class Settings(BaseSettings):
+    """Hold one project's settings; make one with `Settings.load()`.
+
+    `kafka_options` are Kafka client options under their Java names (`security.protocol`, with or without `kafka.` in front) and reach
+    Spark, the admin and the Python client alike. `spark` are `spark.*` settings and win over ours.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="WATERTABLE_", frozen=True, extra="forbid")
+
+    project: Path = Field(default_factory=lambda: Path.cwd(), description="the folder that relative paths are relative to")
+    assets: tuple[str, ...] = Field(default=("assets",), description="folders whose apps and assets are loaded")
+    env: str = Field(default="", pattern="^[a-z0-9_]*$", description="prefix of an environment's names, e.g. staging")
+    home: str = Field(default=".watertable", description="folder of the embedded broker, logs and local state")
+    warehouse: str = Field(default="", description="path or URI of the Delta warehouse; default <home>/warehouse")
+    kafka: str = Field(default="127.0.0.1:9092", min_length=1, description="bootstrap servers")
+    kafka_options: dict[str, str] = Field(default_factory=dict, description="Kafka client options; secrets as env:NAME")
+    master: str = Field(default="local[*]", description="Spark master")
+    spark: dict[str, str] = Field(default_factory=dict, description="spark.* settings, over ours; secrets as env:NAME")
+    maven_mirror: str = Field(default="", description="address of the Maven repository that jars are fetched from")
+
+    @classmethod
+    def load(cls, project: Path | str | None = None, **overrides: Any) -> Self:
+        """Read the settings of the project at a folder, or of the one around the working directory.
+
+        Precedence: `overrides`, then WATERTABLE_* in the environment, then `[tool.watertable]`. Raises `SettingsError` naming each
+        setting that is unknown or wrong, and the file it stands in.
+        """
+        found = Path(project) if project is not None else find_project()
+        try:
+            return cls(project=found.resolve(), **overrides)
+        except ValidationError as error:
+            said = [(".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, ")) for e in error.errors()]
+            wrong = "; ".join(f"{name}: {what}" for name, what in said)
+            raise SettingsError(f"{found / 'pyproject.toml'} [tool.watertable] or WATERTABLE_*: {wrong}") from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: what the caller says, the environment, the project's table."""
+        project = init_settings().get("project") or find_project()
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=_table(Path(project)))
+
+    @field_validator("kafka_options", "spark", mode="after")
+    @classmethod
+    def _no_literal_secrets(cls, options: dict[str, str]) -> dict[str, str]:
+        for name, value in options.items():
+            if _SECRET_NAME.search(name) and not _NOT_SECRET.search(name) and not value.startswith("env:"):
+                raise ValueError(f'{name} is a secret: put it in the environment and write "env:NAME" here')
+        return {name.removeprefix("kafka."): value for name, value in options.items()}
+
+    @property
+    def home_folder(self) -> Path:
+        """Give the folder of the embedded broker, logs and local state."""
+        return self.project / self.home
+
+    @property
+    def warehouse_uri(self) -> str:
+        """Give the Delta warehouse as an absolute path or a URI with its scheme, for Spark and for Delta readers."""
+        if not self.warehouse:
+            return str(self.home_folder / "warehouse")
+        return self.warehouse.rstrip("/") if _URI.match(self.warehouse) else str(self.project / self.warehouse)
+
+    def spark_conf(self) -> dict[str, str]:
+        """Build the configuration of every Spark session of this project: pinned jars, Delta, UTC, ANSI, then the user's own.
+
+        Secrets are revealed in it: hand it to a session and show it nowhere. Raises `SettingsError` when jars are missing.
+        """
+        conf = {
+            "spark.master": self.master,
+            "spark.jars": ",".join(str(jar) for jar in spark_classpath()),
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.ansi.enabled": "true",
+            "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
+            "spark.driver.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",  # deep plans overflow the default stack
+            "spark.executor.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",
+            "spark.databricks.delta.snapshotPartitions": "2",  # a snapshot is 50 tasks by default, whatever its size
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "WARN",
+        }
+        if self.master.startswith("local"):
+            conf |= {
+                "spark.driver.memory": "2g",
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+            }
+        for name, value in self.spark.items():
+            found = resolve(name, value)
+            conf[name] = found.reveal() if isinstance(found, Secret) else found
+        return conf
+
+
+def find_project(start: Path | None = None) -> Path:
+    """Return the project's folder: WATERTABLE_PROJECT, else the nearest upward with `[tool.watertable]`, else the working directory."""
+    named = os.environ.get("WATERTABLE_PROJECT")
+    if named and start is None:
+        return Path(named)
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if "watertable" in _tools(folder):
+            return folder
+    return here
+
+
+def _table(project: Path) -> dict[str, Any]:
+    table = _tools(project).get("watertable", {})
+    if "project" in table:
+        raise SettingsError(f"{project / 'pyproject.toml'}: `project` is where this file stands; it is no setting of [tool.watertable]")
+    return dict(table)
+
+
+def _tools(folder: Path) -> dict[str, Any]:
+    file = folder / "pyproject.toml"
+    if not file.is_file():
+        return {}
+    try:
+        return dict(tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file}: {error}") from None

@@ -1,0 +1,69 @@
+"""Shared fixtures: one broker and one Spark session for a whole run, topics of their own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from watertable.kafka.config import Cluster
+
+settings.register_profile("watertable", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+settings.load_profile("watertable")
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_outside() -> None:
+    """Hold the run to the repository's own settings: a developer's WATERTABLE_KAFKA must not receive test data."""
+    for name in [n for n in os.environ if n.startswith("WATERTABLE_") and n not in ("WATERTABLE_CACHE", "WATERTABLE_MAVEN_MIRROR")]:
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run a real broker on a free port for the whole run; give its cluster."""
+    from watertable.kafka import broker as embedded
+    from watertable.kafka.config import Cluster
+
+    folder = tmp_path_factory.mktemp("broker")
+    running = embedded.start(folder, port=embedded.free_port())
+    try:
+        yield Cluster(running.bootstrap)
+    finally:
+        embedded.stop(folder)
+
+
+@pytest.fixture
+def topic(broker: Cluster) -> Callable[..., str]:
+    """Create topics: `topic("sales", partitions=2)` makes one of that name plus a number, with any topic settings, and returns its name."""
+    from watertable.kafka.admin import Admin
+
+    def create(name: str = "t", partitions: int = 1, **config: str) -> str:
+        unique = f"{name}_{next(_numbers)}"
+        Admin(broker).create_topic(unique, partitions=partitions, config=config)
+        return unique
+
+    return create
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Start local[2] Spark with Delta and Kafka, configured as every session of watertable is, in folders of its own."""
+    from watertable.session import spark_session
+    from watertable.settings import Settings
+
+    home = tmp_path_factory.mktemp("spark")
+    session = spark_session(Settings.load(home, master="local[2]", spark={"spark.driver.memory": "1536m"}), app="watertable tests")
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -1,0 +1,153 @@
+"""The laws of the house: who may import whom, and what an import may cost. This file is the architecture page.
+
+Imports go one way: assets → watertable_quality → watertable, watertable_platform → both. Nobody imports assets or, but for the assets
+themselves, watertable_platform. Each heavy dependency has its rooms; everything else can be read, tested and imported without it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"watertable": ROOT / "streaming", "watertable_quality": ROOT / "quality", "watertable_platform": ROOT / "platform"}
+
+MAY_IMPORT = {
+    "watertable": {"watertable"},
+    "watertable_quality": {"watertable", "watertable_quality"},
+    "watertable_platform": {"watertable", "watertable_quality", "watertable_platform"},
+}
+# A module of `watertable` that names Spark runs only inside a session: the two engines' fast half, the store, and what starts them.
+SPARK_ROOMS = {
+    f"watertable.{name}" for name in ("algebra", "compiler", "store", "deltalog", "reader", "rewind", "session", "job", "kafka.source")
+}
+ROOMS = {
+    "pyspark": SPARK_ROOMS,
+    "delta": SPARK_ROOMS,
+    "py4j": SPARK_ROOMS,
+    "confluent_kafka": {"watertable.kafka"},
+    "dagster": {"watertable_platform"},
+    "dagster_pyspark": {"watertable_platform"},
+    "great_expectations": {"watertable_quality"},
+}
+NEVER = {"assets", "tests", "benchmarks"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package, root in PACKAGES.items():
+        for path in sorted((root / package).rglob("*.py")):
+            yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name, node.lineno) for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module, node.lineno
+            case ast.ImportFrom():
+                yield ".", node.lineno
+
+
+def in_room(module: str, rooms: set[str]) -> bool:
+    return any(module == room or module.startswith(room + ".") for room in rooms)
+
+
+def broken_laws(module: str, path: Path) -> list[str]:
+    own = module.partition(".")[0]
+    broken = []
+    for imported, line in imports(path):
+        top = imported.partition(".")[0]
+        where = f"{path.name}:{line}: {module}"
+        if imported == ".":
+            broken.append(f"{where} imports relatively; write the whole name")
+        elif top in PACKAGES and top not in MAY_IMPORT[own]:
+            broken.append(f"{where} may not import {imported}")
+        elif top in NEVER:
+            broken.append(f"{where} may not import {imported}: nobody imports {top}")
+        elif top in ROOMS and not in_room(module, ROOMS[top]):
+            broken.append(f"{where} may not import {imported}; only {', '.join(sorted(ROOMS[top]))} may")
+    return broken
+
+
+@pytest.mark.parametrize(("module", "path"), [pytest.param(*found, id=found[0]) for found in modules()])
+def test_imports_go_one_way_and_stay_in_their_rooms(module: str, path: Path) -> None:
+    assert broken_laws(module, path) == []
+
+
+def test_the_laws_catch_what_they_forbid(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    forbidden = (
+        "import pyspark.sql",
+        "from confluent_kafka import Producer",
+        "from watertable_platform import cli",
+        "import assets.retail",
+        "from . import x",
+    )
+    bad.write_text("\n".join(forbidden))
+    assert len(broken_laws("watertable.plan", bad)) == 5
+    assert len(broken_laws("watertable.kafka.source", bad)) == 3
+
+
+def test_great_expectations_lives_in_one_file() -> None:
+    users = [module for module, path in modules() if any(name.partition(".")[0] == "great_expectations" for name, _ in imports(path))]
+    assert len(users) <= 1
+
+
+def test_framework_code_never_names_the_demo() -> None:
+    named = re.compile(r"assets[./]retail")
+    found = []
+    for module, path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings may give it as an example
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in prose]
+        found += [f"{module}:{text.lineno}" for text in texts if named.search(str(text.value))]
+    assert found == []
+
+
+def test_modules_stay_readable() -> None:
+    long = {module: lines for module, path in modules() if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 700}
+    assert long == {}
+
+
+def test_modules_open_with_what_they_are() -> None:
+    assert [module for module, path in modules() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []
+
+
+def run(code: str, cwd: Path) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=clean, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "tests", ROOT / "assets"], ids=lambda path: path.name)
+def test_platform_is_the_standard_librarys(folder: Path) -> None:
+    if not folder.is_dir():
+        pytest.skip(f"no {folder.name}")
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    assert run("import platform; print(platform.python_version())", folder) == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_importing_watertable_starts_no_jvm_and_loads_nothing_heavy() -> None:
+    loaded = set(run("import sys, watertable; print(*sorted({m.partition('.')[0] for m in sys.modules}))", ROOT).split())
+    assert "watertable" in loaded
+    assert not loaded & {*ROOMS, *PACKAGES, "pandas", "pyarrow", "deltalake", "pydantic"} - {"watertable"}
+
+
+def test_importing_watertable_takes_under_a_second() -> None:
+    code = "import time; t = time.perf_counter(); import watertable; print(time.perf_counter() - t)"
+    assert min(float(run(code, ROOT)) for _ in range(3)) < 1.0
+
+
+def test_public_names_are_those_exported() -> None:
+    import watertable
+
+    assert sorted(watertable.__all__) == sorted(set(watertable.__all__))
+    assert [name for name in watertable.__all__ if not hasattr(watertable, name)] == []
