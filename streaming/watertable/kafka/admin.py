@@ -9,7 +9,7 @@ loss, named in a `TopicChanged`. `mirror` copies an app's position to a consumer
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -153,10 +153,10 @@ class Admin:
         """Copy an app's position to the consumer group `watertable.<app>`, whose lag exporters then show the app's."""
         if position:
             asked = [TopicPartition(topic, number, offset) for (topic, number), offset in sorted(position.items())]
-            try:
-                answer = self._group(app).commit(offsets=asked, asynchronous=False)
-            except KafkaException as error:
-                raise self._failed(f"mirror the position to group 'watertable.{app}'", error) from None
+            commit = self._group(app).commit
+            answer = self._group_result(
+                f"mirror the position to group 'watertable.{app}'", lambda: commit(offsets=asked, asynchronous=False)
+            )
             refused = [p for p in answer or () if p.error is not None]
             if refused:
                 raise KafkaError(
@@ -165,14 +165,13 @@ class Admin:
 
     def mirrored(self, app: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the position that the consumer group `watertable.<app>` shows, of those partitions that it has one of."""
-        try:
-            found = self._group(app).committed([TopicPartition(topic, number) for topic, number in partitions], timeout=self._timeout)
-        except KafkaException as error:
-            raise self._failed(f"read the offsets of group 'watertable.{app}'", error) from None
+        asked = [TopicPartition(topic, number) for topic, number in partitions]
+        committed = self._group(app).committed
+        found = self._group_result(f"read the offsets of group 'watertable.{app}'", lambda: committed(asked, timeout=self._timeout))
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def _group(self, app: str) -> Consumer:
-        """Keep a consumer that never joins its group: the admin's own calls for group offsets crash librdkafka 2.16 when the coordinator moves."""
+        # A consumer that never joins: the admin's own calls for group offsets crash in librdkafka 2.16 when a coordinator moves.
         if app not in self._groups:
             self._groups[app] = Consumer({**self._cluster.client_config(), "group.id": f"watertable.{app}", "enable.auto.commit": False})
         return self._groups[app]
@@ -239,6 +238,17 @@ class Admin:
                 time.sleep(0.02)
         return found
 
+    def _group_result(self, what: str, ask: Callable[[], T]) -> T:
+        """Ask a group's coordinator, again while it moves or loads: it does so whenever a broker starts."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return ask()
+            except KafkaException as error:
+                if error.args[0].code() not in _COORDINATOR_MOVES or time.monotonic() > deadline:
+                    raise self._failed(what, error) from None
+                time.sleep(0.05)
+
     def _result(self, what: str, future: Future[T]) -> T:
         try:
             return future.result(self._timeout)
@@ -252,6 +262,7 @@ class Admin:
         )
 
 
+_COORDINATOR_MOVES: Final = (ClientError.NOT_COORDINATOR, ClientError.COORDINATOR_NOT_AVAILABLE, ClientError.COORDINATOR_LOAD_IN_PROGRESS)
 _START_OVER: Final = "To start over from what the topic holds, move the app's folder out of the warehouse and start the app again"
 
 
