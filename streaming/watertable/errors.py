@@ -21,6 +21,7 @@ what was wanted and what came, and what to do. The tree:
     │   ├── UnknownPosition        a position, version or time that no table can be read at   (LookupError)
     │   └── TableNotFound          no such table or app in this warehouse           (LookupError)
     └── JobError                   a running app that has to stop
+        └── RecordFailed           one record that an app can't be made to pass
 """
 
 from __future__ import annotations
@@ -96,3 +97,11 @@ class TableNotFound(StoreError, LookupError):
 
 class JobError(WatertableError):
     """Stop a running app, saying what stopped it and the way out."""
+
+
+class RecordFailed(JobError):
+    """Stop at a record that can't be worked off, and know which it is."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int, location: str) -> None:
+        super().__init__(message)
+        self.topic, self.partition, self.offset, self.location = topic, partition, offset, location

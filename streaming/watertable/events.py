@@ -72,11 +72,12 @@ class Folded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """Nothing to read: the app is alive and waits."""
+    """Nothing to read: the app is alive and waits. `problem` says what for, when that is not records: a cluster that doesn't answer."""
 
     event: ClassVar[str] = "idle"
     position: str
     lag: Mapping[str, int]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ def as_json(event: Event) -> str:
     """Write an event as one line of JSON.
 
     >>> as_json(Idle(position="retail@1.17", lag={"sales": 0}))
-    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}}'
+    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}, "problem": ""}'
     """
     body: dict[str, object] = {"event": event.event, **dataclasses.asdict(event)}
     if isinstance(event, BatchCommitted):

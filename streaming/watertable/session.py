@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import threading
@@ -118,7 +119,11 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         with os.fdopen(descriptor, "w", encoding="utf-8") as out:
             out.writelines(f"{_property(name)}={_property(value)}\n" for name, value in conf.items())
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
-        return SparkSession(SparkContext(gateway=_launch(log)))
+        interrupt = signal.getsignal(signal.SIGINT)
+        session = SparkSession(SparkContext(gateway=_launch(log)))
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)  # PySpark takes Ctrl-C for itself, to cancel all jobs
+        return session
     except Exception as error:
         where = f"; the JVM's own words are in {log}" if log else ""
         raise JobError(f"Spark doesn't start: {str(error).splitlines()[0]}{where}") from error

@@ -77,6 +77,12 @@ class Settings(BaseSettings):
     kafka_options: dict[str, str] = Field(default_factory=dict, description="Kafka client options; secrets as env:NAME")
     master: str = Field(default="local[*]", description="Spark master")
     spark: dict[str, str] = Field(default_factory=dict, description="spark.* settings, over ours; secrets as env:NAME")
+    trigger_seconds: float = Field(default=1.0, ge=0, description="least time between the commits of an app")
+    batch_records: int = Field(default=400_000, gt=0, description="most records in one batch")
+    fold_seconds: float = Field(default=30.0, gt=0, description="time between two folds of a table, as other Delta readers see it")
+    tail_rows: int = Field(default=2_000_000, gt=0, description="unfolded rows that begin a fold; at twice as many the stream waits")
+    tidy_seconds: float = Field(default=600.0, gt=0, description="time between two rounds of OPTIMIZE, trims and VACUUM")
+    horizon_days: float = Field(default=7.0, gt=0, description="how far back tables can be read and rewound")
     maven_mirror: str = Field(default="", description="address of the Maven repository that jars are fetched from")
 
     @classmethod
