@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -99,14 +100,30 @@ def merged(field: StateField, source: str, over: str = "") -> str:
             return f"{pick}({source}, {source}.order){over}"
 
 
-def merge(table: TableDef, rows: DataFrame) -> DataFrame:
+def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:
     """Merge the states of each key: `key`, `state` (and `epoch`, `seq`: those of the commit that touched the key last) to one row a key.
 
     Along a lineage both numbers only grow, so each is its own maximum; that of a struct would turn a hash aggregate into a sort.
     """
     state = "named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"
     place = [F.expr(f"max({name}) AS {name}") for name in ("epoch", "seq") if "seq" in rows.columns]
-    return rows.groupBy("key").agg(F.expr(state), *place)
+    return rows.groupBy("key").agg(F.expr(state), *place, *map(F.expr, more))
+
+
+def spread(table: TableDef, rows: DataFrame) -> DataFrame:
+    """Give each delta of a hopping table (`key`, `state`, `st`, `epoch`, `seq`) to every window that it is for.
+
+    A record enters many windows, and those of one stretch of an advance enter the same: so a batch keeps one delta for all of them, whose
+    key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread.
+    """
+    if table.windows is None or table.windows.is_tumbling:
+        return rows
+    size, advance = (duration // timedelta(microseconds=1) for duration in (table.windows.size, table.windows.advance))
+    spans = merge(table, rows, "max(st) AS st")
+    starts = f"sequence(unix_micros(key.window_start), unix_micros(key.window_end) - {size}L, {advance}L)"
+    group = "".join(f"'{c.name}', key.{quote(c.name)}, " for c in table.key.columns[:-2])
+    window = f"'window_start', timestamp_micros(s), 'window_end', timestamp_micros(s + {size}L)"
+    return spans.withColumn("s", F.expr(f"explode({starts})")).withColumn("key", F.expr(f"named_struct({group}{window})")).drop("s")
 
 
 def finish(table: TableDef, rows: DataFrame) -> DataFrame:

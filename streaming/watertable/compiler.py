@@ -508,7 +508,7 @@ class _Run:
         return taken, dropped
 
     def partial(self, fold: _Fold, contributions: DataFrame) -> DataFrame:
-        """Fold the contributions of a batch to one partial state a key; the windows of a hopping table share their slots' states."""
+        """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`)."""
         fields = plan.state_of(fold.root)
         windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
         sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in fields}
@@ -516,14 +516,8 @@ class _Run:
         folded = [F.expr(f"named_struct({state}) AS state"), F.expr("max(st) AS st")]
         if windows is None:
             return contributions.groupBy("key").agg(*folded)
-        if windows.is_tumbling:
-            one = contributions.withColumn("key", F.expr(_windowed_key(fold, "last", _microseconds(windows.size))))
-            return one.groupBy("key").agg(*folded)
-        slots = contributions.groupBy("key", "open", "last").agg(*folded)
-        each = slots.withColumn("s", F.expr(f"explode(sequence(open, last, {_microseconds(windows.advance)}L))"))
-        each = each.withColumn("key", F.expr(_windowed_key(fold, "s", _microseconds(windows.size))))
-        again = ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in fields)
-        return each.groupBy("key").agg(F.expr(f"named_struct({again}) AS state"), F.expr("max(st) AS st"))
+        each = contributions.withColumn("key", F.expr(_windowed_key(fold, "open", "last", _microseconds(windows.size))))
+        return each.groupBy("key").agg(*folded)
 
     def quarantine(self, frame: DataFrame) -> DataFrame:
         """Give the refused records of a segment, with their bytes."""
@@ -592,7 +586,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         if table.windows is not None:
             size, advance = _microseconds(table.windows.size), _microseconds(table.windows.advance)
             each = contributions.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
-            contributions = each.withColumn("key", F.expr(_windowed_key(fold, "s", size)))
+            contributions = each.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
         old = self.lookup(table, contributions.select("key").distinct())
         sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in table.state}
         alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in table.state)
@@ -672,10 +666,11 @@ def _next_start(after: str, advance: int) -> str:
     return f"({after} - pmod({after}, {advance}L) + {advance}L)"
 
 
-def _windowed_key(fold: _Fold, start: str, size: int) -> str:
+def _windowed_key(fold: _Fold, first: str, last: str, size: int) -> str:
+    """Write the key that spans the windows from the first start to the last one; of one window, if they are the same."""
     assert isinstance(fold.root, Aggregate)
     group = ", ".join(f"'{name}', key.{quote(name)}" for name, _ in fold.root.group)
-    return f"named_struct({group}, 'window_start', timestamp_micros({start}), 'window_end', timestamp_micros({start} + {size}L))"
+    return f"named_struct({group}, 'window_start', timestamp_micros({first}), 'window_end', timestamp_micros({last} + {size}L))"
 
 
 def _leveled(frame: DataFrame, segment: _Segment) -> DataFrame:
