@@ -93,6 +93,7 @@ class Late:
     window_start: datetime
     window_end: datetime
     country: str
+    quantity: int
     amount: Decimal
 
 
@@ -193,8 +194,9 @@ class Schedule:
             for start in range(first, time + 1, step):
                 if start + width + slack <= now:
                     found = self.lines.slice(line, 1).to_pylist()[0]
-                    amount = found["Quantity"] * found["UnitPrice"]
-                    yield Late(line, partition, offset, _time(start), _time(start + width), found["Country"], amount)
+                    quantity = found["Quantity"]
+                    amount = quantity * found["UnitPrice"]
+                    yield Late(line, partition, offset, _time(start), _time(start + width), found["Country"], quantity, amount)
 
     def _written(self, chosen: Sequence[int]) -> Iterator[Record]:
         sales = _encode(self.lines, [self.row[i] for i in chosen if self.topic[i] == 0])
@@ -224,6 +226,11 @@ def write_moved(schedule: Schedule, file: Path) -> None:
         writer.writerow(["line", "kind", "partition", "offset", "invoiced_at", "sent_at"])
         for m in schedule.moved:
             writer.writerow([m.line, m.kind, m.partition, m.offset, f"{m.invoiced_at:%Y-%m-%dT%H:%MZ}", f"{m.sent_at:%Y-%m-%dT%H:%MZ}"])
+
+
+def schedule(days: int | None = None) -> Schedule:
+    """Plan the demo's replay: all of the file, or its first so many days."""
+    return Schedule.of(load(days=days))
 
 
 # ---------------------------------------------------------------------------------------------------------------- when it's sent
