@@ -30,7 +30,7 @@ from watertable.schema import Column, Schema, Type
 
 BIGINT: Final = Type("bigint")
 DOUBLE: Final = Type("double")
-PLACE: Final = Schema.parse("st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord INT")
+PLACE: Final = Schema.parse("st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT")
 """Where a record stands in log order: compared field by field, left to right; `ord` tells records derived from one record apart."""
 
 

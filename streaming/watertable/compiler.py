@@ -37,6 +37,9 @@ Lookup = Callable[[TableDef, "DataFrame"], "DataFrame"]
 
 Partition = tuple[str, int]
 
+FAN_OUT: Final = 65536
+"""Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
+
 _PLACE: Final = ("st", "topic", "partition", "offset", "ord")
 _META: Final = (*_PLACE, "ts", "bad", "raw_key", "raw_value", "raw_ts")
 _CORRUPT: Final = "_wt_corrupt"
@@ -50,7 +53,7 @@ QUARANTINE: Final = (
 )
 OUT: Final = (
     "topic STRING, key BINARY, value BINARY, timestamp TIMESTAMP, st TIMESTAMP, src_topic STRING, src_partition INT, src_offset BIGINT, "
-    "ord INT, ordinal BIGINT"
+    "ord BIGINT, ordinal BIGINT"
 )
 
 
@@ -413,7 +416,7 @@ class _Run:
         """Decode the batch, run the first segment, put each record at its stream time, and cache what is needed."""
         segment = self.compiler._segments[0]
         frame = records.selectExpr(
-            "topic", "partition", "offset", "timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "0 AS ord"
+            "topic", "partition", "offset", "timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "0L AS ord"
         )
         times = [flow.spaces["ts"] for flow in self.compiler._sources.values()]
         frame = self._narrowed(segment, _leveled(frame, segment), f"coalesce({', '.join(times)}, NULL) AS ts")
@@ -495,7 +498,7 @@ class _Run:
         names = [f"{fold.key}_{part}" for part in ("first", "open", "last")]
         size, advance = (_microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
         taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
-            keys, lifts, f"{names[1]} AS open", f"{names[2]} AS last", "ts", *_PLACE, *_RAW
+            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *_PLACE, *_RAW
         )
         missed = here.where(f"{names[0]} < {names[1]}").selectExpr(
             f"{_literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
@@ -551,14 +554,11 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         """Give the records to publish, numbered for each topic in log order."""
         out = []
         for sink, flow, key, value in self.compiler._sinks:
-            again = "src_window" if "window" in flow.spaces else "CAST(NULL AS TIMESTAMP)"
             frame = frames[flow.segment.number].where(flow.present)
-            if "window" in flow.spaces:
-                frame = frame.withColumn("src_window", F.expr(f"{flow.spaces['window']}.start"))
-            order = f"ORDER BY st, topic, partition, offset, ord, {again}"
+            ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
             out.append(frame.selectExpr(
                 f"{_literal(sink.topic)} AS topic", f"{key} AS key", f"{value} AS value", "ts AS timestamp", "st", "topic AS src_topic",
-                "partition AS src_partition", "offset AS src_offset", "ord", f"CAST(row_number() OVER ({order}) - 1 AS BIGINT) AS ordinal",
+                "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
             ))  # fmt: skip
         return _union(out)
 
@@ -570,11 +570,10 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             "*", f"posexplode({made}.{quote(node.exploded)}) AS (_pos, _item)"
         )
         parts = ", ".join(f"'{n}', " + ("_item" if n == node.exploded else f"{made}.{quote(n)}") for n, _ in node.columns)
-        level = "_pos" if not _nested(node) else "ord * 65536 + _pos"
         window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
         spaces = [f"{flow.spaces['key']} AS {segment_key}" for segment_key in ("key",)] + window
         return frame.selectExpr(
-            "TRUE AS present", *spaces, f"named_struct({parts}) AS value", f"CAST({level} AS INT) AS ord",
+            "TRUE AS present", *spaces, f"named_struct({parts}) AS value", f"ord * {FAN_OUT} + _pos AS ord",
             *(c for c in (*_PLACE, "ts", *_RAW) if c != "ord"),
         )  # fmt: skip
 
@@ -586,7 +585,8 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         if table.windows is not None:
             size, advance = _microseconds(table.windows.size), _microseconds(table.windows.advance)
             each = contributions.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
-            contributions = each.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
+            numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
+            contributions = numbered.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
         old = self.lookup(table, contributions.select("key").distinct())
         sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in table.state}
         alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in table.state)
@@ -608,11 +608,12 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
 
     def _united(self, node: plan.MergeStreams, frames: Mapping[int, DataFrame]) -> DataFrame:
         parts = []
-        for parent in node.parents:
+        for number, parent in enumerate(node.parents):
             flow = self.compiler._flow(parent)
             columns = [f"{column} AS {name}" for name, column in flow.spaces.items() if name != "ts"]
             frame = frames[flow.segment.number].where(flow.present)
-            parts.append(frame.selectExpr("TRUE AS present", *columns, "ts", *_PLACE, *_RAW))
+            numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
+            parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *_PLACE, *_RAW))
         return reduce(lambda a, b: a.unionByName(b), parts)
 
     def _narrowed(self, segment: _Segment, frame: DataFrame, *times: str) -> DataFrame:
@@ -705,10 +706,6 @@ def _encode(column: str, form: Format, schema: Schema) -> str:
             return f"{column}.{quote(schema.columns[0].name)}"
         case Format.JSON:
             return f"CAST(to_json({column}, map('ignoreNullFields', 'false')) AS BINARY)"
-
-
-def _nested(node: plan.FlatMapValues) -> bool:
-    return any(isinstance(n, plan.FlatMapValues) for n in plan.walk(node.parent))
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame | None:
