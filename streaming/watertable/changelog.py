@@ -1,0 +1,422 @@
+"""Hold the changelog of an app: one Delta table in which one append is one transaction over all tables, outbox, quarantine and position.
+
+    epoch, table, bucket (seq div 1000)   partitions
+    seq                                   the commit's number along its lineage, 1, 2, 3 ...; the only column with statistics
+    commit_v1                             table `__commit`: what the commit was, and from where to where
+    quarantine_v1, dropped_v1, out_v1     tables `__quarantine`, `__dropped`, `__out_<topic>`
+    <t>_<state version>                   table <t>: key, state delta, st
+
+`__commit` rows are the only truth about progress. Rows of kind `batch` take the next seq; `fence` and `fold` rows are notes at the seq
+that they found. An epoch is (parent, fork): its rows are the parent's up to the fork and its own after that, so along a lineage seq is
+contiguous, and every read names the spans of seq that each epoch gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark.sql import functions as F
+
+from watertable.algebra import change_struct
+from watertable.compiler import DROPPED, OUT, QUARANTINE
+from watertable.deltalog import DeltaLog, Snapshot
+from watertable.errors import FormatError, TableNotFound, UnknownPosition
+from watertable.plan import TableDef
+from watertable.schema import Schema, check_identifier, quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+FORMAT: Final = 1
+"""Counts the layout of changelog and tables; a greater one found in a store is refused."""
+BUCKET: Final = 1000
+"""Commits per partition: the grain of trimming, and what OPTIMIZE makes one file of."""
+COMMIT_TABLE: Final = "__commit"
+QUARANTINE_TABLE: Final = "__quarantine"
+DROPPED_TABLE: Final = "__dropped"
+OUT_PREFIX: Final = "__out_"
+
+Partition = tuple[str, int]
+Offsets = Mapping[Partition, int]
+
+_COMMIT_DDL: Final = (
+    "STRUCT<format: INT, kind: STRING, generation: BIGINT, writer: STRING, commit_time: TIMESTAMP, "
+    "fingerprint: STRING, suite_hash: STRING, "
+    "partitions: ARRAY<STRUCT<topic: STRING, partition: INT, begin: BIGINT, next: BIGINT, stream_time: TIMESTAMP>>, "
+    "topics: ARRAY<STRUCT<topic: STRING, id: STRING>>, "
+    "advances: ARRAY<STRUCT<topic: STRING, partition: INT, before: BIGINT, stream_time: TIMESTAMP>>, "
+    "folds: ARRAY<STRUCT<table: STRING, version: BIGINT, epoch: INT, seq: BIGINT, tombstones_from: BIGINT>>, "
+    "parent: INT, fork: BIGINT, counters: MAP<STRING, BIGINT>>"
+)
+_OUT: Final = Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic"))
+SYSTEM_COLUMNS: Final = {
+    "commit_v1": _COMMIT_DDL,
+    "quarantine_v1": Schema.parse(QUARANTINE).struct().sql(),
+    "dropped_v1": Schema.parse(DROPPED).struct().sql(),
+    "out_v1": _OUT.struct().sql(),
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Name an app's place: everything up to commit `seq` of the lineage of `epoch`. Written `retail@1.48211`.
+
+    >>> Position.parse("retail@3.48211")
+    Position(app='retail', epoch=3, seq=48211)
+    >>> str(Position("retail", 3, 48211))
+    'retail@3.48211'
+    """
+
+    app: str
+    epoch: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.app}@{self.epoch}.{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` writes; raise `UnknownPosition` for anything else."""
+        match = re.fullmatch(r"([A-Za-z_]\w*)@(\d+)\.(\d+)", text)
+        if match is None:
+            raise UnknownPosition(f"{text!r} is no position; write app@epoch.seq, e.g. retail@1.48211")
+        return cls(match[1], int(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Record the decision to let a partition's stream time go on without records: before this offset it counts as `stream_time`."""
+
+    topic: str
+    partition: int
+    before: int
+    stream_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FoldMark:
+    """Record that a version of a table's Delta table holds the fold of everything up to (epoch, seq).
+
+    Tombstones of commits from `tombstones_from` on may still be needed: an earlier record could come.
+    """
+
+    table: str
+    version: int
+    epoch: int
+    seq: int
+    tombstones_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInfo:
+    """Hold one row of `__commit`.
+
+    `begin` and `next` are offsets by (topic, partition): this commit read [begin, next). `stream_times` are those after it. Kinds:
+    `batch` (takes a seq), `fence` (a writer begins), `fold` (tables were folded), `epoch` (an epoch becomes current; `parent`, `fork`).
+    """
+
+    kind: str = "batch"
+    epoch: int = 1
+    seq: int = 0
+    generation: int = 0
+    writer: str = ""
+    commit_time: datetime = datetime(1970, 1, 1, tzinfo=UTC)
+    fingerprint: str = ""
+    suite_hash: str = ""
+    begin: Offsets = field(default_factory=dict)
+    next: Offsets = field(default_factory=dict)
+    stream_times: Mapping[Partition, datetime | None] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    advances: tuple[Advance, ...] = ()
+    folds: tuple[FoldMark, ...] = ()
+    parent: int | None = None
+    fork: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def low_stream_time(self) -> datetime | None:
+        """Give the stream time that every partition has reached; None while one has none."""
+        times = list(self.stream_times.values())
+        return None if not times or None in times else min(t for t in times if t is not None)
+
+    def to_json(self) -> str:
+        """Write the row's struct as JSON, as Spark's `from_json` reads it."""
+        parts = sorted(set(self.begin) | set(self.next) | set(self.stream_times))
+        return json.dumps({
+            "format": self.format, "kind": self.kind, "generation": self.generation, "writer": self.writer,
+            "commit_time": _iso(self.commit_time), "fingerprint": self.fingerprint, "suite_hash": self.suite_hash,
+            "partitions": [
+                {"topic": p[0], "partition": p[1], "begin": self.begin.get(p), "next": self.next.get(p),
+                 "stream_time": _iso(self.stream_times.get(p))} for p in parts
+            ],
+            "topics": [{"topic": t, "id": i} for t, i in sorted(self.topic_ids.items())],
+            "advances": [
+                {"topic": a.topic, "partition": a.partition, "before": a.before, "stream_time": _iso(a.stream_time)} for a in self.advances
+            ],
+            "folds": [
+                {"table": m.table, "version": m.version, "epoch": m.epoch, "seq": m.seq, "tombstones_from": m.tombstones_from}
+                for m in self.folds
+            ],
+            "parent": self.parent, "fork": self.fork, "counters": dict(self.counters),
+        })  # fmt: skip
+
+    @classmethod
+    def from_row(cls, row: Row) -> CommitInfo:
+        """Read a row (epoch, seq, c); raise `FormatError` when a newer release wrote it."""
+        c = row["c"]
+        if c["format"] > FORMAT:
+            raise FormatError(f"commit {row['epoch']}.{row['seq']} has store format {c['format']}; this release knows {FORMAT}: upgrade it")
+        parts = {(p["topic"], p["partition"]): p for p in c["partitions"]}
+        return cls(
+            kind=c["kind"], epoch=row["epoch"], seq=row["seq"], generation=c["generation"], writer=c["writer"],
+            commit_time=_micros(c["commit_time"]), fingerprint=c["fingerprint"], suite_hash=c["suite_hash"],
+            begin={k: p["begin"] for k, p in parts.items() if p["begin"] is not None},
+            next={k: p["next"] for k, p in parts.items() if p["next"] is not None},
+            stream_times={k: None if p["stream_time"] is None else _micros(p["stream_time"]) for k, p in parts.items()},
+            topic_ids={t["topic"]: t["id"] for t in c["topics"]},
+            advances=tuple(Advance(a["topic"], a["partition"], a["before"], _micros(a["stream_time"])) for a in c["advances"]),
+            folds=tuple(FoldMark(m["table"], m["version"], m["epoch"], m["seq"], m["tombstones_from"]) for m in c["folds"]),
+            parent=c["parent"], fork=c["fork"], counters=dict(c["counters"]), format=c["format"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Give the commits (after, upto] of one epoch; `upto` None is open."""
+
+    epoch: int
+    after: int
+    upto: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Follow one epoch back to the first: which commits of which epoch its rows are."""
+
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, epoch: int, forks: Iterable[CommitInfo]) -> Lineage:
+        """Build the lineage of an epoch from the rows of kind `epoch`."""
+        parents = {row.epoch: (row.parent, row.fork) for row in forks}
+        spans: list[Span] = []
+        upto: int | None = None
+        while epoch in parents and parents[epoch][0] is not None:
+            parent, fork = parents[epoch]
+            assert parent is not None
+            assert fork is not None
+            fork = fork if upto is None else min(fork, upto)
+            spans.insert(0, Span(epoch, fork, upto))
+            epoch, upto = parent, fork
+        return cls((Span(epoch, 0, upto), *spans))
+
+    @property
+    def epoch(self) -> int:
+        """Give the epoch whose lineage this is."""
+        return self.spans[-1].epoch
+
+    def holds(self, epoch: int, seq: int) -> bool:
+        """Tell whether the state right after commit (epoch, seq) is on this lineage: an ancestor, not a branch that was left."""
+        if seq == 0:
+            return True
+        return any(s.epoch == epoch and s.after < seq and (s.upto is None or seq <= s.upto) for s in self.spans)
+
+    def where(self, after: int, upto: int) -> str:
+        """Write the condition for rows of commits (after, upto] of this lineage; partition columns first, so that files are skipped."""
+        parts = []
+        for span in self.spans:
+            low, high = max(after, span.after), upto if span.upto is None else min(upto, span.upto)
+            if low < high:
+                buckets = f"bucket BETWEEN {(low + 1) // BUCKET} AND {high // BUCKET}"
+                parts.append(f"(epoch = {span.epoch} AND {buckets} AND seq > {low} AND seq <= {high})")
+        return "(" + " OR ".join(parts) + ")" if parts else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Hold where an app stands at one version of its changelog."""
+
+    position: Position
+    last: CommitInfo | None
+    generation: int
+    lineage: Lineage
+    version: int
+    folds: tuple[FoldMark, ...]
+
+
+class Changelog:
+    """Reach the changelog of one app at `<warehouse>/<app>/changelog`."""
+
+    def __init__(self, spark: SparkSession, warehouse: str, app: str) -> None:
+        check_identifier(app, "app")
+        self.spark, self.warehouse, self.app = spark, warehouse.rstrip("/"), app
+        self.log = DeltaLog(spark, self.path)
+
+    @property
+    def path(self) -> str:
+        """Give the path of the Delta table."""
+        return f"{self.warehouse}/{self.app}/changelog"
+
+    def base_path(self, table: str) -> str:
+        """Give the path of a table's Delta table."""
+        return f"{self.warehouse}/{self.app}/{check_identifier(table, 'table')}"
+
+    def create(self, tables: Sequence[TableDef], retention: timedelta) -> None:
+        """Create the changelog where there is none; another process doing the same at the same time is no error."""
+        if self.log.exists():
+            return
+        columns = ["epoch INT", "`table` STRING", "bucket BIGINT", "seq BIGINT"]
+        columns += [f"{quote(n)} {ddl}" for n, ddl in self._wanted(tables).items()]
+        days = interval(retention)
+        try:
+            self.spark.sql(
+                f"CREATE TABLE delta.{quote(self.path)} ({', '.join(columns)}) USING delta PARTITIONED BY (epoch, `table`, bucket) "
+                "TBLPROPERTIES ('delta.checkpointInterval' = '100', 'delta.dataSkippingStatsColumns' = 'seq', "
+                f"'delta.deletedFileRetentionDuration' = '{days}', 'delta.logRetentionDuration' = '{days}', "
+                f"'watertable.format' = '{FORMAT}')"
+            )
+        except Exception:
+            if not self.log.exists():
+                raise
+
+    def evolve(self, tables: Sequence[TableDef]) -> bool:
+        """Add the columns of new tables and of new state versions; only while no other writer runs. Tell whether any were added."""
+        snapshot = self.snapshot()
+        missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in snapshot.columns}
+        if missing:
+            added = ", ".join(f"{quote(n)} {ddl}" for n, ddl in missing.items())
+            self.spark.sql(f"ALTER TABLE delta.{quote(self.path)} ADD COLUMNS ({added})")
+        return bool(missing)
+
+    def snapshot(self) -> Snapshot:
+        """Pin the changelog's newest version.
+
+        Raises `TableNotFound` when the app has never run in this warehouse, `FormatError` when a newer release made its store.
+        """
+        snapshot = self.log.latest()
+        if snapshot is None:
+            raise TableNotFound(f"no app {self.app!r} in warehouse {self.warehouse}: it has never been started there")
+        written = int(snapshot.property("watertable.format") or 0)
+        if written > FORMAT:
+            raise FormatError(f"{self.path} has store format {written}; this release knows {FORMAT}: upgrade it")
+        return snapshot
+
+    def rows(self, snapshot: Snapshot, where: str) -> list[CommitInfo]:
+        """Read the `__commit` rows for which the condition (over epoch, bucket, seq, c) holds."""
+        found = (
+            snapshot.frame().where(f"`table` = '{COMMIT_TABLE}'").selectExpr("epoch", "bucket", "seq", "commit_v1 AS c").where(where)
+        ).select("epoch", "seq", _portable("c").alias("c"))  # fmt: skip
+        return [CommitInfo.from_row(row) for row in found.collect()]
+
+    def head(self, snapshot: Snapshot | None = None, *, epoch: int | None = None, since: int | None = None) -> Head:
+        """Find the last commit of the current epoch, or of the one given.
+
+        `since` is a seq that the lineage is thought to have reached: no commit before it is looked at, unless none is found after it.
+        """
+        snapshot = snapshot or self.snapshot()
+        since = self.hint(snapshot) if since is None else since
+        rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
+        forks = [r for r in rows if r.kind == "epoch"]
+        current = epoch if epoch is not None else max(forks, key=lambda r: r.generation).epoch if forks else 1
+        lineage = Lineage.of(current, forks)
+        batches = [r for r in rows if r.kind == "batch" and lineage.holds(r.epoch, r.seq)]
+        if not batches and since > 0:
+            return self.head(snapshot, epoch=epoch, since=0)
+        last = max(batches, key=lambda r: r.seq, default=None)
+        return Head(
+            position=Position(self.app, current, last.seq if last else 0), last=last,
+            generation=max((r.generation for r in rows), default=0), lineage=lineage, version=snapshot.version,
+            folds=tuple(m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)),
+        )  # fmt: skip
+
+    def hint(self, snapshot: Snapshot) -> int:
+        """Give a seq to look for the head from, by the last commit's own words; 0 when log clean-up or OPTIMIZE has taken them."""
+        commit = self.log.commit(snapshot.version)
+        match = re.search(rf"{re.escape(self.app)}@\d+\.(\d+)", commit.user_metadata or "") if commit else None
+        return int(match[1]) if match else 0
+
+    def commit_frame(self, info: CommitInfo) -> DataFrame:
+        """Make the `__commit` row."""
+        struct = F.from_json(F.lit(info.to_json()), SYSTEM_COLUMNS["commit_v1"])
+        return self.spark.range(0, 1, 1, 1).select(struct.alias("commit_v1"))
+
+    def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
+        """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
+        frame: DataFrame | None = None
+        bucket = info.seq // BUCKET if bucket is None else bucket
+        for part in (*parts, Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")):
+            shaped = part.frame.selectExpr(
+                f"{info.epoch} AS epoch", f"{part.table} AS `table`", f"{bucket}L AS bucket", f"{info.seq}L AS seq",
+                part.struct(), )  # fmt: skip
+            frame = shaped if frame is None else frame.unionByName(shaped, allowMissingColumns=True)
+        assert frame is not None
+        return frame
+
+    def _wanted(self, tables: Sequence[TableDef]) -> dict[str, str]:
+        return {**SYSTEM_COLUMNS, **{t.state_column: change_struct(t).sql() for t in tables}}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Hold the rows of one table in one commit: the frame, the struct column that takes its columns, and the table's name as SQL."""
+
+    frame: DataFrame
+    column: str
+    table: str
+
+    def struct(self) -> str:
+        """Write the struct column as SQL over the frame's columns."""
+        if self.column == "commit_v1":
+            return "commit_v1"
+        names = [c for c in self.frame.columns if not (self.column == "out_v1" and c == "topic")]
+        return "named_struct(" + ", ".join(f"'{n}', {quote(n)}" for n in names) + f") AS {quote(self.column)}"
+
+
+def table_part(table: TableDef, frame: DataFrame) -> Part:
+    """Take the state deltas of one table."""
+    return Part(frame.select("key", "state", "st"), table.state_column, f"'{table.name}'")
+
+
+def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped: DataFrame | None) -> list[Part]:
+    """Take the frames of a batch that are no table's."""
+    found = [
+        (outbox, "out_v1", f"concat('{OUT_PREFIX}', topic)"), (quarantine, "quarantine_v1", f"'{QUARANTINE_TABLE}'"),
+        (dropped, "dropped_v1", f"'{DROPPED_TABLE}'"),
+    ]  # fmt: skip
+    return [Part(frame, column, table) for frame, column, table in found if frame is not None]
+
+
+def interval(duration: timedelta) -> str:
+    """Write a duration as Delta's table properties take it."""
+    return f"interval {max(1, int(duration.total_seconds()))} seconds"
+
+
+def now_after(earlier: datetime | None) -> datetime:
+    """Give the time of a commit: now, but never before the commit that it follows."""
+    now = datetime.now(UTC)
+    return now if earlier is None else max(now, earlier)
+
+
+def _portable(column: str) -> Any:
+    """Turn the timestamps of a `__commit` struct into microseconds: collected timestamps would depend on this process's time zone."""
+    c = F.col(column)
+    moved = c.withField("commit_time", F.unix_micros(c["commit_time"]))
+    for name in ("partitions", "advances"):
+        moved = moved.withField(name, F.transform(c[name], lambda e: e.withField("stream_time", F.unix_micros(e["stream_time"]))))
+    return moved
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _micros(value: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
+
+

@@ -1,0 +1,227 @@
+"""Reach one Delta table through its log: pinned snapshots, single commits, and appends whose place in the log is known.
+
+This is the one module that calls Delta's classes in the JVM. The writer's public way (`df.write` with txnAppId) can't say which commit
+it made, skips a known transaction without a word, and rebuilds the table's whole state for each transaction lookup; here the commit's
+version is returned, a transaction that was overtaken raises, and a commit costs one Spark job. Laws: an append is blind, so it never
+conflicts with OPTIMIZE or with other appends; of two writers of one transaction line that overlap, one gets `Fenced`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
+
+from watertable import failpoints
+from watertable.errors import Fenced, StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FENCED: Final = ("ConcurrentTransactionException", "MetadataChangedException", "ProtocolChangedException")
+CONFLICTS: Final = (*_FENCED, "ConcurrentAppendException", "ConcurrentDeleteReadException", "ConcurrentDeleteDeleteException",
+                    "ConcurrentWriteException")  # fmt: skip
+"""What Delta throws at the loser of a race."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Hold what one commit of a Delta log says about itself."""
+
+    version: int
+    operation: str
+    blind: bool
+    transactions: Mapping[str, int]
+    user_metadata: str | None
+    restored: int | None
+    changes: bool
+    rows: Mapping[str, int]
+    """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
+
+
+class Snapshot:
+    """Pin one version of a Delta table; what it reads never changes."""
+
+    def __init__(self, spark: SparkSession, log: Any, snapshot: Any) -> None:
+        self._spark, self._log, self._snapshot = spark, log, snapshot
+        self.version: int = snapshot.version()
+
+    def frame(self) -> DataFrame:
+        """Read the table at this version."""
+        jvm: Any = self._spark._jvm
+        scala = jvm.scala
+        nil = scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toSeq()
+        relation = self._log.createRelation(nil, scala.Option.apply(self._snapshot), scala.Option.empty(), False)
+        return DataFrame(self._spark._jsparkSession.baseRelationToDataFrame(relation), self._spark)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """List the table's columns."""
+        return tuple(self._snapshot.schema().fieldNames())
+
+    @property
+    def timestamp(self) -> int:
+        """Give the time of this version's commit, in milliseconds since 1970."""
+        return int(self._snapshot.timestamp())
+
+    def property(self, name: str) -> str | None:
+        """Give a table property."""
+        found = self._snapshot.metadata().configuration().get(name)
+        return str(found.get()) if found.isDefined() else None
+
+    def transaction(self, app_id: str) -> int | None:
+        """Look a transaction line up in the whole state; a Spark job. A RESTORE doesn't take it back (delta#1813)."""
+        found = self._snapshot.transactions().get(app_id)
+        return int(found.get()) if found.isDefined() else None
+
+
+class DeltaLog:
+    """Follow and append to the log of the Delta table at one path."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.spark, self.path = spark, path
+        self.appended: Commit | None = None
+        self._java: Any = None
+
+    @property
+    def _log(self) -> Any:
+        if self._java is None:
+            self._java = self._jvm_delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
+        return self._java
+
+    @property
+    def _jvm(self) -> Any:
+        return self.spark._jvm
+
+    @property
+    def _jvm_delta(self) -> Any:
+        return self._jvm.org.apache.spark.sql.delta
+
+    def exists(self) -> bool:
+        """Tell whether there is a table."""
+        return self.latest() is not None
+
+    def latest(self) -> Snapshot | None:
+        """Pin the newest version, after a look at the log; None when there is no table."""
+        none = self._jvm.scala.Option.empty()
+        snapshot = self._log.update(False, none, none)
+        return Snapshot(self.spark, self._log, snapshot) if snapshot.version() >= 0 else None
+
+    def at(self, version: int) -> Snapshot | None:
+        """Pin an old version; None when Delta can't or won't go back to it any more (`deletedFileRetentionDuration`)."""
+        none = self._jvm.scala.Option.empty()
+        try:
+            return Snapshot(self.spark, self._log, self._log.getSnapshotAt(version, none, none, True))
+        except Py4JJavaError:
+            return None
+
+    def commit(self, version: int) -> Commit | None:
+        """Read what one commit says about itself; None when log clean-up has removed it."""
+        store, names = self._log.store(), getattr(self._jvm_delta.util, "FileNames")  # noqa: B009 (a JVM name)
+        try:
+            lines = store.read(names.unsafeDeltaFile(self._log.logPath(), version), self._log.newDeltaHadoopConf())
+        except Py4JJavaError as error:
+            if "FileNotFound" in str(error.java_exception.getClass().getName()):
+                return None
+            raise
+        return _commit(version, lines.mkString("\n"))
+
+    def transaction_at(self, app_id: str, version: int) -> int | None:
+        """Give the newest transaction of a line that version `version` of the table holds; None when it holds none.
+
+        A table's content is that of its last data commit, so the walk goes back from `version`: a RESTORE, which writes no transaction
+        and takes none back, leads to the version that it restored.
+        """
+        while version >= 0:
+            commit = self.commit(version)
+            if commit is None:
+                break
+            if app_id in commit.transactions:
+                return commit.transactions[app_id]
+            version = commit.restored if commit.restored is not None else version - 1
+        else:
+            return None
+        snapshot = self.at(version + 1) or self.latest()
+        return snapshot.transaction(app_id) if snapshot else None
+
+    def append(
+        self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = ""
+    ) -> int:
+        """Append rows in one blind commit; return its version.
+
+        `line` and `number` name the transaction. `since` is the newest version known to be consistent with it: any commit of the same
+        line after that raises `Fenced`, whether it was there before this append began or lands while it runs. `point` prefixes the
+        failpoints on the way.
+        """
+        scala = self._jvm.scala
+        none = scala.Option.empty()
+        txn = self._log.startTransaction(none, none)
+        if line is not None:
+            txn.readTxn().append(line)  # so that Delta refuses this commit if another of the line wins the race
+            for version in range(since + 1, txn.readVersion() + 1):
+                commit = self.commit(version)  # None: log clean-up took it, so ask the table's whole state
+                if line in commit.transactions if commit else int(txn.txnVersion(line)) >= number:
+                    whose = f" ({commit.user_metadata})" if commit else ""
+                    raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {line!r}; this one was to write {note}")
+        try:
+            if point:
+                failpoints.hit(f"{point}.before_write")
+            files = txn.writeFiles(frame._jdf).toList()
+            if point:
+                failpoints.hit(f"{point}.after_write")
+            if line is not None:
+                stamp = scala.Option.apply(int(time.time() * 1000))
+                files = files.appended(self._jvm_delta.actions.SetTransaction(line, number, stamp))
+            write = getattr(self._jvm_delta, "DeltaOperations$Write")
+            append = self._jvm.org.apache.spark.sql.SaveMode.Append
+            version = int(txn.commit(files, write(append, none, none, scala.Option.apply(note), none, none, none, none, none)))
+        except Py4JJavaError as error:
+            if line is not None and conflict(error) in _FENCED:
+                raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
+            raise
+        commit = self.commit(version)
+        if commit is None or not commit.blind or (line is not None and commit.transactions.get(line) != number):
+            raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
+        self.appended = commit
+        return version
+
+
+def conflict(error: Py4JJavaError) -> str | None:
+    """Name Delta's exception if the error is a lost race, else None."""
+    cause = error.java_exception
+    while cause is not None:
+        name = cause.getClass().getSimpleName()
+        if name in CONFLICTS:
+            return str(name)
+        cause = cause.getCause()
+    return None
+
+
+def _commit(version: int, text: str) -> Commit:
+    info: dict[str, Any] = {}
+    transactions: dict[str, int] = {}
+    changes = False
+    rows: Counter[str] = Counter()
+    for line in text.split("\n"):
+        if line.startswith('{"commitInfo"'):
+            info = json.loads(line)["commitInfo"]
+        elif line.startswith('{"txn"'):
+            txn = json.loads(line)["txn"]
+            transactions[txn["appId"]] = int(txn["version"])
+        elif line.startswith(('{"add"', '{"remove"')):
+            changes = True
+            if line.startswith('{"add"'):
+                add = json.loads(line)["add"]
+                if (table := add.get("partitionValues", {}).get("table")) is not None and add.get("stats"):
+                    rows[table] += int(json.loads(add["stats"])["numRecords"])
+    restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
+    return Commit(
+        version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
+        user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), changes=changes, rows=rows,
+    )  # fmt: skip

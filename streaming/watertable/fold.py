@@ -1,0 +1,216 @@
+"""Fold a table's changelog into its Delta table, so that any Delta reader sees the table, and ours reads a short tail.
+
+A fold pins a base with the (epoch, seq) it has folded, computes the *absolute* rows at a later seq S of every key that changed in
+between, and merges them where they are newer than what is there, under the transaction (`watertable/fold`, epoch << 40 | S). Absolute
+rows make the order of folds irrelevant: a stale one changes nothing, whether Delta skips its transaction, refuses its race, or finds no
+older row. A `__commit` row then confirms (table, version, epoch, S); a fold that dies before that is found by its transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.algebra import finish
+from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
+from watertable.deltalog import conflict
+from watertable.plan import TableDef
+from watertable.reader import (
+    FOLD_LINE,
+    ROWS_PROPERTY,
+    SEQ_BITS,
+    STATE_PROPERTY,
+    Reader,
+    View,
+    base_name,
+    file_bytes,
+    forgets,
+    hides,
+    materialise,
+    micros,
+)
+from watertable.schema import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+_CONF: Final = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.databricks.delta.merge.materializeSource": "none",  # the source is checkpointed already
+    "spark.databricks.delta.stalenessLimit": "0",
+}
+OVERWRITE_FROM: Final = 0.3
+"""The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it."""
+
+
+class Folder:
+    """Fold the tables of one app; any number of folders, in any process, may work at once."""
+
+    def __init__(self, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], horizon: timedelta) -> None:
+        for name, value in _CONF.items():
+            spark.conf.set(name, value)
+        self.spark, self.horizon = spark, horizon
+        self.reader = Reader(spark, warehouse, app, tables)
+        self.changelog = self.reader.changelog
+        self._lock = threading.Lock()  # a MERGE takes its transaction from the session's settings
+
+    def fold(self, table: str, upto: int | None = None) -> int | None:
+        """Fold a table up to a seq, the app's newest by default; give the seq folded.
+
+        None says that there was nothing to do, or that another fold got there first.
+        """
+        wanted = self.reader.tables[table]
+        view = self.reader.view([table])
+        if upto is not None and view.bases[table].seq < upto < view.position.seq:
+            view = self.reader.view([table], replace(view.position, seq=upto))
+        elif upto is not None and upto <= view.bases[table].seq:
+            return None
+        failpoints.hit("fold.after_pin")
+        with self._lock:
+            mark = self._fold(wanted, view)
+        if mark is None:
+            return None
+        failpoints.hit("fold.after_merge")
+        self._confirm(mark, view)
+        failpoints.hit("fold.after_confirm")
+        return mark.seq
+
+    def fold_all(self, tables: Sequence[str] | None = None) -> Mapping[str, int]:
+        """Fold several tables, all by default, one after the other; give the seq of each that was folded."""
+        names = list(self.reader.tables) if tables is None else tables
+        return {name: seq for name in names if (seq := self.fold(name)) is not None}
+
+    def _fold(self, table: TableDef, view: View) -> FoldMark | None:
+        base, position, name = view.bases[table.name], view.position, base_name(table)
+        newest = self.reader.newest(table)
+        ancestor = newest.snapshot is not None and view.lineage.holds(newest.epoch, newest.seq)
+        if ancestor and newest.seq >= position.seq:
+            return None
+        outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
+        tail = view.tail_bytes(table)
+        if tail == 0 and ancestor and not outdated and position.seq - base.seq < BUCKET:
+            return None  # a commit of the base would say nothing new
+        number = position.epoch << SEQ_BITS | position.seq
+        try:
+            if base.snapshot is None or not ancestor or outdated or tail > OVERWRITE_FROM * file_bytes(base.snapshot.frame()):
+                frame = _shaped(table, view.states(table)).where("alive").drop("key", "alive")
+                failpoints.hit("fold.before_merge")
+                self._overwrite(table, name, frame, number)
+            else:
+                self._merge(table, view, number)
+            if hides(table):
+                rows = finish(table, view.states(table)).where("alive")
+                rows = rows.selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
+                self._overwrite(table, table.name, rows, number)
+        except Py4JJavaError as error:
+            if conflict(error) is None:
+                raise
+            return None
+        version = self._made(name, number)
+        if version is None:
+            return None
+        return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
+
+    def _merge(self, table: TableDef, view: View, number: int) -> None:
+        """Merge the absolute rows of the keys in the tail where they are newer than what is there."""
+        touched = materialise(view.touched(table))
+        source = _shaped(table, view.states(table, touched)).localCheckpoint()
+        on = [f"t.{quote(n)} <=> s.key.{quote(n)}" for n in table.key.names]
+        if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
+            first = source.agg(F.expr("unix_micros(min(key.window_start))")).head()
+            on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
+        failpoints.hit("fold.before_merge")
+        values: dict[str, str | Column] = {quote(c): f"s.{quote(c)}" for c in source.columns if c not in ("key", "alive")}
+        self.spark.conf.set("spark.databricks.delta.write.txnAppId", FOLD_LINE)
+        self.spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))
+        try:
+            (
+                DeltaTable.forPath(self.spark, self.changelog.base_path(base_name(table))).alias("t")
+                .merge(source.alias("s"), " AND ".join(on))
+                .whenMatchedDelete("s._wt.seq > t._wt.seq AND NOT s.alive")
+                .whenMatchedUpdate("s._wt.seq > t._wt.seq", values)
+                .whenNotMatchedInsert("s.alive", values)
+                .execute()
+            )  # fmt: skip
+        finally:
+            self.spark.conf.unset("spark.databricks.delta.write.txnAppId")
+            self.spark.conf.unset("spark.databricks.delta.write.txnVersion")
+
+    def _overwrite(self, table: TableDef, name: str, frame: DataFrame, number: int) -> None:
+        """Write a base anew from absolute rows, made if there is none."""
+        path, log = self.changelog.base_path(name), self.reader.log(name)
+        made = log.latest()
+        if made is None:
+            self._create(table, path, frame)
+        writer = frame.write.format("delta").mode("overwrite").option("txnAppId", FOLD_LINE).option("txnVersion", str(number))
+        outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
+        (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
+        if outdated:  # only after the rows: until then readers compute them from the states
+            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{ROWS_PROPERTY}' = '{table.fingerprint}')")
+
+    def _create(self, table: TableDef, path: str, frame: DataFrame) -> None:
+        """Create an empty base with its properties; losing the race to do so is no error."""
+        keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
+        properties = {
+            "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
+            "delta.logRetentionDuration": keep, STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint,
+        }  # fmt: skip
+        columns = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields)
+        pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        self.spark.sql(f"CREATE TABLE IF NOT EXISTS delta.{quote(path)} ({columns}) USING delta TBLPROPERTIES ({pairs})")
+
+    def _made(self, name: str, number: int) -> int | None:
+        """Find the version that holds this fold; None when a newer fold made it superfluous."""
+        log = self.reader.log(name)
+        newest = log.latest()
+        version = newest.version if newest else -1
+        while version >= 0 and (commit := log.commit(version)) is not None:
+            if FOLD_LINE in commit.transactions:
+                return version if commit.transactions[FOLD_LINE] == number else None
+            version -= 1
+        return None
+
+    def _tombstones_from(self, table: TableDef, view: View) -> int:
+        """Find the first commit whose tombstones an earlier record could still meet.
+
+        A record that is still to come has at least the stream time that its partition has reached, so a tombstone is done with once every
+        partition's is past the tombstone's.
+        """
+        base, seq = view.bases[table.name], view.position.seq
+        if not forgets(table):
+            return seq + 1
+        last = view.head.last
+        if last is None or last.seq != seq:
+            rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND {view.lineage.where(seq - 1, seq)}")
+            last = rows[0] if rows else None
+        reached = last.low_stream_time if last else None
+        dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
+        if reached is not None:
+            dead = dead.where(f"st >= timestamp_micros({micros(reached)})")
+        first = dead.agg(F.min("seq")).head()
+        return int(first[0]) if first and first[0] is not None else seq + 1
+
+    def _confirm(self, mark: FoldMark, view: View) -> None:
+        after = view.head.last.commit_time if view.head.last else None
+        info = CommitInfo(kind="fold", epoch=mark.epoch, seq=mark.seq, folds=(mark,), commit_time=now_after(after))
+        rows = self.changelog.append_rows([], info).coalesce(1)
+        self.changelog.log.append(rows, note=f"fold of {mark.table} at {view.position}")
+
+
+def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
+    """Bring absolute states into a base's columns, beside `key` and `alive`; a table of states alone shows no value, and all are alive."""
+    kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state) AS _wt"
+    keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
+    if hides(table):
+        return states.selectExpr("key", "true AS alive", *keys, kept)
+    values = [f"row.{quote(n)} AS {quote(n)}" for n in table.value.names]
+    return finish(table, states).selectExpr("key", "alive", *keys, *values, kept)

@@ -1,0 +1,467 @@
+"""Read tables: each as its Delta table (its base) plus the tail of changes that isn't folded into it yet, all at one position.
+
+A view pins the bases first and the changelog last, so whatever a base has folded is in the changelog version that is read with it; it
+then takes base ⊕ (folded, position] for every table of the app. Folds may run at any time, and change nothing that a view reads.
+`at=` takes an older position: the newest base at or below it, and the tail from there. What can't be had any more raises
+`UnknownPosition` and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from watertable.aggregates import Merge
+from watertable.algebra import finish, merge, spread
+from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position
+from watertable.deltalog import DeltaLog, Snapshot
+from watertable.errors import StoreError, TableNotFound, UnknownPosition
+from watertable.plan import TableDef, Topology, Where
+from watertable.schema import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+FOLD_LINE: Final = "watertable/fold"
+"""The transaction line of folds; the number is epoch << 40 | seq."""
+SEQ_BITS: Final = 40
+STATE_PROPERTY: Final = "watertable.state"
+"""Table property: the state version that a base keeps; another one can't be merged with it."""
+ROWS_PROPERTY: Final = "watertable.fingerprint"
+"""Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
+SMALL_TAIL: Final = 16 << 20
+"""Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """Ask for a position by event time; made by `event_time`."""
+
+    time: datetime
+
+
+def event_time(time: datetime) -> EventTime:
+    """Ask for the last position at which no partition's stream time had passed `time`."""
+    return EventTime(_utc(time))
+
+
+At = Position | str | int | datetime | EventTime | Mapping[tuple[str, int], int]
+"""How to name a position: itself, `app@epoch.seq`, a version of the table's Delta table, a commit time, an event time, or offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Pin a version of a table's Delta table, and how far it has folded; `snapshot` None stands for an empty table at seq 0."""
+
+    snapshot: Snapshot | None
+    epoch: int
+    seq: int
+    tombstones_from: int = 0
+
+
+_EMPTY: Final = Base(None, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Hold tables of an app pinned at one position."""
+
+    changelog: Changelog
+    snapshot: Snapshot
+    head: Head
+    lineage: Lineage
+    position: Position
+    bases: Mapping[str, Base]
+
+    def tail(self, table: TableDef) -> DataFrame:
+        """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key.
+
+        Where states may be forgotten, tombstones that an earlier record could still meet are among them, folded or not.
+        """
+        base = self.bases[table.name]
+        rows = self.changes(table, base.seq, self.position.seq)
+        if forgets(table) and base.tombstones_from <= base.seq:
+            folded = self.changes(table, max(0, base.tombstones_from - 1), base.seq)
+            rows = rows.unionByName(finish(table, folded).where("NOT alive").drop("alive", "row"))
+        return rows
+
+    def tail_bytes(self, table: TableDef) -> int:
+        """Estimate the tail by the size of its files; 0 means that there is no row. Skips files, reads none."""
+        return file_bytes(self.tail(table))
+
+    def states(self, table: TableDef, keys: DataFrame | None = None) -> DataFrame:
+        """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
+
+        Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct) each is cut by a broadcast of them first.
+        """
+        parts = [self.tail(table).select("key", "state", "epoch", "seq")]
+        if (base := self.base_states(table)) is not None:
+            parts.append(base)
+        if keys is not None:
+            parts = [_only(part, keys, "left_semi") for part in parts]
+        return merge(table, reduce(DataFrame.unionByName, parts))
+
+    def touched(self, table: TableDef) -> DataFrame:
+        """List the keys in the tail."""
+        return self.tail(table).select("key").distinct()
+
+    def base_states(self, table: TableDef) -> DataFrame | None:
+        """Read the states that are in the base; None when it is empty."""
+        snapshot = self.bases[table.name].snapshot
+        if snapshot is None:
+            return None
+        key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
+        return snapshot.frame().selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
+
+    def rows(self, table: TableDef) -> DataFrame:
+        """Read the table as its columns.
+
+        A small tail leaves the base unshuffled: rows whose key isn't in the tail are read as they are.
+        """
+        base = self.bases[table.name].snapshot
+        size = self.tail_bytes(table)
+        if base is None or hides(table) or base.property(ROWS_PROPERTY) != table.fingerprint:
+            return _alive(finish(table, self.states(table)))
+        kept = base.frame().select(*(quote(n) for n in table.columns.names))
+        if size == 0:
+            return kept
+        if size > SMALL_TAIL:
+            return _alive(finish(table, self.states(table)))
+        touched = self.touched(table)
+        key = F.struct(*(F.col(quote(n)) for n in table.key.names)).alias("key")
+        untouched = _only(kept.withColumn("key", key), touched, "left_anti").drop("key")
+        return untouched.unionByName(_alive(finish(table, self.states(table, touched))))
+
+    def changes(self, table: TableDef, after: int, upto: int) -> DataFrame:
+        """Read the changelog's rows of a table in commits (after, upto] of this lineage."""
+        where = self.lineage.where(after, upto)
+        column = quote(table.state_column)
+        if table.state_column not in self.snapshot.columns:
+            where = "false"
+            return self.snapshot.frame().where(where).selectExpr(
+                f"CAST(NULL AS {table.key.struct().sql()}) AS key", f"CAST(NULL AS {_state_type(table)}) AS state",
+                "CAST(NULL AS TIMESTAMP) AS st", "epoch", "seq",
+            )  # fmt: skip
+        found = self.snapshot.frame().where(f"`table` = '{table.name}' AND {where}")
+        return spread(table, found.selectExpr(f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq"))
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """Tell how far a table's Delta table has got: `behind` is the age of the oldest commit that it lacks."""
+
+    version: int | None
+    folded: Position
+    commits_behind: int
+    behind: timedelta
+    folded_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppStatus:
+    """Tell where an app stands: its position, the commit that made it, and its tables by name."""
+
+    position: Position
+    last: CommitInfo | None
+    tables: Mapping[str, TableStatus]
+
+
+class Reader:
+    """Read the tables of one app; any number of readers may run beside its writer and its folds."""
+
+    def __init__(self, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef]) -> None:
+        self.changelog = Changelog(spark, warehouse, app)
+        self.tables = {t.name: t for t in tables}
+        self._logs: dict[str, DeltaLog] = {}
+
+    def read(self, table: str, at: At | None = None) -> DataFrame:
+        """Read one table at one position; the newest by default."""
+        return self.read_all([table], at)[table]
+
+    def read_all(self, tables: Sequence[str] | None = None, at: At | None = None) -> dict[str, DataFrame]:
+        """Read several tables, all by default, at one and the same position."""
+        view = self.view(tables, at)
+        return {name: view.rows(self.tables[name]) for name in view.bases}
+
+    def changes(self, table: str, start: At, end: At | None = None) -> DataFrame:
+        """Give what changed in a table from one position to another: `key`, `old`, `new`, one row for each key whose row differs.
+
+        `old` and `new` are the value columns as a struct, null where there is no row. Positions of different epochs are compared
+        through the commit where they forked.
+        """
+        older, newer = self.view([table], start), self.view([table], end)
+        wanted = self.tables[table]
+        common = _common(older, newer)
+        touched = [v.changes(wanted, common, v.position.seq) for v in (older, newer) if v.position.seq > common]
+        if not touched:
+            touched = [newer.changes(wanted, 0, 0)]
+        keys = materialise(reduce(DataFrame.unionByName, touched).select("key").distinct())
+        values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
+        sides = [
+            finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS value") for v in (older, newer)
+        ]  # fmt: skip
+        old, new = sides[0].withColumnRenamed("value", "old"), sides[1].withColumnRenamed("value", "new")
+        return old.join(new, "key", "full_outer").where("NOT (old <=> new)").select("key", "old", "new")
+
+    def position(self) -> Position:
+        """Give the app's newest position."""
+        return self.changelog.head().position
+
+    def status(self) -> AppStatus:
+        """Tell where the app and each of its tables stand."""
+        view = self.view()
+        bases = view.bases
+        waiting = sorted({b.seq + 1 for b in bases.values() if b.seq < view.position.seq})
+        rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND seq IN ({', '.join(map(str, waiting))})") if waiting else []
+        since = {r.seq: r.commit_time for r in rows if view.lineage.holds(r.epoch, r.seq)}
+        now = datetime.now(UTC)
+        return AppStatus(
+            view.position, view.head.last,
+            {
+                name: TableStatus(
+                    version=base.snapshot.version if base.snapshot else None, folded=Position(self.changelog.app, base.epoch, base.seq),
+                    commits_behind=view.position.seq - base.seq, behind=now - since.get(base.seq + 1, now),
+                    folded_rows=base.snapshot.frame().count() if base.snapshot else 0,
+                ) for name, base in bases.items()
+            },
+        )  # fmt: skip
+
+    def view(self, tables: Sequence[str] | None = None, at: At | None = None) -> View:
+        """Pin tables, all by default, at one position.
+
+        Raises `TableNotFound` for a name that isn't of this app, `UnknownPosition` for a position that never was or is gone.
+        """
+        names = list(self.tables) if tables is None else list(tables)
+        for name in names:
+            if name not in self.tables:
+                raise TableNotFound(f"app {self.changelog.app!r} has no table {name!r}; it has: {', '.join(sorted(self.tables))}")
+        bases = {name: self.newest(self.tables[name]) for name in names}
+        snapshot = self.changelog.snapshot()
+        position = None if at is None else self._resolve(at, names, snapshot)
+        reached = max((b.seq for b in bases.values()), default=0)
+        head = self.changelog.head(snapshot, epoch=position.epoch if position else None, since=None if position else reached)
+        if position is None:
+            position = head.position
+        elif position.seq > head.position.seq:
+            raise UnknownPosition(f"{position} isn't there yet; {self.changelog.app} is at {head.position}")
+        for name, base in bases.items():
+            if base.snapshot is not None and (base.seq > position.seq or not head.lineage.holds(base.epoch, base.seq)):
+                base = self._older(self.tables[name], position, head, snapshot)
+            if at is not None or base.snapshot is None:
+                self._check_tail(name, base, position, head, snapshot)
+            bases[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
+        return View(self.changelog, snapshot, head, head.lineage, position, bases)
+
+    def log(self, base: str) -> DeltaLog:
+        """Follow the Delta table that holds a table's base."""
+        if base not in self._logs:
+            self._logs[base] = DeltaLog(self.changelog.spark, self.changelog.base_path(base))
+        return self._logs[base]
+
+    def newest(self, table: TableDef) -> Base:
+        """Pin a table's Delta table as it is, whatever lineage it's of; raise `StoreError` when it keeps another state version."""
+        log = self.log(base_name(table))
+        snapshot = log.latest()
+        number = None if snapshot is None else log.transaction_at(FOLD_LINE, snapshot.version)
+        if snapshot is None or number is None:
+            return _EMPTY
+        if (kept := snapshot.property(STATE_PROPERTY)) != table.state_column:
+            raise StoreError(
+                f"table {table.name!r} ({table.location}) keeps its state as {table.state_column}, but {log.path} was folded as {kept}: "
+                "rewind the app to earliest to rebuild it"
+            )
+        return Base(snapshot, *split_number(number))
+
+    def _older(self, table: TableDef, position: Position, head: Head, snapshot: Snapshot) -> Base:
+        """Find the newest base at or below a position, by the fold rows; the empty one when Delta can't go back to any."""
+        name, log = base_name(table), self.log(base_name(table))
+        for after in (max(0, position.seq - 2 * BUCKET), 0):
+            marks = [
+                m for row in self.changelog.rows(snapshot, f"c.kind = 'fold' AND {head.lineage.where(after, position.seq)}")
+                for m in row.folds if m.table == name and m.seq <= position.seq and head.lineage.holds(m.epoch, m.seq)
+            ]  # fmt: skip
+            for mark in sorted(marks, key=lambda m: -m.seq)[:1]:
+                if (pinned := log.at(mark.version)) is not None:
+                    return Base(pinned, mark.epoch, mark.seq)
+        return _EMPTY
+
+    def _check_tail(self, name: str, base: Base, position: Position, head: Head, snapshot: Snapshot) -> None:
+        """Make sure that every commit between a base and the position is still in the changelog."""
+        wanted = position.seq - base.seq
+        if wanted <= 0:
+            return
+        where = head.lineage.where(base.seq, position.seq)
+        found = snapshot.frame().where(f"`table` = '__commit' AND {where} AND commit_v1.kind = 'batch'").select("seq").distinct()
+        there = found.agg(F.count("*").alias("n"), F.min("seq").alias("first")).head()
+        assert there is not None
+        if there["n"] != wanted:
+            raise UnknownPosition(
+                f"{name} can't be read at {position}: no version of its Delta table at or below it can be had any more, "
+                f"and the changelog is trimmed up to seq {(there['first'] or position.seq + 1) - 1}; read at a later position"
+            )
+
+    def _with_tombstones(self, table: TableDef, base: Base, head: Head, snapshot: Snapshot) -> Base:
+        if not forgets(table) or base.snapshot is None:
+            return base
+
+        def best(marks: Sequence[FoldMark]) -> int:
+            return max((m.tombstones_from for m in marks if m.table == table.name and m.seq <= base.seq), default=0)
+
+        found = best([m for m in head.folds if m.seq == base.seq])
+        if not found:  # not confirmed (a fold died right after its merge), or older than what the head was looked for in
+            rows = self.changelog.rows(snapshot, f"c.kind = 'fold' AND {head.lineage.where(0, base.seq)}")
+            found = best([m for row in rows for m in row.folds])
+        return Base(base.snapshot, base.epoch, base.seq, found)
+
+    def _resolve(self, at: At, names: Sequence[str], snapshot: Snapshot) -> Position:
+        app = self.changelog.app
+        match at:
+            case Position() | str():
+                position = at if isinstance(at, Position) else Position.parse(at)
+                if position.app != app:
+                    raise UnknownPosition(f"{position} is a position of app {position.app!r}, not of {app!r}")
+                return position
+            case bool():
+                raise UnknownPosition(f"{at!r} is no position")
+            case int():
+                if len(names) != 1:
+                    raise UnknownPosition(f"version {at} is one table's; name one table, or give a position")
+                log = self.log(base_name(self.tables[names[0]]))
+                number = log.transaction_at(FOLD_LINE, at) if log.at(at) is not None else None
+                if number is None:
+                    raise UnknownPosition(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
+                return Position(app, *split_number(number))
+            case datetime():
+                condition, what = f"c.commit_time <= {_sql(_utc(at))}", f"the commit time {_utc(at).isoformat()}"
+            case EventTime():
+                condition = f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {_sql(at.time)}, false))"
+                what = f"the event time {at.time.isoformat()}"
+            case _:
+                condition, what = _at_offsets(at), f"the offsets {dict(at)}"
+        head = self.changelog.head(snapshot)
+        commits = snapshot.frame().where(f"`table` = '__commit' AND {head.lineage.where(0, head.position.seq)}")
+        commits = commits.selectExpr("seq", "commit_v1 AS c").where("c.kind = 'batch'")
+        row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
+        assert row is not None
+        if row[0] is None:
+            raise UnknownPosition(f"no commit of {app} is at or before {what}; the oldest one kept is {Position(app, 1, row[1] or 0)}")
+        seq = int(row[0])
+        epoch = next(s.epoch for s in head.lineage.spans if s.after < seq and (s.upto is None or seq <= s.upto))
+        return Position(app, epoch, seq)
+
+
+def read(
+    spark: SparkSession, warehouse: str, app: Topology, tables: str | Sequence[str], at: At | None = None
+) -> DataFrame | dict[str, DataFrame]:
+    """Read a table of an app, or several at one position, fresh and exact: everything committed is in it, folded or not.
+
+    Any other Delta reader sees each table whole too, but at its own folded position, which is at most the fold lag behind.
+    """
+    reader = Reader(spark, warehouse, app.app, app.tables)
+    return reader.read(tables, at) if isinstance(tables, str) else reader.read_all(tables, at)
+
+
+def changes(spark: SparkSession, warehouse: str, app: Topology, table: str, start: At, end: At | None = None) -> DataFrame:
+    """Give what changed in a table between two positions: `key`, `old`, `new`; see `Reader.changes`."""
+    return Reader(spark, warehouse, app.app, app.tables).changes(table, start, end)
+
+
+def mortal(table: TableDef) -> bool:
+    """Tell whether a key with a state can be without a row: deleted, or refused by a filter."""
+    return table.alive is not None or any(isinstance(stage, Where) for stage in table.stages)
+
+
+def forgets(table: TableDef) -> bool:
+    """Tell whether a state without a row may be forgotten, once no earlier record can come.
+
+    So it is where one LAST place decides everything: what comes later replaces it whole, what comes earlier loses.
+    """
+    return mortal(table) and all(f.merge is Merge.LAST for f in table.state)
+
+
+def hides(table: TableDef) -> bool:
+    """Tell whether a filter can hide a state that must be kept (a sum goes on while no reader sees it): it's kept in a table beside."""
+    return mortal(table) and not forgets(table)
+
+
+def base_name(table: TableDef) -> str:
+    """Name the Delta table that keeps a table's absolute states."""
+    return f"__state_{table.name}" if hides(table) else table.name
+
+
+def split_number(number: int) -> tuple[int, int]:
+    """Split a fold's transaction number into epoch and seq."""
+    return number >> SEQ_BITS, number & ((1 << SEQ_BITS) - 1)
+
+
+def materialise(frame: DataFrame) -> DataFrame:
+    """Cut a frame's lineage: it's computed once, by the first job that uses it, and from then on is data.
+
+    State that was looked up must be data before it's written: a plan that still reads the changelog would be planned again with the
+    write, and plans that grow from batch to batch end in a planner that takes seconds.
+    """
+    return frame.localCheckpoint(eager=False)
+
+
+def _only(frame: DataFrame, keys: DataFrame, how: str) -> DataFrame:
+    fields = [c.name for c in keys.schema["key"].dataType.fields]  # type: ignore[attr-defined]  # it's a struct
+    wanted = keys.select(*(F.col(f"key.{quote(n)}").alias(f"__k{i}") for i, n in enumerate(fields)))
+    same: Column = reduce(lambda a, b: a & b, (F.col(f"key.{quote(n)}").eqNullSafe(F.col(f"__k{i}")) for i, n in enumerate(fields)))
+    return frame.join(F.broadcast(wanted), same, how)
+
+
+def _alive(finished: DataFrame) -> DataFrame:
+    return finished.where("alive").select("row.*")
+
+
+def file_bytes(frame: DataFrame) -> int:
+    """Add up the sizes of the files that a frame would read, after skipping."""
+    plan: Any = frame._jdf.queryExecution().optimizedPlan()
+    leaves = plan.collectLeaves()
+    return sum(int(leaves.apply(i).stats().sizeInBytes()) for i in range(leaves.size()))
+
+
+def _common(older: View, newer: View) -> int:
+    """Give the last seq that the lineages of two views share."""
+    common = 0
+    for a, b in zip(older.lineage.spans, newer.lineage.spans, strict=False):
+        if a.epoch != b.epoch:
+            break
+        ends = [e for e in (a.upto, b.upto, older.position.seq, newer.position.seq) if e is not None]
+        common = max(common, min(ends))
+        if a.upto != b.upto:
+            break
+    return common
+
+
+def _state_type(table: TableDef) -> str:
+    return "STRUCT<" + ", ".join(f"{quote(f.name)}: {f.type.sql()}" for f in table.state) + ">"
+
+
+def _at_offsets(offsets: Offsets) -> str:
+    parts = []
+    for (topic, partition), offset in offsets.items():
+        name = topic.replace("\\", "\\\\").replace("'", "\\'")
+        parts.append(f"(p.topic = '{name}' AND p.partition = {int(partition)} AND p.next > {int(offset)})")
+    return f"NOT exists(c.partitions, p -> coalesce({' OR '.join(parts) or 'false'}, false))"
+
+
+def micros(time: datetime) -> int:
+    """Count the microseconds from 1970 to a time, exactly."""
+    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def _sql(time: datetime) -> str:
+    return f"timestamp_micros({micros(time)})"
+
+
+def _utc(time: datetime) -> datetime:
+    if time.tzinfo is None:
+        raise UnknownPosition(f"{time!r} has no time zone; write datetime(..., tzinfo=UTC)")
+    return time.astimezone(UTC)

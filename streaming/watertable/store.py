@@ -1,0 +1,220 @@
+"""Write to an app's store: one append is one transaction, and one writer at a time may make it.
+
+A writer begins with a fence: a `__commit` row of a new generation, in the transaction line of all writers of the app. It then takes the
+position that it finds at the fence. Any other writer of the line is out from that moment: each append checks every commit since its own
+last one for the line, and Delta refuses an append that races with one of it. So the law: the commits of a lineage are numbered without
+gap, each begins where the one before it ended, and none is by a writer after another's fence.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Self
+
+from watertable import failpoints
+from watertable.changelog import Changelog, CommitInfo, Head, Position, now_after, system_parts, table_part
+from watertable.errors import Fenced, StoreError
+from watertable.fold import Folder
+from watertable.plan import TableDef
+from watertable.reader import SEQ_BITS, Reader, materialise
+from watertable.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SPARK_CONF: Final[Mapping[str, str]] = {
+    "spark.databricks.delta.snapshotPartitions": "2",  # a snapshot is 50 tasks by default, whatever its size
+    "spark.databricks.delta.stalenessLimit": "0",  # a reader must see the commit that was made before it asked
+    "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
+    "spark.databricks.delta.optimize.maxThreads": "1",  # upkeep runs beside the stream, at low weight
+    "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
+    "spark.databricks.delta.retentionDurationCheck.enabled": "true",
+}
+"""What the store wants of a session; users' own `spark.*` settings win."""
+
+WRITER_LINE: Final = "watertable/writer"
+SMALL_BATCH: Final = 50_000
+"""Records up to which a commit is written by one task: one file a table, and no second stage."""
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Say how long the past is kept.
+
+    `horizon`: how far back a table can be read and rewound. `readers`: how long a reader may hold on to a changelog version while
+    OPTIMIZE rewrites it.
+    """
+
+    horizon: timedelta = timedelta(days=7)
+    readers: timedelta = timedelta(days=1)
+
+
+class Store:
+    """Hold one app's changelog and tables in a warehouse: any number of readers, one writer, folds and upkeep by anybody."""
+
+    def __init__(
+        self, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None
+    ) -> None:
+        self.spark, self.app, self.tables, self.retention = spark, app, tuple(tables), retention or Retention()
+        self.warehouse = warehouse.rstrip("/")
+        self.changelog = Changelog(spark, self.warehouse, app)
+        self.reader = Reader(spark, self.warehouse, app, self.tables)
+        self._folder: Folder | None = None
+
+    @classmethod
+    def open(
+        cls, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None
+    ) -> Self:
+        """Open an app's store, made if there is none.
+
+        Raises `FormatError` when a newer release of watertable wrote it. Columns for new tables are added by `start_writer`.
+        """
+        store = cls(spark, warehouse, app, tables, retention)
+        store.changelog.create(store.tables, store.retention.readers)
+        store.changelog.snapshot()
+        return store
+
+    def head(self) -> Head:
+        """Find where the app stands: position, offsets and stream times of its last commit, lineage."""
+        return self.changelog.head()
+
+    def start_writer(self, fingerprint: str, *, suite_hash: str = "") -> Writer:
+        """Fence off every other writer, and begin where the last one's commits end.
+
+        Raises `Fenced` when others keep starting at the same time.
+        """
+        changelog, identity = self.changelog, uuid.uuid4().hex
+        for attempt in range(_TRIES):
+            head = changelog.head()
+            info = CommitInfo(
+                kind="fence", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=identity,
+                commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, suite_hash=suite_hash,
+            )  # fmt: skip
+            try:
+                fence = changelog.log.append(
+                    changelog.append_rows([], info), line=WRITER_LINE, number=_number(info), since=head.version,
+                    note=_note("fence", head.position, info), point="store.fence",
+                )  # fmt: skip
+                break
+            except Fenced:
+                if attempt == _TRIES - 1:
+                    raise
+        failpoints.hit("store.fence.after_commit")
+        if changelog.evolve(self.tables):
+            fence += 1
+        found = changelog.head(since=head.position.seq)
+        return Writer(self, found, info, fence)
+
+    def fold(self, table: str, upto: int | None = None) -> int | None:
+        """Fold a table's tail into its Delta table; see `Folder.fold`."""
+        return self.folder.fold(table, upto)
+
+    @property
+    def folder(self) -> Folder:
+        """Give the folder of this store's tables, in a Spark session of its own: its settings are not the stream's."""
+        if self._folder is None:
+            self._folder = Folder(self.spark.newSession(), self.warehouse, self.app, self.tables, self.retention.horizon)
+        return self._folder
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """Give the upkeep of this store: OPTIMIZE, VACUUM, trims."""
+        return Upkeep(self.folder.reader, self.retention.horizon)
+
+
+class Writer:
+    """Append the commits of one running app, until another writer takes over.
+
+    Not for several threads. After an error a writer is of no further use: whether its last commit is there only the next start finds out.
+    """
+
+    def __init__(self, store: Store, head: Head, fence: CommitInfo, version: int) -> None:
+        self._store, self._fence, self._version = store, fence, version
+        self._last = head.last
+        self.position = head.position
+        self.rows: Mapping[str, int] = {}
+        """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
+        self._usable = True
+
+    @property
+    def last(self) -> CommitInfo | None:
+        """Give the newest commit: where its offsets end, the next batch begins."""
+        return self._last
+
+    @property
+    def generation(self) -> int:
+        """Give the number of this writer among those of the app."""
+        return self._fence.generation
+
+    def commit(
+        self, frames: Mapping[str, DataFrame], commit: CommitInfo, *, outbox: DataFrame | None = None,
+        quarantine: DataFrame | None = None, dropped: DataFrame | None = None, records: int = 0,
+    ) -> Position:  # fmt: skip
+        """Append one batch: changes by table, outbox, quarantine, drops and position, all or nothing.
+
+        Of `commit` the offsets, stream times, topic ids, advances and counters are taken; partitions that it doesn't name keep theirs.
+        `records` is the size of the batch: small ones are written by one task.
+
+        Raises `Fenced` when another writer has taken over, `StoreError` when an offset range doesn't begin where the last one ended.
+        """
+        if not self._usable:
+            raise StoreError(f"this writer of {self._store.app} failed before; start a new one to find out what it had committed")
+        changelog, info = self._store.changelog, self._complete(commit)
+        self._usable = False
+        parts = [table_part(self._table(name), frame) for name, frame in frames.items()]
+        rows = changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info)
+        position = Position(self._store.app, info.epoch, info.seq)
+        self._version = changelog.log.append(
+            rows.coalesce(1) if records <= SMALL_BATCH else rows, line=WRITER_LINE, number=_number(info), since=self._version,
+            note=_note("batch", position, info), point="store.commit",
+        )  # fmt: skip
+        failpoints.hit("store.commit.after_commit")
+        self.rows = changelog.log.appended.rows if changelog.log.appended else {}
+        self._last, self.position, self._usable = info, position, True
+        return position
+
+    def lookup(self) -> Callable[[TableDef, DataFrame], DataFrame]:
+        """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut."""
+
+        def look(table: TableDef, keys: DataFrame) -> DataFrame:
+            view = self._store.reader.view([table.name])
+            if view.position != self.position:
+                raise Fenced(f"{self._store.app} is at {view.position}, not at {self.position} where this writer left it")
+            return materialise(view.states(table, keys).select("key", "state"))
+
+        return look
+
+    def _complete(self, commit: CommitInfo) -> CommitInfo:
+        last = self._last or CommitInfo()
+        for partition, begin in commit.begin.items():
+            if (ended := last.next.get(partition, begin)) != begin:
+                topic, number = partition
+                raise StoreError(
+                    f"{self._store.app}: the batch begins at offset {begin} of {topic}/{number}, but {self.position} ended at {ended}"
+                )
+            if commit.next.get(partition, begin) < begin:
+                raise StoreError(f"{self._store.app}: the batch would go back on {partition}, from {begin} to {commit.next[partition]}")
+        if set(commit.next) - set(commit.begin) - set(last.next):
+            raise StoreError(f"{self._store.app}: {sorted(set(commit.next) - set(commit.begin))} have an end but no begin")
+        return replace(
+            commit, kind="batch", epoch=self.position.epoch, seq=self.position.seq + 1, generation=self._fence.generation,
+            writer=self._fence.writer, commit_time=now_after(last.commit_time), fingerprint=self._fence.fingerprint,
+            suite_hash=commit.suite_hash or self._fence.suite_hash, begin={**last.next, **commit.begin},
+            next={**last.next, **commit.next}, stream_times={**last.stream_times, **commit.stream_times},
+            topic_ids={**last.topic_ids, **commit.topic_ids},
+        )  # fmt: skip
+
+    def _table(self, name: str) -> TableDef:
+        return self._store.reader.tables[name]
+
+
+def _number(info: CommitInfo) -> int:
+    return info.generation << SEQ_BITS | info.seq
+
+
+def _note(kind: str, position: Position, info: CommitInfo) -> str:
+    return f"{kind} {position} generation {info.generation} writer {info.writer}"

@@ -1,0 +1,97 @@
+"""Keep a store small and quick: rewrite small files, drop the changelog that nobody can need, delete files that no version has.
+
+Everything here races safely with the writer: its appends are blind, OPTIMIZE changes no row, and a trim drops whole partitions by their
+names. One worker per app does it all, after its folds. The law of trimming: what `at=` and `changes` could read before within the
+horizon, they can read after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.changelog import BUCKET, Position
+from watertable.deltalog import DeltaLog, conflict
+from watertable.reader import Base, Reader, base_name, forgets, micros
+
+if TYPE_CHECKING:
+    from watertable.plan import TableDef
+
+
+class Upkeep:
+    """Do the upkeep of one app's store; in the folder's session, at low weight."""
+
+    def __init__(self, reader: Reader, horizon: timedelta) -> None:
+        self._reader, self._horizon = reader, horizon
+
+    def maintain(self, consumers: Iterable[Position] = (), *, vacuum: bool = True) -> int:
+        """Trim, then OPTIMIZE changelog and tables, then VACUUM them; give the number of the first bucket that's kept."""
+        kept = self.trim(consumers)
+        self.optimize()
+        if vacuum:
+            self.vacuum()
+        return kept
+
+    def optimize(self) -> None:
+        """Rewrite small files as large ones: those of the changelog by epoch, table and bucket, those of each table."""
+        for log in self._logs():
+            try:
+                DeltaTable.forPath(log.spark, log.path).optimize().executeCompaction()
+            except Py4JJavaError as error:
+                if conflict(error) is None:
+                    raise  # a fold or a trim was quicker: the next round finds what is left
+        failpoints.hit("upkeep.after_optimize")
+
+    def vacuum(self) -> None:
+        """Delete the files that no version within the tables' retention holds."""
+        for log in self._logs():
+            DeltaTable.forPath(log.spark, log.path).vacuum()
+        failpoints.hit("upkeep.after_vacuum")
+
+    def trim(self, consumers: Iterable[Position] = (), *, now: datetime | None = None) -> int:
+        """Drop the changelog's oldest buckets; give the number of the first that's kept.
+
+        Kept is every commit from the least of these on: the first one within the horizon; the one after the oldest base that a position
+        within the horizon reads from; the first tombstone still needed; every consumer's position (publishers, readers of changes).
+        """
+        view = self._reader.view()
+        oldest = (now or datetime.now(UTC)) - self._horizon
+        condition = f"c.kind = 'batch' AND c.commit_time >= timestamp_micros({micros(oldest)})"
+        commits = view.snapshot.frame().where(f"`table` = '__commit' AND {view.lineage.where(0, view.position.seq)}")
+        first = commits.selectExpr("seq", "commit_v1 AS c").where(condition).agg(F.min("seq")).head()
+        wanted = int(first[0]) if first and first[0] is not None else view.position.seq
+        limits = [wanted, *(p.seq + 1 for p in consumers), view.position.seq]
+        marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
+        for name, base in view.bases.items():
+            table = self._reader.tables[name]
+            known = [(m.seq, m.version) for m in marks if m.table == base_name(table) and view.lineage.holds(m.epoch, m.seq)]
+            limits.append(self._oldest_base(table, base, known, wanted) + 1)
+            if forgets(table):
+                limits.append(max((m.tombstones_from for m in marks if m.table == name and m.seq <= base.seq), default=0))
+        bucket = min(limits) // BUCKET
+        failpoints.hit("trim.before_delete")
+        if bucket > 0:
+            log = self._reader.changelog.log
+            DeltaTable.forPath(log.spark, log.path).delete(f"bucket >= 0 AND bucket < {bucket}")
+        failpoints.hit("trim.after_delete")
+        return bucket
+
+    def _oldest_base(self, table: TableDef, base: Base, marks: list[tuple[int, int]], wanted: int) -> int:
+        """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read."""
+        log = self._reader.log(base_name(table))
+        below = [m for m in marks if m[0] <= wanted]
+        for seq, version in sorted(below, reverse=True)[:1]:
+            if log.at(version) is not None:
+                return seq
+        above = [seq for seq, version in sorted(marks) if seq > wanted and log.at(version) is not None]
+        return above[0] if above else base.seq
+
+    def _logs(self) -> list[DeltaLog]:
+        logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
+        return [log for log in (self._reader.changelog.log, *logs) if log.exists()]
