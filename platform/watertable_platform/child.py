@@ -76,13 +76,14 @@ class Child:
 
     def stop(self) -> int:
         """Ask the child to finish, wait for the grace, then kill its whole group; return its exit code. Repeating it does no harm."""
-        if self._process.poll() is None:
-            self._signal(signal.SIGTERM)
-            try:
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
                 self._process.wait(self._grace)
-            except subprocess.TimeoutExpired:
-                pass  # the group is killed below
-        self._kill_group()
+        except subprocess.TimeoutExpired:
+            pass  # the group is killed below
+        finally:  # an impatient second interrupt arrives while we wait
+            self._kill_group()
         return self._process.wait()
 
     def tail(self) -> str:
@@ -97,12 +98,6 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _signal(self, number: signal.Signals) -> None:
-        try:
-            self._process.send_signal(number)
-        except ProcessLookupError:
-            pass
 
     def _kill_group(self) -> None:
         """Kill what is left of the group, and wait until the kernel has none of it."""
@@ -132,21 +127,34 @@ class Child:
 
 def run_command(app: str, *options: str) -> list[str]:
     """Give the command that runs an app in this Python's environment and says what happens as JSON."""
-    return [sys.executable, "-m", "watertable_platform.cli", "run", app, "--json", *options]
+    return [sys.executable, "-m", "watertable_platform", "run", app, "--json", *options]
 
 
-def alive(pid: int) -> bool:
-    """Tell whether a process of this machine is running; one that has ended and waits for its parent isn't."""
+def alive(pid: int, birth: str) -> bool:
+    """Tell whether the process of this machine that had this id and `birth` is running; one that waits for its parent to notice isn't."""
+    if pid <= 0:
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
+    state, born = _stat(pid)
+    return state not in ("Z", "X") and (not birth or not born or birth == born)
+
+
+def birth(pid: int) -> str:
+    """Tell when a process began, in the kernel's own ticks: ids are used again, a pair of id and birth isn't. "" where it can't be told."""
+    return _stat(pid)[1]
+
+
+def _stat(pid: int) -> tuple[str, str]:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
+        return "", ""
+    return fields[0], fields[19]
 
 
 def _die_with_parent() -> Callable[[], None] | None:

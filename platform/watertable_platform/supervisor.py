@@ -95,9 +95,9 @@ class Attempt:
     ended: Ended | None = None
     position: str = ""
     fingerprint: str = ""
-    started_at: float = 0.0
     ended_at: float = 0.0
     crash: Crash | None = None
+    started_at: float = 0.0
     handing_over: bool = False
     worker_gone: bool = False
 

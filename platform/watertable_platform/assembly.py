@@ -1,0 +1,119 @@
+"""Assemble what Dagster needs to know about a project: topics, tables and batch assets in one graph, jobs, checks and sensors.
+
+Everything is built from plans: no JVM is started, no cluster asked, and neither Spark nor Great Expectations is imported. What can't be
+loaded is shown as an asset of its own, with file and line and a failing check; everything else is as if that folder weren't there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Final
+
+import dagster as dg
+
+from watertable_platform import checks
+from watertable_platform.acts import build_tables
+from watertable_platform.project import Broken, LoadedApp, Project
+from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
+from watertable_platform.spark_resource import build_spark_resource
+from watertable_platform.stream_job import build_stream_job
+from watertable_platform.topics import Watched
+from watertable_platform.translator import OutputData, TopicData, WatertableTranslator
+
+LOADS: Final = "definition_loads"
+
+
+def build_definitions(project: Project, translator: WatertableTranslator | None = None) -> dg.Definitions:
+    """Translate a project: apps, the batch assets beside them, and what is broken."""
+    translator = translator or WatertableTranslator()
+    settings, loaded_at = project.settings, time.time()
+    broken = dict(project.broken)
+    apps: dict[str, LoadedApp] = {}
+    tables: list[dg.AssetsDefinition] = []
+    jobs: list[dg.JobDefinition] = []
+    judged: list[dg.AssetChecksDefinition] = []
+    for app in project.apps.values():
+        try:
+            made = (build_tables(app, settings, translator), build_stream_job(app, settings), checks.build_checks(app, settings, loaded_at))
+        except dg.DagsterError as error:  # e.g. an owner that is neither an address nor a team
+            broken[app.folder.name] = Broken(app.folder, app.topology.location, f"{type(error).__name__}: {error}")
+            continue
+        apps[app.name] = app
+        for kept, one in zip((tables, jobs, judged), made, strict=True):
+            kept.append(one)  # type: ignore[attr-defined]
+    batch, failed = _batch(project)
+    broken |= failed
+    sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(_watched(apps), settings)] if apps else []
+    own = dg.Definitions(
+        assets=[*_topics(apps, translator), *tables, *(_broken_spec(name, b) for name, b in broken.items())],
+        asset_checks=[*judged, *(_broken_check(name, b) for name, b in broken.items())],
+        jobs=jobs,
+        sensors=sensors,
+        resources={"pyspark": build_spark_resource(settings)},
+    )
+    return dg.Definitions.merge(own, *batch)
+
+
+def _topics(apps: Mapping[str, LoadedApp], translator: WatertableTranslator) -> Iterator[dg.AssetSpec]:
+    """Give a spec for each topic; one that an app writes and another reads is the writer's."""
+    written = {sink.topic: OutputData(app.topology, sink) for app in apps.values() for sink in app.topology.sinks}
+    read = {topic.name: topic for app in apps.values() for topic in app.topology.topics}
+    for name, topic in read.items():
+        if name not in written:
+            readers = tuple(app.name for app in apps.values() if name in {t.name for t in app.topology.topics})
+            yield translator.get_asset_spec(TopicData(topic, readers))
+    for data in written.values():
+        yield translator.get_asset_spec(data)
+
+
+def _watched(apps: Mapping[str, LoadedApp]) -> list[Watched]:
+    found: dict[str, Watched] = {}
+    for app in apps.values():
+        for topic in app.topology.topics:
+            before = found.get(topic.name)
+            found[topic.name] = Watched(topic.name, before.topic if before else topic, (*(before.readers if before else ()), app.name))
+        for sink in app.topology.sinks:
+            found.setdefault(sink.topic, Watched(sink.topic, None))
+    return [found[name] for name in sorted(found)]
+
+
+def _batch(project: Project) -> tuple[list[dg.Definitions], dict[str, Broken]]:
+    """Load the folders' own assets, checks, jobs, schedules and sensors; a folder that fails to is broken as far as those go."""
+    made: list[dg.Definitions] = []
+    failed: dict[str, Broken] = {}
+    for name, batch in project.batch.items():
+        modules = batch.load()
+        if isinstance(modules, Broken):
+            failed[f"{name}_batch"] = modules
+            continue
+        made.append(_module_definitions(modules, name))
+    return made, failed
+
+
+def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Definitions:
+    kept = list(modules)
+    if not kept:
+        return dg.Definitions()
+    loaded = dg.load_definitions_from_modules(kept)
+    return loaded.map_asset_specs(
+        func=lambda spec: spec.replace_attributes(group_name=folder) if spec.group_name in (None, "default") else spec
+    )
+
+
+def _broken_spec(name: str, broken: Broken) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        dg.AssetKey([name, "failed_to_load"]),
+        description=f"**This folder doesn't load**, so its streams and tables are as they were left:\n\n```\n{broken}\n```",
+        group_name=name,
+        metadata={"location": broken.location},
+    )
+
+
+def _broken_check(name: str, broken: Broken) -> dg.AssetChecksDefinition:
+    @dg.asset_check(asset=dg.AssetKey([name, "failed_to_load"]), name=LOADS, description="The folder's Python files load.")
+    def definition_loads() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False, description=str(broken), metadata={"location": broken.location})
+
+    return definition_loads

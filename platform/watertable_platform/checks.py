@@ -1,0 +1,147 @@
+"""Define the four checks that every table has, and judge them: by the stream itself as it runs, and by a person's click.
+
+Each judgement is a pure function of a few facts, so whoever has the facts may make it. The running stream does, within its own run:
+Dagster holds a check to be current for a later materialization only where both come from one run. Nothing here looks at event time, so
+historic data and idle topics stay green.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import dagster as dg
+
+from watertable.plan import TableDef, Topology
+from watertable.settings import Settings
+from watertable_platform import lease as leases
+from watertable_platform.history import attempts, recorded_code
+from watertable_platform.lease import Lease
+from watertable_platform.project import LoadedApp
+from watertable_platform.supervisor import Crash, Decision, GiveUp, HandOver, Leave, decide
+from watertable_platform.translator import table_key
+
+STREAM_ALIVE: Final = "stream_alive"
+DEPLOYED_CODE: Final = "deployed_code"
+FRESHNESS: Final = "freshness"
+FOLD_LAG: Final = "fold_lag"
+
+BEHIND: Final = 300.0
+"""Seconds for which a stream may have unread records before its tables count as late."""
+FOLD_SECONDS: Final = 60.0
+"""How far, in seconds, a plain Delta reader may be behind."""
+
+_DESCRIPTIONS: Final = {
+    STREAM_ALIVE: "The stream is in the state that a person wanted: launched means running, whatever crashed in between.",
+    DEPLOYED_CODE: "The code that wrote the table's last changes is the code that is loaded.",
+    FRESHNESS: f"The stream hasn't had unread records for more than {BEHIND:.0f} s. Idle topics and old data are fresh.",
+    FOLD_LAG: f"A plain Delta reader is at most {FOLD_SECONDS:.0f} s behind the stream.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Say whether a check holds, and in one sentence why."""
+
+    passed: bool
+    says: str
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
+    metadata: Mapping[str, str | int | float] | None = None
+
+    def evaluation(self, key: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation:
+        """Give the event to report for one table."""
+        return dg.AssetCheckEvaluation(key, name, self.passed, self.metadata, severity=self.severity, description=self.says)
+
+    def result(self, key: dg.AssetKey, name: str) -> dg.AssetCheckResult:
+        """Give the result of a check that was asked for."""
+        return dg.AssetCheckResult(
+            asset_key=key, check_name=name, passed=self.passed, metadata=self.metadata, severity=self.severity, description=self.says
+        )
+
+
+def check_specs(topology: Topology) -> list[dg.AssetCheckSpec]:
+    """List the checks of an app's tables."""
+    return [
+        dg.AssetCheckSpec(name, asset=table_key(topology.app, table.name), description=description)
+        for table in topology.tables
+        for name, description in _DESCRIPTIONS.items()
+    ]
+
+
+def build_checks(app: LoadedApp, settings: Settings, loaded_at: float) -> dg.AssetChecksDefinition:
+    """Make the checks of an app's tables executable: `Execute checks` judges them on the spot, stream or no stream."""
+
+    @dg.multi_asset_check(name=f"checks__{app.name}", specs=check_specs(app.topology), can_subset=True)
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        held = leases.read(settings, app.name)
+        decision = decide(
+            attempts(context.instance, settings, app.name), loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time()
+        )
+        for table in app.topology.tables:
+            key = table_key(app.name, table.name)
+            for name, verdict in (
+                (STREAM_ALIVE, stream_alive(decision)),
+                (DEPLOYED_CODE, deployed_code(table, recorded_code(context.instance, key))),
+                (FRESHNESS, freshness(held)),
+                (FOLD_LAG, fold_lag(held)),
+            ):
+                if dg.AssetCheckKey(key, name) in context.selected_asset_check_keys:
+                    yield verdict.result(key, name)
+
+    return checks
+
+
+def stream_alive(decision: Decision) -> Verdict:
+    """Judge what the supervisor would do: a stream that runs, or hands over, is alive."""
+    match decision:
+        case Leave(reason="running") | HandOver():
+            return Verdict(True, "running")
+        case GiveUp(crash=crash):
+            return Verdict(False, decision.reason, metadata=place(crash))
+        case Leave(reason=reason):
+            return Verdict(False, reason, dg.AssetCheckSeverity.WARN)
+        case _:
+            return Verdict(False, f"not running: {getattr(decision, 'reason', 'its worker vanished')}", dg.AssetCheckSeverity.WARN)
+
+
+def crashed(crash: Crash) -> Verdict:
+    """Judge a stream that has just crashed, before the supervisor has decided what comes next."""
+    where = f" ({crash.place()})" if crash.place() else ""
+    return Verdict(False, f"crashed{where}: {crash.error}: {crash.message}", metadata=place(crash))
+
+
+def place(crash: Crash) -> dict[str, str | int]:
+    """Give a crash's error and place as metadata, as far as they are known."""
+    return {name: value for name in _PLACE if (value := getattr(crash, name)) not in (None, "")}
+
+
+def deployed_code(table: TableDef, recorded: str | None) -> Verdict:
+    """Compare the fingerprint that wrote the table last with the one that is loaded."""
+    if recorded is None:
+        return Verdict(True, "nothing is written yet", metadata={"loaded": table.fingerprint})
+    same = recorded == table.fingerprint
+    says = "the loaded code wrote it" if same else "the loaded code differs from what wrote it: launch the stream to hand over"
+    return Verdict(same, says, dg.AssetCheckSeverity.WARN, {"recorded": recorded, "loaded": table.fingerprint})
+
+
+def freshness(held: Lease | None) -> Verdict:
+    """Judge by lag alone: how long the stream has had records that it hasn't read."""
+    if held is None:
+        return Verdict(False, "the stream has never run", dg.AssetCheckSeverity.WARN)
+    lag = sum(held.lag.values())
+    behind = held.beat - held.behind_since if held.behind_since else 0.0
+    if not held.is_held:
+        return Verdict(False, f"unknown: the stream doesn't run; it was {lag} records behind", dg.AssetCheckSeverity.WARN, {"lag": lag})
+    says = f"{lag} records behind, for {behind:.0f} s" if lag else "at the head of its topics"
+    return Verdict(behind <= BEHIND, says, dg.AssetCheckSeverity.WARN, {"lag": lag, "behind for s": round(behind, 1)})
+
+
+def fold_lag(held: Lease | None) -> Verdict:
+    """Judge the last fold: how old the oldest commit was that it brought to plain Delta readers."""
+    age = held.fold_lag_s if held else 0.0
+    says = f"the last fold reached {age:.1f} s back" if age else "nothing was folded by this stream yet"
+    return Verdict(age <= FOLD_SECONDS, says, dg.AssetCheckSeverity.WARN, {"fold lag s": round(age, 3)})
+
+
+_PLACE: Final = ("topic", "partition", "offset", "location", "position", "error")

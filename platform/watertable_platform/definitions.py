@@ -1,0 +1,13 @@
+"""Hold `defs`: the definitions of the project around the working directory, which workspace.yaml points at."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import dagster as dg
+
+from watertable.settings import Settings
+from watertable_platform.assembly import build_definitions
+from watertable_platform.project import load_apps
+
+defs: Final[dg.Definitions] = build_definitions(load_apps(Settings.load()))

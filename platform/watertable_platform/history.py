@@ -1,0 +1,77 @@
+"""Read Dagster's records as the supervisor's facts: a stream's past runs, and the code that wrote a table."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import dagster as dg
+from dagster._core.definitions.data_version import CODE_VERSION_TAG  # the name of the tag is a public contract, its constant isn't
+
+from watertable.settings import Settings
+from watertable_platform import lease as leases
+from watertable_platform.lease import SILENT, Lease
+from watertable_platform.supervisor import Attempt, Crash, Ended, Status, Tag
+
+LOOK_BACK: Final = 20
+_RUNNING: Final = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+
+
+def job_name(app: str) -> str:
+    """Name the job that runs an app's live stream."""
+    return f"stream__{app}"
+
+
+def attempts(instance: dg.DagsterInstance, settings: Settings, app: str) -> list[Attempt]:
+    """List the last runs of an app's stream, newest first."""
+    records = instance.get_run_records(dg.RunsFilter(job_name=job_name(app)), limit=LOOK_BACK)
+    held = leases.read(settings, app)
+    return [_attempt(record, held) for record in records]
+
+
+def recorded_code(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
+    """Return the code version of a table's last materialization."""
+    event = instance.get_latest_materialization_event(key)
+    return (event.tags or {}).get(CODE_VERSION_TAG) if event is not None else None
+
+
+def _attempt(record: dg.RunRecord, held: Lease | None) -> Attempt:
+    run = record.dagster_run
+    tags = {name: value for name, value in run.tags.items() if value}  # an empty tag is one that was taken back
+    crash = tags.get(Tag.CRASH)
+    ended = tags.get(Tag.ENDED)
+    return Attempt(
+        run_id=run.run_id,
+        status=_status(run.status),
+        by_person=tags.get(Tag.BY) != "supervisor",
+        ended=Ended(ended) if ended in tuple(Ended) else None,
+        position=tags.get(Tag.POSITION, ""),
+        fingerprint=tags.get(Tag.FINGERPRINT, ""),
+        started_at=record.start_time or record.create_timestamp.timestamp(),
+        ended_at=record.end_time or 0.0,
+        crash=Crash.from_tag(crash) if crash else None,
+        handing_over=Tag.HAND_OVER in tags,
+        worker_gone=run.status in _RUNNING and _worker_gone(record, held),
+    )
+
+
+def _status(status: dg.DagsterRunStatus) -> Status:
+    match status:
+        case dg.DagsterRunStatus.SUCCESS:
+            return Status.DONE
+        case dg.DagsterRunStatus.FAILURE:
+            return Status.FAILED
+        case dg.DagsterRunStatus.CANCELED:
+            return Status.CANCELED
+        case _:
+            return Status.LIVE
+
+
+def _worker_gone(record: dg.RunRecord, held: Lease | None) -> bool:
+    """Tell whether nobody carries out a run that Dagster believes to be running.
+
+    Its lease tells; a run that never got so far as to take one is given `SILENT` seconds.
+    """
+    if held is not None and held.run_id == record.dagster_run.run_id:
+        return not held.worker_lives
+    return time.time() - (record.start_time or record.create_timestamp.timestamp()) > SILENT

@@ -1,0 +1,100 @@
+"""Hold an app's lease: a small file that says which run keeps the app, from where, and how it is doing.
+
+The store's fence is what makes two writers harmless; the lease is what keeps a second one from being started, and what tells a dead
+worker from a busy one. It is renewed with every sign of life from the driver, and replaced whole, so a reader never sees half of it.
+Another environment's lease (another Dagster instance over the same home) is respected even when it is old: taking it over must be said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from watertable.errors import JobError
+from watertable.settings import Settings
+from watertable_platform.child import alive, birth
+
+SILENT: Final = 120.0
+"""Seconds without a sign of life after which a worker on another machine counts as gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Say who keeps an app and how it is doing. Times are seconds since 1970.
+
+    `pid` is the Dagster worker, `driver` the process that writes, each with its birth.
+    `behind_since` is when lag was last seen to begin; 0: there is none.
+    """
+
+    app: str
+    run_id: str
+    environment: str
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    pid_birth: str = field(default_factory=lambda: birth(os.getpid()))
+    driver: int = 0
+    driver_birth: str = ""
+    beat: float = field(default_factory=time.time)
+    fingerprint: str = ""
+    position: str = ""
+    lag: dict[str, int] = field(default_factory=dict)
+    behind_since: float = 0.0
+    fold_lag_s: float = 0.0
+    released: bool = False
+
+    @property
+    def worker_lives(self) -> bool:
+        """Tell whether the worker that took it is there: on this machine by its process, elsewhere by its last sign of life."""
+        return alive(self.pid, self.pid_birth) if self.host == socket.gethostname() else time.time() - self.beat < SILENT
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether a stream runs under it."""
+        return not self.released and self.worker_lives
+
+
+def read(settings: Settings, app: str) -> Lease | None:
+    """Return the app's lease; None when nobody ever took it, or when the file is of another release."""
+    try:
+        return Lease(**json.loads(_file(settings, app).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def take(settings: Settings, lease: Lease, *, take_over: bool = False) -> Lease:
+    """Take the app for a run; raise `JobError` when another run holds it, or when it is another environment's.
+
+    `take_over` is how one says that the other environment is to be ignored; a run that is alive on this machine is never ignored.
+    """
+    now = read(settings, lease.app)
+    if now is not None and now.run_id != lease.run_id:
+        if now.is_held:
+            raise JobError(f"{lease.app} is kept by run {now.run_id} (process {now.pid} on {now.host}): terminate that one first")
+        if now.environment != lease.environment and not now.released and not take_over:
+            raise JobError(
+                f"{lease.app}'s lease belongs to another environment: {now.environment}, host {now.host}, last seen "
+                f"{time.time() - now.beat:.0f} s ago; this is {lease.environment}. If it is gone for good, launch with take_over: true"
+            )
+    return renew(settings, lease)
+
+
+def renew(settings: Settings, lease: Lease, **changes: Any) -> Lease:
+    """Write the lease with what changed and with the time of day; the file is replaced whole."""
+    file = _file(settings, lease.app)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    renewed = dataclasses.replace(lease, **{"beat": time.time(), **changes})
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.stem}-", delete=False, encoding="utf-8") as out:
+        json.dump(dataclasses.asdict(renewed), out)
+    os.replace(out.name, file)
+    return renewed
+
+
+def _file(settings: Settings, app: str) -> Path:
+    return settings.home_folder / "leases" / f"{app}.json"

@@ -1,0 +1,148 @@
+"""Turn what a running app says into Dagster events: few, tagged with where they come from, and with numbers that plot.
+
+A stream commits each second; an event log has no end. So a table is reported when it first changes, then at most once per interval and
+only if it changed, with what happened since summed up. Every event carries its provenance by hand (code version, data version, and
+version and event of each input): Dagster tags only what a step returns, and an untagged event would hide that the code is stale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import dagster as dg
+from dagster._core.definitions.data_version import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    DEFAULT_DATA_VERSION,
+    NULL_EVENT_POINTER,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
+)
+
+from watertable.plan import TableDef, Topology
+from watertable_platform.checks import Verdict
+from watertable_platform.translator import TOPICS, inputs_of, table_key
+
+UNKNOWN: Final = DEFAULT_DATA_VERSION.value
+
+
+class Log(Protocol):
+    """Take an event, as an op's context does."""
+
+    @property
+    def log_event(self) -> Callable[[Any], None]:
+        """Record an event in the run at hand: a materialization, an observation or the evaluation of a check."""
+
+
+def provenance(instance: dg.DagsterInstance, table: TableDef, app: str, data_version: str) -> dict[str, str]:
+    """Give the tags that say by which code and from which inputs a table was written."""
+    tags = {CODE_VERSION_TAG: table.fingerprint, DATA_VERSION_TAG: data_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
+    for key in inputs_of(table.node, app):
+        record = instance.get_latest_data_version_record(key, is_source=key.path[0] == TOPICS)
+        seen = (record.event_log_entry.tags or {}).get(DATA_VERSION_TAG, UNKNOWN) if record else UNKNOWN
+        tags[get_input_data_version_tag(key)] = seen
+        tags[get_input_event_pointer_tag(key)] = str(record.storage_id) if record else NULL_EVENT_POINTER
+    return tags
+
+
+@dataclass(slots=True)
+class _Since:
+    """Sum up what happened to one table since it was last reported."""
+
+    rows: int = 0
+    data_version: str = ""
+    fold: dict[str, int | float] = field(default_factory=dict)
+
+
+class Reporter:
+    """Report one app's events to one run; `every` is the least number of seconds between two reports of its tables."""
+
+    def __init__(
+        self, log: Log, instance: dg.DagsterInstance, topology: Topology, every: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.count = 0
+        self._log, self._instance, self._topology, self._every, self._clock = log, instance, topology, every, clock
+        self._tables = {table.name: table for table in topology.tables}
+        self._since: dict[str, _Since] = {}
+        self._app: dict[str, int | float] = {}
+        self._reported_at = -float("inf")
+        self._verdicts: dict[tuple[str, str], tuple[bool, str]] = {}
+
+    def batch(self, event: Mapping[str, Any]) -> None:
+        """Take in a committed batch."""
+        for name, rows in event.get("rows", {}).items():
+            if rows and name in self._tables:
+                since = self._since.setdefault(name, _Since())
+                since.rows += rows
+                since.data_version = event["position"]
+        self._lag(event)
+        self._app |= {"records/s": float(event["records_per_second"]), "batch ms": int(event["batch_ms"])}
+        self._app["records"] = self._app.get("records", 0) + int(event["records"])
+        self._app["quarantined"] = self._app.get("quarantined", 0) + int(event.get("quarantined", 0))
+        self._app["dropped"] = self._app.get("dropped", 0) + sum(event.get("dropped", {}).values())
+
+    def fold(self, event: Mapping[str, Any]) -> None:
+        """Take in a fold: its tables are worth a report, for plain Delta readers see something new."""
+        self._app["fold lag s"] = float(event["fold_lag_s"])
+        for name, folded in event["tables"].items():
+            if name in self._tables:
+                since = self._since.setdefault(name, _Since())
+                since.data_version = since.data_version or folded["folded"]
+                since.fold = {"fold ms": int(folded["ms"]), "version": int(folded["version"])}
+
+    def idle(self, event: Mapping[str, Any]) -> None:
+        """Take in a sign of life."""
+        self._lag(event)
+
+    def redeployed(self, position: str) -> None:
+        """Report the tables whose last event was by other code: from here on, this code keeps them."""
+        for name, table in self._tables.items():
+            last = self._instance.get_latest_materialization_event(table_key(self._topology.app, name))
+            if last is not None and (last.tags or {}).get(CODE_VERSION_TAG) != table.fingerprint:
+                self._since[name] = _Since(data_version=position)
+        self.report(position, at_once=True)
+
+    def report(self, position: str, *, at_once: bool = False) -> None:
+        """Report the tables that changed, if it is time to; `at_once`: whatever the time."""
+        now = self._clock()
+        if not self._since or (now - self._reported_at < self._every and not at_once):
+            return
+        for name in [name for name in self._tables if name in self._since]:  # in the order of the topology: a table after what feeds it
+            table, since = self._tables[name], self._since[name]
+            key = table_key(self._topology.app, name)
+            self._emit(
+                dg.AssetMaterialization(
+                    key,
+                    metadata={"position": position, "rows changed": since.rows, **self._app, **since.fold},
+                    tags=provenance(self._instance, table, self._topology.app, since.data_version or position),
+                )
+            )
+        self._reported_at = now
+        self._since.clear()
+        for total in ("records", "quarantined", "dropped"):
+            self._app.pop(total, None)
+
+    def check(self, name: str, judge: Callable[[TableDef], Verdict], *, always: bool = False) -> None:
+        """Report a check of every table, for those where the verdict is new; `always`: for all."""
+        for table in self._topology.tables:
+            verdict = judge(table)
+            now = (verdict.passed, verdict.says if not verdict.passed else "")
+            if always or self._verdicts.get((table.name, name)) != now:
+                self._verdicts[table.name, name] = now
+                self._emit(verdict.evaluation(table_key(self._topology.app, table.name), name))
+
+    def observe(self, observations: Iterable[dg.AssetObservation]) -> None:
+        """Report what topics are like."""
+        for observation in observations:
+            self._emit(observation)
+
+    def _lag(self, event: Mapping[str, Any]) -> None:
+        self._app |= {f"lag {topic}": int(records) for topic, records in event.get("lag", {}).items()}
+
+    def _emit(self, event: dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation) -> None:
+        self._log.log_event(event)
+        self.count += 1

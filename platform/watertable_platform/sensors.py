@@ -1,0 +1,153 @@
+"""Reconcile streams with what people want, and observe topics: the two sensors that are on by default.
+
+The first carries out what `supervisor.decide` says of each app; it keeps nothing but which verdicts it has already told. The second asks
+Kafka how far the topics reach. Both run in the code server, so they do little, and wait for nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import dagster as dg
+
+from watertable.errors import KafkaError
+from watertable.settings import Settings
+from watertable_platform import checks, topics
+from watertable_platform import lease as leases
+from watertable_platform.child import alive
+from watertable_platform.history import attempts, job_name, recorded_code
+from watertable_platform.project import LoadedApp
+from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Tag, decide
+from watertable_platform.topics import Watched
+from watertable_platform.translator import table_key
+
+RECONCILE_SECONDS: Final = 5
+OBSERVE_SECONDS: Final = 30
+
+
+@dataclass(slots=True)
+class _Outcome:
+    requests: list[dg.RunRequest] = field(default_factory=list)
+    events: list[dg.AssetCheckEvaluation] = field(default_factory=list)
+    says: list[str] = field(default_factory=list)
+
+
+def build_reconcile_sensor(
+    apps: Mapping[str, LoadedApp], jobs: Sequence[dg.JobDefinition], settings: Settings, loaded_at: float
+) -> dg.SensorDefinition:
+    """Make the sensor that keeps each app's stream in the state that a person wanted."""
+
+    @dg.sensor(
+        name="reconcile_streams",
+        jobs=jobs,
+        minimum_interval_seconds=RECONCILE_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Keeps every launched stream running: restarts what crashed, hands over to new code, buries runs whose worker is gone.",
+    )
+    def reconcile_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        told: dict[str, Any] = json.loads(context.cursor or "{}")
+        outcome = _Outcome()
+        for app in apps.values():
+            past = attempts(context.instance, settings, app.name)
+            decision = decide(past, loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time())
+            told[app.name] = _carry_out(decision, past, app, settings, context.instance, outcome, told.get(app.name, {}))
+        return dg.SensorResult(
+            run_requests=outcome.requests,
+            asset_events=outcome.events,
+            cursor=json.dumps({name: told[name] for name in apps}),
+            skip_reason=None if outcome.requests else "; ".join(outcome.says) or "no apps",
+        )
+
+    return reconcile_streams
+
+
+def build_topics_sensor(watched: Sequence[Watched], settings: Settings) -> dg.SensorDefinition:
+    """Make the sensor that observes topics, and reports those where anything moved."""
+
+    @dg.sensor(
+        name="observe_topics",
+        minimum_interval_seconds=OBSERVE_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports the topics' end offsets and lag, and their identity as data version.",
+    )
+    def observe_topics(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        seen: dict[str, str] = json.loads(context.cursor or "{}")
+        try:
+            found = topics.observe(settings, watched)
+        except KafkaError as error:
+            return dg.SkipReason(str(error))
+        now = {o.asset_key.path[-1]: topics.fingerprint(o) for o in found}
+        moved = [o for o in found if seen.get(o.asset_key.path[-1]) != now[o.asset_key.path[-1]]]
+        says = f"{len(moved)} of {len(watched)} topics moved"
+        return dg.SensorResult(asset_events=moved, cursor=json.dumps(seen | now), skip_reason=says)
+
+    return observe_topics
+
+
+def _carry_out(
+    decision: Decision,
+    past: Sequence[Attempt],
+    app: LoadedApp,
+    settings: Settings,
+    instance: dg.DagsterInstance,
+    outcome: _Outcome,
+    told: Mapping[str, str],
+) -> dict[str, str]:
+    """Do what was decided for one app, and return what has been told about it by now."""
+    now = dict(told)
+    outcome.says.append(f"{app.name}: {getattr(decision, 'reason', type(decision).__name__)}")
+    match decision:
+        case Launch(reason=reason):
+            tags = {Tag.BY: "supervisor", "watertable/reason": reason}
+            outcome.requests.append(dg.RunRequest(job_name=job_name(app.name), run_config=_config(instance, past), tags=tags))
+        case HandOver(run_id=run_id):
+            instance.add_run_tags(run_id, {Tag.HAND_OVER: app.topology.fingerprint})
+        case Bury(run_id=run_id):
+            _bury(run_id, app, settings, instance)
+            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+        case GiveUp() if now.get("gave_up") != past[0].run_id:
+            now["gave_up"] = past[0].run_id
+            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+        case _:
+            pass
+    code = f"{past[0].fingerprint if past else ''} {app.topology.fingerprint}"
+    if past and now.get("code") != code:
+        now["code"] = code
+        for table in app.topology.tables:
+            key = table_key(app.name, table.name)
+            outcome.events.append(checks.deployed_code(table, recorded_code(instance, key)).evaluation(key, checks.DEPLOYED_CODE))
+    return now
+
+
+def _config(instance: dg.DagsterInstance, past: Sequence[Attempt]) -> Mapping[str, Any]:
+    """Give the next run the last one's configuration; taking over another environment's lease was meant once."""
+    last = instance.get_run_by_id(past[0].run_id)
+    config: Mapping[str, Any] = last.run_config if last is not None else {}
+    kept = {op: {k: v for k, v in of.get("config", {}).items() if k != "take_over"} for op, of in config.get("ops", {}).items()}
+    return {"ops": {op: {"config": of} for op, of in kept.items() if of}}
+
+
+def _bury(run_id: str, app: LoadedApp, settings: Settings, instance: dg.DagsterInstance) -> None:
+    """Record the end of a run whose worker is gone, and end its driver should that still be there."""
+    held = leases.read(settings, app.name)
+    if held is not None and held.run_id == run_id and not held.worker_lives and alive(held.driver, held.driver_birth):
+        try:
+            os.killpg(held.driver, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return
+    if run.status is not dg.DagsterRunStatus.CANCELING:  # a person who wanted it stopped still does
+        instance.add_run_tags(run_id, {Tag.ENDED: Ended.GHOST, Tag.POSITION: held.position if held else ""})
+    instance.report_run_canceled(run, message="its worker is gone; marked as ended by the reconcile sensor")
+
+
+def _evaluations(app: LoadedApp, name: str, verdict: checks.Verdict) -> list[dg.AssetCheckEvaluation]:
+    return [verdict.evaluation(table_key(app.name, table.name), name) for table in app.topology.tables]

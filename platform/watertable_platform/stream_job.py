@@ -1,0 +1,242 @@
+"""Deploy an app's live stream as a Dagster job: one op that keeps `watertable run` as its child and tells Dagster how it goes.
+
+The run is the deployment. It begins by taking the app's lease; it ends when a person terminates it, when the driver ends, when the
+sensor asks it to hand over to new code, or by itself, to be recycled; and it never leaves a process behind. Spark lives in the child:
+neither the code server nor the run's worker ever holds a JVM. Nothing here decides whether to start again; see `supervisor`.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
+import dataclasses
+import os
+import time
+from typing import Any, Final
+
+import dagster as dg
+from dagster._core.errors import DagsterExecutionInterruptedError
+from pydantic import Field
+
+from watertable.errors import KafkaError, WatertableError
+from watertable.settings import Settings
+from watertable_platform import checks, topics
+from watertable_platform import lease as leases
+from watertable_platform.child import Child, Event, birth, run_command
+from watertable_platform.history import job_name
+from watertable_platform.lease import Lease
+from watertable_platform.project import LoadedApp
+from watertable_platform.reporting import Reporter
+from watertable_platform.supervisor import Crash, Ended, Tag
+from watertable_platform.topics import Watched
+
+TICK: Final = 1.0
+LOOK: Final = 2.0
+"""Seconds between two looks at our own run: whether it was canceled by force, or is to hand over."""
+GRACE: Final = 40.0
+"""Seconds that the driver has to end; less than `cancel_timeout_seconds` in dagster.yaml."""
+_FINAL: Final = frozenset({2, 3, 4})  # bad definition or settings, fenced, topic changed: starting again mends none
+
+
+class StreamConfig(dg.Config):
+    """Configure a run of a live stream; the defaults are right for most."""
+
+    report_seconds: float = Field(30.0, description="least seconds between two reports of a table")
+    recycle_hours: float = Field(24.0, description="end and start again after so many hours")
+    recycle_events: int = Field(5000, description="end and start again after so many events in this run's log")
+    silence_seconds: float = Field(300.0, description="a driver that says nothing for so long is taken for dead")
+    take_over: bool = Field(False, description="ignore another environment's lease on this app")
+
+
+def build_stream_job(app: LoadedApp, settings: Settings) -> dg.JobDefinition:
+    """Make the job `stream__<app>`."""
+
+    @dg.op(name=f"run__{app.name}", description=f"Keep `watertable run {app.name}` running, and report what it does.")
+    def keep_running(context: dg.OpExecutionContext, config: StreamConfig) -> None:
+        _Stream(context, config, app, settings).run()
+
+    @dg.job(
+        name=job_name(app.name),
+        description=f"The live stream of {app.name}. Launch it to deploy, terminate it to stop it; whatever else ends it, it comes back.",
+        executor_def=dg.in_process_executor,
+        tags={Tag.APP: app.name, "dagster/max_runtime": "0", "dagster/max_retries": "0"},
+    )
+    def stream() -> None:
+        keep_running()
+
+    return stream
+
+
+class _Stream:
+    """Hold one run: its lease, its driver, and what it has told so far."""
+
+    def __init__(self, context: dg.OpExecutionContext, config: StreamConfig, app: LoadedApp, settings: Settings) -> None:
+        self.context, self.config, self.app, self.settings = context, config, app, settings
+        self.instance = context.instance
+        self.reporter = Reporter(context, self.instance, app.topology, config.report_seconds)
+        self.lease = Lease(app=app.name, run_id=context.run_id, environment=environment(settings, self.instance))
+        self.failed: Event | None = None
+        self.began = self.heard = self.looked = time.monotonic()
+
+    def run(self) -> None:
+        """Keep the driver until there is a reason to end; return for a reason of ours, raise `Failure` for the driver's."""
+        self._tag({Tag.FINGERPRINT: "", Tag.ENDED: "", Tag.CRASH: "", Tag.HAND_OVER: ""})  # a re-executed run inherits its model's
+        last = leases.read(self.settings, self.app.name)
+        try:
+            self.lease = leases.take(self.settings, self.lease, take_over=self.config.take_over)
+        except WatertableError as error:
+            self._tag({Tag.ENDED: Ended.REFUSED})
+            raise dg.Failure(str(error), allow_retries=False) from None
+        self._tag({Tag.POSITION: last.position if last else ""})
+        child = Child(
+            run_command(self.app.name),
+            env={"WATERTABLE_PROJECT": str(self.settings.project)},
+            cwd=self.settings.project,
+            log=self.settings.home_folder / "logs" / f"{self.app.name}.driver.log",
+            grace=GRACE,
+        )
+        try:
+            with child:
+                self._beat(driver=child.pid, driver_birth=birth(child.pid))
+                self.context.log.info(f"driver {child.pid}; what it prints is in {child.log}")
+                self._observe_topics()
+                ended = self._follow(child)
+            self._drain(child)
+            if ended is None:
+                self._crashed(child)
+            self._tag({Tag.ENDED: str(ended)})
+            self.context.log.info(f"ended for: {ended}; the supervisor starts the next run")
+        except (DagsterExecutionInterruptedError, KeyboardInterrupt):
+            self._drain(child)
+            self._interrupted()
+            raise
+        finally:
+            self.lease = leases.renew(self.settings, self.lease, released=True)
+
+    def _follow(self, child: Child) -> Ended | None:
+        """Read what the driver says until it ends (None) or until it is we who want it to."""
+        while True:
+            event = child.event(TICK)
+            now = time.monotonic()
+            if event is not None:
+                self.heard = now
+                self._take(event)
+            elif child.ended:
+                return None
+            else:
+                self._beat()
+            self.reporter.report(self.lease.position)
+            if now - self.heard > self.config.silence_seconds:
+                self.failed = {"error": "Silence", "message": f"the driver said nothing for {now - self.heard:.0f} s"}
+                return None
+            if self.reporter.count >= self.config.recycle_events or now - self.began > self.config.recycle_hours * 3600:
+                return Ended.RECYCLE
+            if now - self.looked > LOOK:
+                self.looked = now
+                run = self.instance.get_run_by_id(self.context.run_id)
+                if run is None or run.is_finished:
+                    self.context.log.warning("this run was canceled by force, or deleted: stopping its driver")
+                    raise DagsterExecutionInterruptedError
+                if run.tags.get(Tag.HAND_OVER):
+                    return Ended.HAND_OVER
+
+    def _take(self, event: Event) -> None:
+        """Take in one event: remember where the app stands, and tell Dagster what is worth it."""
+        if event.get("position"):
+            self.lease = dataclasses.replace(self.lease, position=event["position"])
+        match event["event"]:
+            case "started":
+                self._started(event)
+            case "batch":
+                self._beat(lag=event["lag"])
+                self.reporter.batch(event)
+                self._judge()
+            case "fold":
+                self._beat(fold_lag_s=float(event["fold_lag_s"]))
+                self.reporter.fold(event)
+                self._judge()
+            case "idle":
+                self._beat(lag=event["lag"])
+                self.reporter.idle(event)
+                self._judge()
+                if event.get("problem"):
+                    self.context.log.warning(str(event["problem"]))
+            case "failed":
+                self.failed = event
+            case "stopped":
+                self._beat()
+
+    def _started(self, event: Event) -> None:
+        self._tag({Tag.FINGERPRINT: event["fingerprint"], Tag.POSITION: event["position"] or ""})
+        self._beat(fingerprint=event["fingerprint"])
+        self.context.log.info(f"{self.app.name} runs from {event['position']}, generation {event['generation']}")
+        self.reporter.redeployed(event["position"])
+        self.reporter.check(checks.STREAM_ALIVE, lambda _: checks.Verdict(True, "running"), always=True)
+        self.reporter.check(checks.DEPLOYED_CODE, lambda table: checks.deployed_code(table, table.fingerprint), always=True)
+        self._judge(always=True)
+
+    def _judge(self, *, always: bool = False) -> None:
+        self.reporter.check(checks.FRESHNESS, lambda _: checks.freshness(self.lease), always=always)
+        self.reporter.check(checks.FOLD_LAG, lambda _: checks.fold_lag(self.lease), always=always)
+
+    def _observe_topics(self) -> None:
+        """Record what the topics are before a table names them as its inputs; the topics sensor does the rest."""
+        watched = [Watched(topic.name, topic, (self.app.name,)) for topic in self.app.topology.topics]
+        try:
+            self.reporter.observe(topics.unseen(self.instance, topics.observe(self.settings, watched)))
+        except KafkaError as error:
+            self.context.log.warning(str(error))  # the driver will say it too, and wait
+
+    def _beat(self, **changes: Any) -> None:
+        lag = changes.get("lag", self.lease.lag)
+        behind = (self.lease.behind_since or time.time()) if any(lag.values()) else 0.0
+        self.lease = leases.renew(self.settings, self.lease, **changes, behind_since=behind)
+
+    def _drain(self, child: Child) -> None:
+        """Take in what the driver said last, and report it."""
+        while not child.ended:
+            event = child.event(0.5)
+            if event is not None:
+                self._take(event)
+        self._tag({Tag.POSITION: self.lease.position})
+        self.reporter.report(self.lease.position, at_once=True)
+
+    def _crashed(self, child: Child) -> None:
+        """Say why the driver ended, on the run and on every table, and raise it."""
+        code = child.exit_code()
+        failed = self.failed or {"error": "Crash", "message": _obituary(code)}
+        crash = Crash(
+            failed["error"], failed["message"], failed.get("position") or self.lease.position, failed.get("topic"),
+            failed.get("partition"), failed.get("offset"), failed.get("location"), final=code in _FINAL,
+        )  # fmt: skip
+        self._tag({Tag.CRASH: crash.as_tag(), Tag.ENDED: Ended.CRASH})
+        self.reporter.check(checks.STREAM_ALIVE, lambda _: checks.crashed(crash), always=True)
+        tail = child.tail()
+        raise dg.Failure(
+            f"{crash.error}: {crash.message}" + (f" ({crash.place()})" if crash.place() else ""),
+            metadata={**checks.place(crash), "exit code": code, "log": str(child.log), **({"driver's last words": tail} if tail else {})},
+            allow_retries=False,
+        )
+
+    def _interrupted(self) -> None:
+        """Tell a person's Terminate, which Dagster announces, from a shutdown, which it doesn't."""
+        run = self.instance.get_run_by_id(self.context.run_id)
+        if run is not None and run.status is dg.DagsterRunStatus.CANCELING:
+            verdict = checks.Verdict(False, f"stopped by a person at {self.lease.position}", dg.AssetCheckSeverity.WARN)
+            self.reporter.check(checks.STREAM_ALIVE, lambda _: verdict, always=True)
+        else:
+            self._tag({Tag.ENDED: Ended.SHUTDOWN})
+
+    def _tag(self, tags: dict[Tag, str]) -> None:
+        run = self.instance.get_run_by_id(self.context.run_id)
+        if run is not None and not run.is_finished:  # the story of a run that a person ended by force is told
+            self.instance.add_run_tags(self.context.run_id, {str(name): str(value) for name, value in tags.items()})
+
+
+def environment(settings: Settings, instance: dg.DagsterInstance) -> str:
+    """Name the environment that a lease belongs to: this Dagster instance, and the settings' prefix."""
+    home = os.environ.get("DAGSTER_HOME", "")
+    return f"{settings.env or 'default'}@{home or instance.root_directory}"
+
+
+def _obituary(code: int) -> str:
+    if code < 0:
+        return f"the driver was killed by signal {-code} without a word"
+    return f"the driver ended by itself with exit code {code}" + ("" if code else ", though nobody asked it to")
