@@ -27,6 +27,7 @@ DATE: Final = Type("date")
 TIMESTAMP: Final = Type("timestamp")
 MONTHS: Final = Type("interval year to month")  # intervals are operands only: no column has such a type
 DAYTIME: Final = Type("interval day to second")
+DAYS: Final = Type("interval day")
 
 MAX_PRECISION: Final = 38
 MIN_ADJUSTED_SCALE: Final = 6
@@ -108,14 +109,27 @@ def tightest(a: Type, b: Type) -> Type | None:
             return _complex(a, b, tightest)
 
 
-def common(a: Type, b: Type) -> Type | None:
-    """Return the type that CASE, COALESCE, IN, comparisons, arrays and the like bring two operands to."""
-    if (found := tightest(a, b)) is not None:
-        return found
+def _mixed(a: Type, b: Type) -> Type | None:
+    """Return the common type of a decimal and another number."""
     if "decimal" in (a.kind, b.kind) and a.is_numeric and b.is_numeric:
         fractional = {"float", "double"} & {a.kind, b.kind}
         return DOUBLE if fractional else wider_decimal(as_decimal(a), as_decimal(b))
-    return promoted(a, b) or _complex(a, b, common)
+    return None
+
+
+def common(a: Type, b: Type) -> Type | None:
+    """Return the type that CASE, COALESCE, IN, arrays and the like bring two operands to."""
+    return tightest(a, b) or _mixed(a, b) or promoted(a, b) or _complex(a, b, common)
+
+
+def comparable(a: Type, b: Type) -> Type | None:
+    """Return the type that a comparison brings its two sides to: strings turn into other types, but not inside arrays."""
+    return tightest(a, b) or _mixed(a, b) or promoted(a, b)
+
+
+def unpromoted(a: Type, b: Type) -> Type | None:
+    """Return the common type without turning strings into anything: greatest, least and the functions on arrays."""
+    return tightest(a, b) or _mixed(a, b) or _complex(a, b, unpromoted)
 
 
 def promoted(a: Type, b: Type) -> Type | None:
@@ -129,9 +143,12 @@ def promoted(a: Type, b: Type) -> Type | None:
     return DOUBLE if b.is_numeric else b
 
 
-def common_of(types: Iterable[Type]) -> Type | None:
+def common_of(types: Iterable[Type], rule: Common = common) -> Type | None:
     """Return the common type of many, from left to right as Spark folds them."""
-    return reduce(lambda found, kind: None if found is None else common(found, kind), types, VOID)
+    found: Type | None = VOID
+    for kind in types:
+        found = None if found is None else rule(found, kind)
+    return found
 
 
 def _complex(a: Type, b: Type, rule: Common) -> Type | None:

@@ -7,24 +7,45 @@ of one record; whatever else an expression could read (clock, random numbers, fi
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 
-from watertable.coercion import BIGINT, BINARY, BOOLEAN, DOUBLE, FLOAT, INT, STRING, TIMESTAMP, VOID, implicit
+from watertable import casts
+from watertable.coercion import (
+    BIGINT,
+    BINARY,
+    BOOLEAN,
+    DATE,
+    DAYS,
+    DAYTIME,
+    DOUBLE,
+    FLOAT,
+    INT,
+    MONTHS,
+    SMALLINT,
+    STRING,
+    TIMESTAMP,
+    TINYINT,
+    VOID,
+    castable,
+    implicit,
+)  # fmt: skip
 from watertable.coercion import decimal as decimal_type
-from watertable.errors import ExpressionError, SchemaError, UnknownColumn
+from watertable.errors import EvaluationError, ExpressionError, SchemaError, UnknownColumn
 from watertable.functions import FUNCTIONS, cast_function
-from watertable.schema import Schema, Type, from_sqlglot
-from watertable.spark_sql import canonical, never_raising, strict
-from watertable.terms import Call, Function, Lit, Nulls, Ref, Signature, Term, Var, walk
+from watertable.schema import Schema, Type, from_sqlglot, quote
+from watertable.spark_sql import can_fail, canonical, never_raising, strict
+from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
 
 __all__ = ["Expr", "Scope", "parse", "parse_predicate", "window_schema"]
 
@@ -187,12 +208,31 @@ class _Binder:
                 return self.case(node)
             case exp.Anonymous():
                 return self.function(node)
+            case exp.Bracket():
+                index = node.expressions[0] if len(node.expressions) == 1 else node
+                return self.call("[]", self.bind(node.this), self.bind(index)) if index is not node else self.refuse(node)
+            case exp.Trim():
+                return self.trim(node)
+            case exp.Extract():
+                return self.extract(node)
+            case exp.StrPosition():
+                return self.call("locate", self.bind(node.args["substr"]), self.bind(node.this))
+            case exp.Interval():
+                return _interval(node)
+            case exp.Add(this=exp.Interval() | exp.Add() as left, expression=exp.Interval() as right) if _intervals(left):
+                return _sum(self.bind(left), self.bind(right))
+            case exp.Escape(this=exp.Like() | exp.ILike() as like, expression=escape):
+                call = self.call(_BINARY[type(like)], self.bind(like.this), self.bind(like.expression), self.bind(escape))
+                return self.call("not", call) if like.args.get("negate") else call
         if type(node) in _BINARY:
             return self.binary(node)
         if type(node) in _NEGATED:
             return self.call("not", self.call(_NEGATED[type(node)], self.bind(node.this), self.bind(node.expression)))
         if type(node) in _UNARY:
             return self.call(_UNARY[type(node)], self.bind(node.this))
+        return self.refuse(node)
+
+    def refuse(self, node: exp.Expression) -> Term:
         raise ExpressionError(_refusal(node))
 
     # -- names ---------------------------------------------------------------------------------------------------------------------
@@ -256,7 +296,7 @@ class _Binder:
         return term
 
     def field(self, term: Term, name: str, kind: Type) -> Term:
-        function = Function("field", "struct.field", lambda _: Signature(kind, (term.type,), None), tight=False, sql=f"{{0}}.`{name}`")
+        function = Function("field", "struct.field", lambda _: Signature(kind, (term.type,), None), tight=False, sql="{0}." + quote(name))
         return Call(function, (term, Lit(name, STRING)), kind, Signature(kind, (term.type, STRING), lambda row, field: row[field]))
 
     # -- operators -----------------------------------------------------------------------------------------------------------------
@@ -301,6 +341,22 @@ class _Binder:
         default = node.args.get("default")
         return self.call("case", *terms, Lit(None, VOID) if default is None else self.bind(default))
 
+    def trim(self, node: exp.Trim) -> Term:
+        side = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or ""), "btrim")
+        value, characters = self.bind(node.this), node.args.get("expression")
+        if characters is None:
+            return self.call("trim" if side == "btrim" else side, value)
+        if side != "btrim":
+            raise ExpressionError("TRIM of chosen characters works on both sides here; for one side use regexp_replace")
+        return self.call("btrim", value, self.bind(characters))
+
+    def extract(self, node: exp.Extract) -> Term:
+        unit, value = node.name.lower(), self.bind(node.expression)
+        name = _EXTRACTS.get(unit, unit)
+        if name not in _EXTRACTS.values():
+            raise ExpressionError(f"no field {unit!r} to extract{_close(unit, _EXTRACTS)}; fields: {', '.join(_EXTRACTS)}")
+        return self.call(name, value)
+
     def cast(self, node: exp.Cast) -> Term:
         kind = from_sqlglot(node.to)
         if isinstance(node, exp.TryCast) and "safe" not in node.args:
@@ -309,7 +365,10 @@ class _Binder:
             raise ExpressionError("`::` is not supported; write CAST(... AS type)")
         if isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() not in _KNOWN and not isinstance(node, exp.TryCast):
             return self.opaque(node.this, kind)
-        return self.apply(cast_function(kind, "try_cast" if isinstance(node, exp.TryCast) else "cast"), self.bind(node.this))
+        value = self.bind(node.this)
+        if isinstance(node, exp.Cast) and not isinstance(node, exp.TryCast) and isinstance(value, Lit) and value.type == STRING and kind in (DATE, TIMESTAMP):
+            return _folded(value, kind)
+        return self.apply(cast_function(kind, "try_cast" if isinstance(node, exp.TryCast) else "cast"), value)
 
     # -- functions -----------------------------------------------------------------------------------------------------------------
 
@@ -317,11 +376,48 @@ class _Binder:
         name = _function_name(node)
         if name in _REWRITES:
             return _REWRITES[name](self, [self.bind(a) for a in node.expressions])
-        if name in FUNCTIONS and name.isidentifier():
+        if name in _LAMBDAS and len(node.expressions) == 2 and isinstance(node.expressions[1], exp.Lambda):
+            return self.higher_order(name, node.expressions[0], node.expressions[1])
+        if name in _UNITS and len(node.expressions) == 3:
+            unit = node.expressions[0]
+            first = _text(unit.name.upper()) if isinstance(unit, exp.Column | exp.Var) else self.refuse(unit)
+            return self.call(_UNITS[name], first, *map(self.bind, node.expressions[1:]))
+        if name == "struct":
+            return self.struct(node)
+        if name in _CASTS and len(node.expressions) == 1:
+            return self.apply(cast_function(_CASTS[name], "cast"), self.bind(node.expressions[0]))
+        if name in FUNCTIONS and name.isidentifier() and name != "extract_second":
             return self.call(name, *map(self.bind, node.expressions))
         _check_allowed(name)
         close = _close(name, [*FUNCTIONS, *_REWRITES])
         raise ExpressionError(f"function {name!r} is not in watertable's subset{close}; if Spark has it, write CAST({name}(...) AS its type)")
+
+    def higher_order(self, name: str, array: exp.Expression, function: exp.Lambda) -> Term:
+        values = self.bind(array)
+        if values.type.kind != "array" or values.type.element is None:
+            raise ExpressionError(f"{name} wants an ARRAY and a lambda; got {values.type.sql()}")
+        kinds = [values.type.element, INT]
+        if len(function.expressions) > len(kinds):
+            raise ExpressionError(f"{name}: a lambda of {len(function.expressions)} parameters; it takes 1 or 2")
+        params = tuple(Var(p.name, kind) for p, kind in zip(function.expressions, kinds, strict=False))
+        outer = self.variables
+        self.variables = {**outer, **{p.name: p for p in params}}
+        try:
+            body = self.bind(function.this)
+        finally:
+            self.variables = outer
+        if name in ("exists", "forall") and can_fail(body):
+            raise ExpressionError(f"the lambda of {name} may fail, and Spark doesn't say for which elements it is evaluated; use try_cast, try_add, ...")
+        return self.call(name, values, Lambda(params, body))
+
+    def struct(self, node: exp.Anonymous) -> Term:
+        """Read struct(a, b AS c) as named_struct."""
+        terms: list[Term] = []
+        for i, arg in enumerate(node.expressions, 1):
+            inner = arg.this if isinstance(arg, exp.Alias) else arg
+            named = isinstance(arg, exp.Alias | exp.Column | exp.Dot)
+            terms += [_text(arg.alias_or_name if named else f"col{i}"), self.bind(inner)]
+        return self.call("named_struct", *terms)
 
     def opaque(self, node: exp.Anonymous, kind: Type) -> Term:
         """Trust the user's CAST for the type of a function that only Spark knows."""
@@ -350,11 +446,23 @@ class _Binder:
         return [self.coerced(arg, kind) for arg, kind in zip(args, signature.args, strict=True)]
 
     def coerced(self, term: Term, kind: Type) -> Term:
-        if term.type == kind:
+        if term.type == kind or isinstance(term, Lambda):
             return term
+        if isinstance(term, Lit) and castable(term.type, kind) is not None:
+            return _folded(term, kind)
         if not implicit(term.type, kind) and cast_function(kind, "coerce").rule((term,)) is None:
             raise ExpressionError(f"wanted {kind.sql()}; got {term.type.sql()}")
         return self.apply(cast_function(kind, "coerce"), term)
+
+
+def _folded(term: Lit, kind: Type) -> Lit:
+    """Cast a constant now, so that one that can't be cast is refused now."""
+    if term.value is None:
+        return Lit(None, kind)
+    try:
+        return Lit(casts.cast(term.type, kind)(term.value), kind)
+    except EvaluationError as error:
+        raise ExpressionError(f"a {kind.sql()} is wanted there: {error}") from None
 
 
 _Rewrite = Callable[[_Binder, list[Term]], Term]
@@ -371,14 +479,34 @@ def _arity(count: int, name: str, build: _Rewrite) -> _Rewrite:
 
 # Spark reduces these to others too; so do we, and they need no entry of their own.
 _REWRITES: Final[dict[str, _Rewrite]] = {
+    "mod": _arity(2, "mod", lambda b, a: b.call("%", *a)),
+    "negative": _arity(1, "negative", lambda b, a: b.call("negative", *a)),
     "if": _arity(3, "if", lambda b, a: b.call("case", *a)),
     "nullif": _arity(2, "nullif", lambda b, a: b.call("case", b.call("=", *a), Lit(None, VOID), a[0])),
     "nvl": _arity(2, "nvl", lambda b, a: b.call("coalesce", *a)),
     "ifnull": _arity(2, "ifnull", lambda b, a: b.call("coalesce", *a)),
     "nvl2": _arity(3, "nvl2", lambda b, a: b.call("case", b.call("isnotnull", a[0]), a[1], a[2])),
 }
-_ALIASES: Final = {"mod": "%", "substr": "substring", "ucase": "upper", "lcase": "lower", "char_length": "length", "power": "pow"}
-_KNOWN: Final = frozenset({*FUNCTIONS, *_REWRITES, *_ALIASES})
+_ALIASES: Final = {
+    "substr": "substring", "ucase": "upper", "lcase": "lower", "char_length": "length", "character_length": "length", "len": "length",
+    "ceiling": "ceil", "signum": "sign", "char": "chr", "sha": "sha1", "cardinality": "size", "dayofmonth": "day", "date_diff": "datediff",
+    "dateadd": "date_add", "position": "locate", "to_unix_timestamp": "unix_timestamp", "array_size": "size", "regexp": "rlike",
+    "regexp_like": "rlike", "any_match": "exists", "week": "weekofyear",
+}  # fmt: skip
+_LAMBDAS: Final = frozenset({"transform", "filter", "exists", "forall"})
+_UNITS: Final = {
+    "timestampadd": "timestampadd", "timestampdiff": "timestampdiff", "date_add": "timestampadd", "datediff": "timestampdiff",
+}  # fmt: skip
+_CASTS: Final = {
+    "boolean": BOOLEAN, "tinyint": TINYINT, "smallint": SMALLINT, "int": INT, "bigint": BIGINT, "float": FLOAT, "double": DOUBLE,
+    "string": STRING, "binary": BINARY, "date": DATE, "timestamp": TIMESTAMP, "decimal": decimal_type(10, 0),
+}  # fmt: skip
+_EXTRACTS: Final = {
+    "year": "year", "years": "year", "yr": "year", "quarter": "quarter", "month": "month", "months": "month", "mon": "month", "week": "weekofyear",
+    "weeks": "weekofyear", "day": "day", "days": "day", "d": "day", "dow": "dayofweek", "dayofweek": "dayofweek", "doy": "dayofyear",
+    "hour": "hour", "hours": "hour", "minute": "minute", "minutes": "minute", "second": "extract_second", "seconds": "extract_second",
+}  # fmt: skip
+_KNOWN: Final = frozenset({*FUNCTIONS, *_REWRITES, *_ALIASES, *_UNITS, *_CASTS, "struct", "if"})
 
 _REFUSED: Final[dict[str, tuple[str, ...]]] = {
     "not the same each time it is evaluated": (
@@ -489,3 +617,47 @@ def _suffixed(node: exp.Expression, sign: str = "") -> Lit:
         case _:
             return Lit(int(digits), kind)
 
+
+_INTERVAL_UNITS: Final = {"YEAR": ("months", 12), "MONTH": ("months", 1), "QUARTER": ("months", 3), "WEEK": ("days", 7), "DAY": ("days", 1),
+                          "HOUR": ("hours", 1), "MINUTE": ("minutes", 1), "SECOND": ("seconds", 1), "MILLISECOND": ("milliseconds", 1),
+                          "MICROSECOND": ("microseconds", 1)}  # fmt: skip
+_CLOCK: Final = re.compile(r"([+-]?)(\d+) (\d{1,2}):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6}))?")
+
+
+def _interval(node: exp.Expression) -> Lit:
+    """Read INTERVAL 1 HOUR, INTERVAL '-2' DAY, INTERVAL '1 02:03:04.5' DAY TO SECOND."""
+    amount, unit = node.this, node.args.get("unit")
+    sign = -1 if isinstance(amount, exp.Neg) else 1
+    value = amount.this if isinstance(amount, exp.Neg) else amount
+    if isinstance(unit, exp.IntervalSpan) and isinstance(value, exp.Literal) and str(unit).upper() == "DAY TO SECOND":
+        found = _CLOCK.fullmatch(str(value.this).strip())
+        if found is not None:
+            days, hours, minutes, seconds = (int(found[i]) for i in (2, 3, 4, 5))
+            micros = int((found[6] or "").ljust(6, "0"))
+            if hours < 24 and minutes < 60 and seconds < 60:
+                span = dt.timedelta(days, seconds, micros, 0, minutes, hours)
+                return Lit(-span if (found[1] == "-") != (sign < 0) else span, DAYTIME)
+    if not isinstance(value, exp.Literal) or not isinstance(unit, exp.Var):
+        raise ExpressionError(f"{node.sql(dialect='spark')!r}: write INTERVAL 1 HOUR or INTERVAL '1 02:03:04' DAY TO SECOND, with constants; "
+                              "for an amount that varies, timestampadd(HOUR, amount, timestamp)")  # fmt: skip
+    name = unit.name.upper()
+    name = name[:-1] if name.endswith("S") and name[:-1] in _INTERVAL_UNITS else name
+    if name not in _INTERVAL_UNITS or re.fullmatch(r"[+-]?\d{1,9}", str(value.this)) is None:
+        raise ExpressionError(f"{node.sql(dialect='spark')!r}: wanted a whole number of {', '.join(_INTERVAL_UNITS)}")
+    word, factor = _INTERVAL_UNITS[name]
+    count = sign * int(str(value.this)) * factor
+    if word == "months":
+        return Lit(count, MONTHS)
+    return Lit(dt.timedelta(**{word: count}), DAYS if word == "days" else DAYTIME)
+
+
+def _intervals(node: exp.Expression) -> bool:
+    return isinstance(node, exp.Interval) or (isinstance(node, exp.Add) and _intervals(node.this) and _intervals(node.expression))
+
+
+def _sum(a: Term, b: Term) -> Lit:
+    assert isinstance(a, Lit) and isinstance(b, Lit)
+    if (a.type == MONTHS) != (b.type == MONTHS):
+        raise ExpressionError("an interval of months and days has no fixed length; add one after the other")
+    total: Any = a.value
+    return Lit(total + b.value, a.type if a.type == b.type else DAYTIME)

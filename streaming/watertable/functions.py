@@ -7,298 +7,214 @@ failure of an entry are Spark's under ANSI mode in UTC; `tests/spark/test_expres
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from watertable import casts, scalars
-from watertable.coercion import (
-    BIGINT,
-    BOOLEAN,
-    DATE,
-    DAYTIME,
-    DOUBLE,
-    INT,
-    MONTHS,
-    STRING,
-    TIMESTAMP,
-    VOID,
-    arithmetic,
-    as_decimal,
-    castable,
-    common,
-    common_of,
-    implicit,
-    promoted,
+from watertable import nested, operators, scalars, signatures, text, times
+from watertable.coercion import BOOLEAN, STRING
+from watertable.signatures import cast_function, prepared, simple
+from watertable.terms import Function, Nulls
+
+__all__ = ["FUNCTIONS", "cast_function"]
+
+_ADD: Final = operators.arithmetic_rule("+", scalars.add, "try_add({0}, {1})")
+_SUBTRACT: Final = operators.arithmetic_rule("-", scalars.subtract, "try_subtract({0}, {1})")
+_MULTIPLY: Final = operators.arithmetic_rule("*", scalars.multiply, "try_multiply({0}, {1})")
+_REMAINDER: Final = operators.remainder("%", scalars.remainder)
+
+_OPERATORS: Final = (
+    Function("+", "a + b", _ADD, sql="({0} + {1})"),
+    Function("-", "a - b", _SUBTRACT, sql="({0} - {1})"),
+    Function("*", "a * b", _MULTIPLY, sql="({0} * {1})"),
+    Function("/", "a / b", operators.divide, Nulls.DIVISOR, sql="({0} / {1})"),
+    Function("%", "a % b", _REMAINDER, Nulls.DIVISOR, sql="({0} % {1})"),
+    Function("div", "a div b", operators.integral_divide, Nulls.DIVISOR, sql="({0} div {1})"),
+    Function("negative", "-a", operators.unary("-", scalars.negate, "(- {0})"), sql="(- {0})"),
+    *(Function(o, f"a {o} b", operators.comparison(o), sql=f"({{0}} {o} {{1}})") for o in ("=", "<", "<=", ">", ">=")),
+    Function("<=>", "a <=> b", operators.comparison("<=>"), Nulls.EAGER, sql="({0} <=> {1})"),
+    Function("in", "a IN (b, ...)", operators.in_rule, Nulls.EAGER, tight=False, sql="({0} IN ({+}))"),
+    Function("and", "a AND b", operators.logic("and"), Nulls.LAZY, sql="({0} AND {1})"),
+    Function("or", "a OR b", operators.logic("or"), Nulls.LAZY, sql="({0} OR {1})"),
+    Function("not", "NOT a", operators.logic("not"), sql="(NOT {0})"),
+    Function("isnull", "a IS NULL", operators.null_test(True), Nulls.EAGER, sql="({0} IS NULL)"),
+    Function("isnotnull", "a IS NOT NULL", operators.null_test(False), Nulls.EAGER, sql="({0} IS NOT NULL)"),
+    Function("case", "CASE WHEN a THEN b ... ELSE c END", operators.case_rule, Nulls.LAZY, tight=False),
+    Function("coalesce", "coalesce(a, ...)", operators.coalesce, Nulls.LAZY, tight=False),
+    Function("&", "a & b", operators.bits("&", lambda a, b: a & b), sql="({0} & {1})"),
+    Function("|", "a | b", operators.bits("|", lambda a, b: a | b), sql="({0} | {1})"),
+    Function("^", "a ^ b", operators.bits("^", lambda a, b: a ^ b), sql="({0} ^ {1})"),
+    Function("~", "~a", operators.complement, sql="(~ {0})"),
+    prepared("like", "string, string=, string?=", "boolean", lambda *p: _match_whole(text.like(*p)), sql="({0} LIKE {1})"),
+    prepared("ilike", "string, string=, string?=", "boolean", lambda *p: _match_lower(*p), sql="({0} ILIKE {1})"),
+    prepared("rlike", "string, string=", "boolean", lambda p: _match_part(text.regex(p)), sql="({0} RLIKE {1})"),
+    Function("[]", "array[index], map[key]", signatures.bracket, tight=False, sql="{0}[{1}]"),
+)  # fmt: skip
+
+_NUMERIC: Final = (
+    Function("abs", "abs(a)", operators.unary("abs", scalars.absolute, "abs({0})")),
+    Function("pmod", "pmod(a, b)", operators.remainder("pmod", scalars.positive_remainder), Nulls.DIVISOR),
+    Function("greatest", "greatest(a, b, ...)", operators.extreme(True), Nulls.EAGER, tight=False),
+    Function("least", "least(a, b, ...)", operators.extreme(False), Nulls.EAGER, tight=False),
+    Function("round", "round(a, digits)", operators.rounding("round", False)),
+    Function("bround", "bround(a, digits)", operators.rounding("bround", True)),
+    Function("floor", "floor(a)", operators.floor_rule("floor", False)),
+    Function("ceil", "ceil(a)", operators.floor_rule("ceil", True)),
+    Function("shiftleft", "shiftleft(a, n), a << n", operators.shift("shiftleft", scalars.shift_left)),
+    Function("shiftright", "shiftright(a, n), a >> n", operators.shift("shiftright", scalars.shift_right)),
+    Function("shiftrightunsigned", "shiftrightunsigned(a, n)", operators.shift("shiftrightunsigned", scalars.shift_right_unsigned)),
+    Function("try_add", "try_add(a, b)", operators.try_rule(_ADD, "try_add"), tight=False),
+    Function("try_subtract", "try_subtract(a, b)", operators.try_rule(_SUBTRACT, "try_subtract"), tight=False),
+    Function("try_multiply", "try_multiply(a, b)", operators.try_rule(_MULTIPLY, "try_multiply"), tight=False),
+    Function("try_divide", "try_divide(a, b)", operators.try_rule(operators.divide, "try_divide"), Nulls.DIVISOR, tight=False),
+    Function("try_mod", "try_mod(a, b)", operators.try_rule(_REMAINDER, "try_mod"), Nulls.DIVISOR, tight=False),
+    simple("sign", "double", "double", scalars.sign),
+    simple("sqrt", "double", "double", scalars.sqrt),
+    simple("isnan", "double", "boolean", lambda a: a is not None and math.isnan(a), nulls=Nulls.EAGER),
+    simple("nanvl", "double, double", "double", scalars.nan_or, nulls=Nulls.EAGER, tight=False),
 )
-from watertable.coercion import decimal as decimal_type
-from watertable.errors import ExpressionError
-from watertable.schema import Type
-from watertable.terms import Function, Lit, Nulls, Signature, Term
 
-Args = tuple[Term, ...]
-Rule = Callable[[Args], Signature]
-
+_TEXT: Final = (
+    simple("upper", "string", "string", str.upper),
+    simple("lower", "string", "string", str.lower),
+    simple("initcap", "string", "string", text.initcap),
+    simple("length", "string", "int", len),
+    simple("octet_length", "string", "int", lambda s: len(s.encode())),
+    simple("trim", "string", "string", lambda s: s.strip(" ")),
+    simple("ltrim", "string", "string", lambda s: s.lstrip(" ")),
+    simple("rtrim", "string", "string", lambda s: s.rstrip(" ")),
+    simple("btrim", "string, string?", "string", lambda s, characters=" ": s.strip(characters) if characters else s),
+    simple("substring", "string, int, int?", "string", text.substring),
+    simple("left", "string, int", "string", text.left),
+    simple("right", "string, int", "string", text.right),
+    simple("lpad", "string, int, string?", "string", text.pad(at_left=True)),
+    simple("rpad", "string, int, string?", "string", text.pad(at_left=False)),
+    simple("repeat", "string, int", "string", lambda s, n: s * n),
+    simple("replace", "string, string, string?", "string", text.replace),
+    simple("translate", "string, string, string", "string", text.translate),
+    simple("instr", "string, string", "int", lambda s, part: s.find(part) + 1),
+    simple("locate", "string, string, int?", "int", text.locate_nulls, nulls=Nulls.EAGER, tight=False),
+    simple("contains", "string, string", "boolean", lambda s, part: part in s),
+    simple("startswith", "string, string", "boolean", str.startswith),
+    simple("endswith", "string, string", "boolean", str.endswith),
+    simple("substring_index", "string, string, int", "string", text.substring_index),
+    simple("levenshtein", "string, string", "int", text.levenshtein),
+    simple("ascii", "string", "int", lambda s: ord(s[0]) if s else 0),
+    simple("chr", "bigint", "string", text.character),
+    simple("unhex", "string", "binary", text.unhex, tight=False),
+    simple("base64", "binary", "string", text.encode_base64),
+    simple("md5", "binary", "string", text.md5),
+    simple("sha1", "binary", "string", text.sha1),
+    prepared("sha2", "binary, int=", "string", text.sha2),
+    simple("crc32", "binary", "bigint", text.crc32),
+    prepared("split", "string, string=, int?=", "ARRAY<STRING>", lambda p, limit=-1: text.split(p, limit)),
+    prepared("regexp_extract", "string, string=, int?=", "string", lambda p, group=1: text.regexp_extract(p, group)),
+    prepared("regexp_replace", "string, string=, string=", "string", lambda p, r: _substitute(p, r)),
+    Function("hex", "hex(a)", operators.hexadecimal),
+    Function("concat", "concat(a, ...), a || b", signatures.concat, Nulls.EAGER),
+    Function("concat_ws", "concat_ws(separator, a, ...)", signatures.concat_ws, Nulls.EAGER, tight=False),
+    Function("reverse", "reverse(a)", signatures.reverse),
+)  # fmt: skip
+
+_PARTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "year": lambda d: d.year, "quarter": lambda d: (d.month + 2) // 3, "month": lambda d: d.month, "day": lambda d: d.day,
+    "dayofweek": times.day_of_week, "weekday": lambda d: d.weekday(), "dayofyear": lambda d: d.timetuple().tm_yday,
+    "weekofyear": lambda d: d.isocalendar()[1],
+}  # fmt: skip
+_NO_TIME: Final = "INTERVAL '0' SECOND"  # adding it to a time under try_add makes whatever raises below it null
+
+_TIMES: Final = (
+    *(simple(name, "date", "int", python) for name, python in _PARTS.items()),
+    simple("hour", "timestamp", "int", lambda t: t.hour),
+    simple("minute", "timestamp", "int", lambda t: t.minute),
+    simple("second", "timestamp", "int", lambda t: t.second),
+    prepared("extract_second", "timestamp", "DECIMAL(8,6)", lambda: times.seconds_with_fraction, sql="EXTRACT(SECOND FROM {0})"),
+    prepared("date_trunc", "string=, timestamp", "timestamp", lambda u: times.truncate(times.unit_of(u))),
+    prepared("trunc", "date, string=", "date", lambda u: times.truncate_date(times.unit_of(u, ("year", "quarter", "month", "week")))),
+    simple("date_add", "date, int", "date", times.plus_days),
+    simple("date_sub", "date, int", "date", times.minus_days),
+    simple("datediff", "date, date", "int", times.days_between),
+    simple("add_months", "date, int", "date", times.plus_months),
+    simple("months_between", "timestamp, timestamp, boolean?", "double", times.months_between),
+    simple("last_day", "date", "date", times.last_day),
+    prepared("next_day", "date, string=", "date", times.next_day),
+    simple("make_date", "int, int, int", "date", times.make_date, safe="try_add(make_date({0}, {1}, {2}), INTERVAL '0' MONTH)"),
+    Function("to_date", "to_date(a, pattern)", signatures.to_date),
+    Function("to_timestamp", "to_timestamp(a, pattern)", signatures.to_timestamp),
+    prepared("date_format", "timestamp, string=", "string", times.date_format),
+    simple("unix_timestamp", "timestamp", "bigint", times.to_units(1_000_000)),
+    simple("unix_seconds", "timestamp", "bigint", times.to_units(1_000_000)),
+    simple("unix_millis", "timestamp", "bigint", times.to_units(1_000)),
+    simple("unix_micros", "timestamp", "bigint", times.to_units(1)),
+    simple("unix_date", "date", "int", times.unix_date),
+    simple("date_from_unix_date", "int", "date", times.from_unix_date),
+    simple("timestamp_seconds", "bigint", "timestamp", times.from_units(1_000_000), safe=f"try_add(timestamp_seconds({{0}}), {_NO_TIME})"),
+    simple("timestamp_millis", "bigint", "timestamp", times.from_units(1_000), safe=f"try_add(timestamp_millis({{0}}), {_NO_TIME})"),
+    simple("timestamp_micros", "bigint", "timestamp", times.from_units(1)),
+    prepared("timestampadd", "string=, int, timestamp", "timestamp", lambda u: _skip_first(times.add_units(times.unit_of(u))),
+             sql="timestampadd({=0}, {1}, {2})", safe=f"try_add(timestampadd({{=0}}, {{1}}, {{2}}), {_NO_TIME})"),
+    prepared("timestampdiff", "string=, timestamp, timestamp", "bigint", lambda u: _skip_first(times.count_units(times.unit_of(u))),
+             sql="timestampdiff({=0}, {1}, {2})"),
+    prepared("from_utc_timestamp", "timestamp, string=", "timestamp", lambda zone: times.zone_shift(zone, to_utc=False)),
+    prepared("to_utc_timestamp", "timestamp, string=", "timestamp", lambda zone: times.zone_shift(zone, to_utc=True)),
+)  # fmt: skip
+
+_NESTED: Final = (
+    Function("array", "array(a, ...)", signatures.build_array, Nulls.EAGER),
+    Function("map", "map(key, value, ...)", signatures.build_map, Nulls.EAGER),
+    Function("named_struct", "named_struct('name', value, ...)", signatures.build_struct, Nulls.EAGER),
+    Function("size", "size(a)", signatures.size),
+    Function("element_at", "element_at(a, index or key)", signatures.element_at("element_at"), tight=False),
+    Function("try_element_at", "try_element_at(a, index or key)", signatures.element_at("try_element_at"), tight=False),
+    Function("get", "get(array, index)", signatures.get, tight=False),
+    Function("array_contains", "array_contains(a, value)", signatures.array_and_value("array_contains", nested.array_contains, "boolean"), tight=False),
+    Function("array_position", "array_position(a, value)", signatures.array_and_value("array_position", nested.array_position, "bigint")),
+    Function("array_remove", "array_remove(a, value)", signatures.array_and_value("array_remove", nested.array_remove, "array")),
+    Function("array_append", "array_append(a, value)", signatures.array_and_value("array_append", lambda _: nested.array_append, "array+"), Nulls.EAGER),
+    Function("array_distinct", "array_distinct(a)", signatures.on_array("array_distinct", nested.distinct, "array")),
+    Function("array_union", "array_union(a, b)", signatures.two_arrays("array_union", nested.distinct, "array")),
+    Function("array_intersect", "array_intersect(a, b)", signatures.two_arrays("array_intersect", lambda t: nested.keep(t, True), "array")),
+    Function("array_except", "array_except(a, b)", signatures.two_arrays("array_except", lambda t: nested.keep(t, False), "array")),
+    Function("arrays_overlap", "arrays_overlap(a, b)", signatures.two_arrays("arrays_overlap", nested.arrays_overlap, "boolean"), tight=False),
+    Function("array_max", "array_max(a)", signatures.on_array("array_max", lambda t: nested.array_extreme(t, True), "element"), tight=False),
+    Function("array_min", "array_min(a)", signatures.on_array("array_min", lambda t: nested.array_extreme(t, False), "element"), tight=False),
+    Function("array_sort", "array_sort(a)", signatures.on_array("array_sort", nested.array_sort, "array")),
+    Function("sort_array", "sort_array(a, ascending)", signatures.on_array("sort_array", nested.sort_array, "array", (BOOLEAN,))),
+    Function("array_join", "array_join(a, separator, null)",
+             signatures.on_array("array_join", lambda _: nested.array_join, "string", (STRING, STRING))),
+    Function("array_repeat", "array_repeat(value, n)", signatures.array_repeat, Nulls.EAGER, tight=False),
+    Function("array_compact", "array_compact(a)", signatures.array_compact),
+    Function("slice", "slice(a, start, length)", signatures.slice_rule),
+    Function("flatten", "flatten(a)", signatures.flatten, tight=False),
+    Function("map_keys", "map_keys(m)", signatures.map_part(keys=True)),
+    Function("map_values", "map_values(m)", signatures.map_part(keys=False)),
+    Function("map_contains_key", "map_contains_key(m, key)", signatures.map_contains),
+    *(Function(name, f"{name}(a, x -> ...)", signatures.higher_order(name), Nulls.EAGER, tight=False)
+      for name in ("transform", "filter", "exists", "forall")),
+)  # fmt: skip
 
-def _types(args: Args) -> str:
-    return ", ".join(a.type.sql() for a in args)
 
+def _match_whole(pattern: Any) -> Callable[..., bool]:
+    return lambda value, *_: pattern.fullmatch(value) is not None
 
-def _refuse(name: str, args: Args, wanted: str) -> ExpressionError:
-    return ExpressionError(f"{name} wants {wanted}; got {_types(args)}")
-
-
-# -- arithmetic --------------------------------------------------------------------------------------------------------------------
-
-
-def _operands(name: str, args: Args) -> tuple[Type, Type]:
-    """Bring two operands to what Spark computes on: one common type, or two decimals, each with its own precision."""
-    a, b = args[0].type, args[1].type
-    if a == VOID or b == VOID:
-        a = b = b if a == VOID else a
-    if STRING in (a, b):
-        other = promoted(a, b)
-        if other is None or a == b:
-            raise _refuse(name, args, "numbers")
-        a, b = (other if t == STRING else t for t in (a, b))
-    if not a.is_numeric or not b.is_numeric:
-        raise _refuse(name, args, "numbers")
-    if "decimal" in (a.kind, b.kind) and not {"float", "double"} & {a.kind, b.kind}:
-        return (
-            _decimal_of(args[0], a) if a.is_integral else a,
-            _decimal_of(args[1], b) if b.is_integral else b,
-        )
-    wide = common(a, b)
-    assert wide is not None
-    return wide, wide
 
-
-def _decimal_of(term: Term, kind: Type) -> Type:
-    """Give a whole-number constant beside a decimal just the digits it has."""
-    if isinstance(term, Lit) and isinstance(term.value, int):
-        return decimal_type(len(str(abs(term.value))), 0)
-    return as_decimal(kind)
+def _match_part(pattern: Any) -> Callable[..., bool]:
+    return lambda value, *_: pattern.search(value) is not None
 
 
-def _lossless(operator: str, a: Type, b: Type) -> bool:
-    """Tell whether a decimal result always has room: no digit had to be given up."""
-    p1, s1, p2, s2 = a.precision, a.scale, b.precision, b.scale
-    if operator == "*":
-        return p1 + p2 + 1 <= 38
-    return max(p1 - s1, p2 - s2) + max(s1, s2) + 1 <= 38
+def _match_lower(pattern: str, escape: str = "\\") -> Callable[..., bool]:
+    compiled = text.like(pattern.lower(), escape)
+    return lambda value, *_: compiled.fullmatch(value.lower()) is not None
 
 
-def _arithmetic(operator: str, python: Callable[[Type], scalars.Fn], safe: str) -> Rule:
-    def rule(args: Args) -> Signature:
-        a, b = _operands(operator, args)
-        kind = arithmetic(operator, a, b) if a.kind == "decimal" else a
-        can_fail = kind.is_integral or (kind.kind == "decimal" and not _lossless(operator, a, b))
-        return Signature(kind, (a, b), python(kind), safe if can_fail else None)
+def _substitute(pattern: str, replacement: str) -> Callable[..., str]:
+    compiled = text.regex(pattern)
+    write = text.replacement(replacement, compiled.groups)
+    return lambda value, *_: compiled.sub(write, value)
 
-    return rule
 
+def _skip_first(python: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _, *args: python(*args)
 
-def _divide(args: Args) -> Signature:
-    a, b = _operands("/", args)
-    if a.kind != "decimal":
-        return Signature(DOUBLE, (DOUBLE, DOUBLE), scalars.divide(DOUBLE), "try_divide({0}, {1})", "{1} = 0")
-    kind = arithmetic("/", a, b)
-    full = a.precision - a.scale + b.scale + max(6, a.scale + b.precision + 1) <= 38
-    return Signature(kind, (a, b), scalars.divide(kind), "try_divide({0}, {1})", "{1} = 0" if full else None)
 
-
-def _remainder(name: str, python: Callable[[Type], scalars.Fn]) -> Rule:
-    safe = "({0} % nullif({1}, 0))" if name == "%" else f"{name}({{0}}, nullif({{1}}, 0))"
-
-    def rule(args: Args) -> Signature:
-        a, b = _operands(name, args)
-        kind = arithmetic("%", a, b) if a.kind == "decimal" else a
-        return Signature(kind, (a, b), python(kind), safe, "{1} = 0")
-
-    return rule
-
-
-def _integral_divide(args: Args) -> Signature:
-    a, b = _operands("div", args)
-    if a.kind in ("float", "double"):
-        raise _refuse("div", args, "whole numbers or decimals")
-    if a.kind == "decimal":
-        whole = a.precision - a.scale + b.scale
-        if whole > 18:
-            raise ExpressionError(f"div of {_types(args)} may not fit BIGINT; cast the operands to narrower types")
-        return Signature(BIGINT, (a, b), scalars.integral_divide(a), "({0} div nullif({1}, 0))", "{1} = 0")
-    lowest = "-9223372036854775808"
-    if BIGINT in (args[0].type, args[1].type) or STRING in (args[0].type, args[1].type):
-        safe = f"(if({{1}} = -1L, nullif({{0}}, {lowest}), {{0}}) div nullif({{1}}, 0L))"
-        return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), safe, f"{{1}} = 0 OR ({{1}} = -1 AND {{0}} = {lowest})")
-    return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), "({0} div nullif({1}, 0))", "{1} = 0")
-
-
-def _lowest(kind: Type) -> str:
-    """Write the least value of a whole-number type, with that type."""
-    suffix = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}[kind.kind]
-    return f"-{scalars.BOUNDS[kind.kind]}{suffix}"
-
-
-def _unary(name: str, python: Callable[[Type], scalars.Fn], form: str) -> Rule:
-    def rule(args: Args) -> Signature:
-        kind = DOUBLE if args[0].type in (STRING, VOID) else args[0].type
-        if not kind.is_numeric:
-            raise _refuse(name, args, "a number")
-        if not kind.is_integral:
-            return Signature(kind, (kind,), python(kind))
-        low = _lowest(kind)
-        return Signature(kind, (kind,), python(kind), form.format(f"nullif({{0}}, {low})"), f"{{0}} = {low}")
-
-    return rule
-
-
-# -- comparison and logic ----------------------------------------------------------------------------------------------------------
-
-
-def _ordered(kind: Type) -> bool:
-    """Tell whether values of a type can be compared: maps can't, nor what holds them."""
-    match kind:
-        case Type(kind="map"):
-            return False
-        case Type(kind="array", element=element):
-            return element is not None and _ordered(element)
-        case Type(kind="struct", fields=fields):
-            return all(_ordered(f.type) for f in fields)
-    return True
-
-
-def _comparison(operator: str) -> Rule:
-    def rule(args: Args) -> Signature:
-        kind = common(args[0].type, args[1].type)
-        if kind is None or not _ordered(kind):
-            raise _refuse(operator, args, "two values of comparable types")
-        python = scalars.null_safe_equal(kind) if operator == "<=>" else scalars.compare(operator, kind)
-        return Signature(BOOLEAN, (kind, kind), python)
-
-    return rule
-
-
-def _in(args: Args) -> Signature:
-    kind = common_of(a.type for a in args)
-    if kind is None or not _ordered(kind):
-        raise _refuse("IN", args, "values of comparable types")
-    return Signature(BOOLEAN, (kind,) * len(args), scalars.is_in(kind))
-
-
-def _logic(name: str) -> Rule:
-    def rule(args: Args) -> Signature:
-        if any(not implicit(a.type, BOOLEAN) or a.type.is_numeric for a in args):
-            raise _refuse(name.upper(), args, "BOOLEAN")
-        return Signature(BOOLEAN, (BOOLEAN,) * len(args), lambda a: not a)
-
-    return rule
-
-
-def _null_test(wanted: bool) -> Rule:
-    return lambda args: Signature(BOOLEAN, (args[0].type,), lambda a: (a is None) is wanted)
-
-
-def _case(args: Args) -> Signature:
-    """Type a CASE: condition, value, condition, value, ..., else."""
-    conditions, values = args[:-1:2], (*args[1::2], args[-1])
-    for condition in conditions:
-        if condition.type not in (BOOLEAN, VOID):
-            raise ExpressionError(f"a condition of CASE or IF must be BOOLEAN; got {condition.type.sql()}")
-    kind = common_of(v.type for v in values)
-    if kind is None:
-        raise _refuse("CASE", values, "branches of one common type")
-    types = tuple(BOOLEAN if i % 2 == 0 and i < len(args) - 1 else kind for i in range(len(args)))
-    return Signature(kind, types, None)
-
-
-def _coalesce(args: Args) -> Signature:
-    kind = common_of(a.type for a in args)
-    if kind is None:
-        raise _refuse("COALESCE", args, "arguments of one common type")
-    return Signature(kind, (kind,) * len(args), None)
-
-
-def _extreme(greatest: bool) -> Rule:
-    def rule(args: Args) -> Signature:
-        kind = common_of(a.type for a in args)
-        if kind is None or not _ordered(kind) or len(args) < 2:
-            raise _refuse("greatest" if greatest else "least", args, "two or more values of one comparable type")
-        return Signature(kind, (kind,) * len(args), scalars.extreme(greatest, kind))
-
-    return rule
-
-
-# -- functions with fixed argument types -------------------------------------------------------------------------------------------
-
-_NAMED: Final = {"string": STRING, "int": INT, "bigint": BIGINT, "double": DOUBLE, "boolean": BOOLEAN, "date": DATE, "timestamp": TIMESTAMP}
-
-
-def _simple(
-    name: str, wants: str, gives: str, python: Callable[..., Any], *, safe: str | None = None, fails: str | None = None,
-    nulls: Nulls = Nulls.STRICT, tight: bool = True, sql: str = "",
-) -> Function:  # fmt: skip
-    """Describe a function whose argument types are fixed: "string, int?" means one or two, "string*" any number."""
-    wanted = [w.strip() for w in wants.split(",") if w.strip()]
-    least = sum(not w.endswith(("?", "*")) for w in wanted)
-    many = bool(wanted) and wanted[-1].endswith("*")
-
-    def rule(args: Args) -> Signature:
-        if len(args) < least or (len(args) > len(wanted) and not many):
-            raise ExpressionError(f"{name} wants ({wants}); got {len(args)} argument(s)")
-        types = tuple(_NAMED[wanted[min(i, len(wanted) - 1)].rstrip("?*")] for i in range(len(args)))
-        for arg, kind in zip(args, types, strict=True):
-            if not implicit(arg.type, kind):
-                raise _refuse(name, args, f"({wants})")
-        return Signature(_NAMED[gives] if gives in _NAMED else Type.parse(gives), types, python, safe, fails)
-
-    return Function(name, f"{name}({wants})", rule, nulls, tight, sql)
-
-
-_TABLE: Final = (
-    Function("+", "a + b", _arithmetic("+", scalars.add, "try_add({0}, {1})"), sql="({0} + {1})"),
-    Function("-", "a - b", _arithmetic("-", scalars.subtract, "try_subtract({0}, {1})"), sql="({0} - {1})"),
-    Function("*", "a * b", _arithmetic("*", scalars.multiply, "try_multiply({0}, {1})"), sql="({0} * {1})"),
-    Function("/", "a / b", _divide, Nulls.DIVISOR, sql="({0} / {1})"),
-    Function("%", "a % b", _remainder("%", scalars.remainder), Nulls.DIVISOR, sql="({0} % {1})"),
-    Function("div", "a div b", _integral_divide, Nulls.DIVISOR, sql="({0} div {1})"),
-    Function("pmod", "pmod(a, b)", _remainder("pmod", scalars.positive_remainder), Nulls.DIVISOR),
-    Function("negative", "-a", _unary("-", scalars.negate, "(- {0})"), sql="(- {0})"),
-    Function("abs", "abs(a)", _unary("abs", scalars.absolute, "abs({0})")),
-    *(Function(o, f"a {o} b", _comparison(o), sql=f"({{0}} {o} {{1}})") for o in ("=", "<", "<=", ">", ">=")),
-    Function("<=>", "a <=> b", _comparison("<=>"), Nulls.EAGER, sql="({0} <=> {1})"),
-    Function("in", "a IN (b, ...)", _in, Nulls.EAGER, tight=False, sql="({0} IN ({+}))"),
-    Function("and", "a AND b", _logic("and"), Nulls.LAZY, sql="({0} AND {1})"),
-    Function("or", "a OR b", _logic("or"), Nulls.LAZY, sql="({0} OR {1})"),
-    Function("not", "NOT a", _logic("not"), sql="(NOT {0})"),
-    Function("isnull", "a IS NULL", _null_test(True), Nulls.EAGER, sql="({0} IS NULL)"),
-    Function("isnotnull", "a IS NOT NULL", _null_test(False), Nulls.EAGER, sql="({0} IS NOT NULL)"),
-    Function("case", "CASE WHEN a THEN b ... ELSE c END", _case, Nulls.LAZY, tight=False),
-    Function("coalesce", "coalesce(a, ...)", _coalesce, Nulls.LAZY, tight=False),
-    Function("greatest", "greatest(a, b, ...)", _extreme(True), Nulls.EAGER),
-    Function("least", "least(a, b, ...)", _extreme(False), Nulls.EAGER),
-    _simple("upper", "string", "string", str.upper),
-    _simple("lower", "string", "string", str.lower),
-    _simple("concat", "string*", "string", lambda *parts: None if None in parts else "".join(parts), nulls=Nulls.EAGER),
-    _simple("length", "string", "int", len),
-    _simple("trim", "string", "string", lambda s: s.strip(" ")),
-)
-FUNCTIONS: Final[dict[str, Function]] = {f.name: f for f in _TABLE}
-
-
-def cast_function(target: Type, how: str) -> Function:
-    """Return CAST ("cast"), TRY_CAST ("try_cast") or Spark's silent cast ("coerce") to one type."""
-
-    def rule(args: Args) -> Signature:
-        possible = castable(args[0].type, target)
-        if possible is None:
-            raise ExpressionError(f"can't cast {args[0].type.sql()} to {target.sql()}")
-        safe = f"TRY_CAST({{0}} AS {target.sql()})" if possible == "maybe" and how != "try_cast" else None
-        python = casts.cast(args[0].type, target)
-        return Signature(target, (args[0].type,), casts.attempt(python) if how == "try_cast" else python, safe)
-
-    word = "TRY_CAST" if how == "try_cast" else "CAST"
-    sql = "{0}" if how == "coerce" else f"{word}({{0}} AS {target.sql()})"
-    return Function(how, f"{word}(a AS type)", rule, tight=how != "try_cast", sql=sql)
-
-
-__all__ = ["DAYTIME", "FUNCTIONS", "MONTHS", "cast_function"]
+FUNCTIONS: Final[dict[str, Function]] = {f.name: f for f in (*_OPERATORS, *_NUMERIC, *_TEXT, *_TIMES, *_NESTED)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
-from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 
 from watertable.errors import EvaluationError
@@ -219,7 +219,7 @@ def order_key(kind: Type) -> Callable[[Any], Any] | None:
     """Return what to compare values of a type by, None where Python's own order is Spark's: NaN is equal to itself and above all."""
     match kind:
         case Type(kind="float" | "double"):
-            return lambda v: (1, 0.0) if v != v else (0, v)  # noqa: PLR0124 (only NaN differs from itself)
+            return lambda v: (1, 0.0) if v != v else (0, v)  # only NaN differs from itself
         case Type(kind="array", element=element):
             assert element is not None
             inner = order_key(element) or _itself
@@ -297,9 +297,11 @@ def round_to(source: Type, result: Type, scale: int, half_even: bool) -> Fn:
             return _itself
         check = whole(result)
         return lambda a: check(int(Decimal(a).quantize(unit, mode, EXACT)))
-    if source.kind == "float":
-        return lambda a: a if not math.isfinite(a) else single(float(Decimal(repr_single(a)).quantize(unit, mode, Context(prec=500))))
-    return lambda a: a if not math.isfinite(a) else float(Decimal(repr(a)).quantize(unit, mode, Context(prec=800)))
+    write = repr_single if source.kind == "float" else repr
+    back = _float(source)
+    room = Context(prec=800)
+    # through the shortest digits, as Java's BigDecimal.valueOf; its zero has no sign
+    return lambda a: back(float(Decimal(write(a)).quantize(unit, mode, room)) + 0.0) if math.isfinite(a) else a
 
 
 def repr_single(value: float) -> str:
@@ -318,7 +320,7 @@ def floor(source: Type, result: Type, up: bool) -> Fn:
 
     def cut(a: float) -> int:
         # Java's cast from double saturates, and makes NaN zero
-        if a != a:  # noqa: PLR0124
+        if a != a:
             return 0
         if math.isinf(a):
             return bound - 1 if a > 0 else -bound
@@ -329,7 +331,7 @@ def floor(source: Type, result: Type, up: bool) -> Fn:
 
 def sign(a: float) -> float:
     """Return the sign as a double."""
-    return a if a != a or a == 0 else math.copysign(1.0, a)  # noqa: PLR0124
+    return a if a != a or a == 0 else math.copysign(1.0, a)
 
 
 def sqrt(a: float) -> float:
@@ -337,51 +339,6 @@ def sqrt(a: float) -> float:
     return math.sqrt(a) if a >= 0 else math.nan
 
 
-def power(a: float, b: float) -> float:
-    """Return a to the power of b, by Java's (C's) rules for special values."""
-    if b == 0:
-        return 1.0
-    if math.isnan(a) or math.isnan(b) or (abs(a) == 1 and math.isinf(b)):
-        return math.nan
-    try:
-        return math.pow(a, b)
-    except OverflowError:
-        return -math.inf if a < 0 and b % 2 == 1 else math.inf
-    except ValueError:
-        if a == 0:
-            return math.copysign(math.inf, a) if b % 2 == 1 else math.inf
-        return math.nan
-
-
-def exponential(a: float) -> float:
-    """Return e to the power of a."""
-    try:
-        return math.exp(a)
-    except OverflowError:
-        return math.inf
-
-
-def logarithm(fn: Callable[[float], float], lowest: float = 0.0) -> Fn:
-    """Return a logarithm: null at and below its lowest argument, as Spark gives."""
-    return lambda a: None if a <= lowest else fn(a) if a < math.inf else a
-
-
 def nan_or(a: float | None, b: float | None) -> float | None:
     """Return the first, unless it is NaN."""
-    return b if a is not None and a != a else a  # noqa: PLR0124
-
-
-def to_decimal(kind: Type) -> Callable[[Decimal], Decimal]:
-    """Return a cast to a decimal type from an exact number."""
-    return fixed(kind)
-
-
-def invalid_operation() -> type[InvalidOperation]:
-    """Return the error that Python's decimals raise for unreadable text."""
-    return InvalidOperation
-
-
-def in_order(values: Sequence[Any], kind: Type) -> list[Any]:
-    """Sort by Spark's order, nulls last."""
-    key = order_key(kind) or _itself
-    return sorted((v for v in values if v is not None), key=key) + [v for v in values if v is None]
+    return b if a is not None and a != a else a

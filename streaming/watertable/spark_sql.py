@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from watertable.schema import Type, quote
-from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var, walk
+from watertable.terms import Call, Lambda, Lit, Nulls, Ref, Term, Var, walk
 
 CANONICAL_VERSION: Final = 1
 _SUFFIX: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
@@ -43,8 +43,8 @@ def strict(term: Term) -> str:
             return quote(term.name)
         case Lambda():
             return _lambda(term, strict(term.body))
-        case Call(function=function, args=args):
-            return _write(function, args, [strict(a) for a in args])
+        case Call(args=args):
+            return _write(term, [strict(a) for a in args])
 
 
 def never_raising(term: Term) -> tuple[str, str | None]:
@@ -65,7 +65,9 @@ def _safe(term: Term) -> Safe:
         case Call():
             return _safe_lazy(term) if term.function.nulls is Nulls.LAZY else _safe_call(term)
         case Lambda():
-            return Safe(_lambda(term, _safe(term.body).sql), None, True, False)
+            body = _safe(term.body)
+            fails = None if body.fails is None else _lambda(term, body.fails)
+            return Safe(_lambda(term, body.sql), fails, False, False)
         case Lit():
             return Safe(strict(term), None, True, term.value is None)
         case _:
@@ -75,12 +77,15 @@ def _safe(term: Term) -> Safe:
 def _safe_call(term: Call) -> Safe:
     function, args = term.function, [_safe(a) for a in term.args]
     form, sqls = term.signature.safe, [a.sql for a in args]
-    sql = _fill(form, sqls) if form is not None else _write(function, term.args, sqls)
+    sql = _fill(form, sqls) if form is not None else _write(term, sqls)
     order = list(reversed(args)) if function.nulls is Nulls.DIVISOR else args
     is_strict = function.nulls is not Nulls.EAGER
     failures, guards = [], []
-    for arg in order:
-        if arg.fails is not None:
+    for arg, inner in zip(order, reversed(term.args) if function.nulls is Nulls.DIVISOR else term.args, strict=True):
+        if isinstance(inner, Lambda):
+            # the function is evaluated for every element; one failing element fails the record
+            failures += [f"coalesce(exists({args[0].sql}, {arg.fails}), false)"] if arg.fails is not None else []
+        elif arg.fails is not None:
             failures.append(_and([*guards, arg.fails]))
         if is_strict and arg.nullable:
             guards.append(f"{arg.sql} IS NOT NULL")
@@ -94,7 +99,7 @@ def _safe_call(term: Call) -> Safe:
 
 def _safe_lazy(term: Call) -> Safe:
     args = [_safe(a) for a in term.args]
-    sql = _write(term.function, term.args, [a.sql for a in args])
+    sql = _write(term, [a.sql for a in args])
     if all(a.fails is None for a in args):
         return Safe(sql, None, True, True)
     last = len(args) - 1
@@ -142,11 +147,11 @@ def _boolean(predicate: str) -> str:
     return predicate if predicate.startswith("(") else f"({predicate})"
 
 
-def _write(function: Function, terms: tuple[Term, ...], sqls: list[str]) -> str:
-    if function.name == "case":
+def _write(term: Call, sqls: list[str]) -> str:
+    if term.function.name == "case":
         pairs = zip(sqls[:-1:2], sqls[1::2], strict=True)
         return f"CASE {' '.join(f'WHEN {c} THEN {v}' for c, v in pairs)} ELSE {sqls[-1]} END"
-    return _fill(function.template, sqls)
+    return _fill(term.template, sqls)
 
 
 def _fill(template: str, sqls: list[str]) -> str:
@@ -169,6 +174,8 @@ def _lambda(term: Lambda, body: str) -> str:
 
 def literal(value: object, kind: Type) -> str:
     """Write a constant for Spark so that it has exactly this type."""
+    if kind.kind == "interval year to month":
+        return f"INTERVAL '{value}' MONTH"
     match value:
         case None:
             return "NULL" if kind.kind == "void" else f"CAST(NULL AS {kind.sql()})"
@@ -177,7 +184,9 @@ def literal(value: object, kind: Type) -> str:
         case int():
             return f"{value}{_SUFFIX[kind.kind]}"
         case Decimal():
-            return f"{value:f}BD"
+            digits = f"{value:f}"
+            natural = max(len(digits.lstrip("-0.").replace(".", "")), kind.scale, 1)
+            return f"{digits}BD" if natural == kind.precision else f"CAST({digits}BD AS {kind.sql()})"
         case float():
             name = kind.sql()
             return f"{value!r}{name[0]}" if math.isfinite(value) else f"CAST('{value}' AS {name})"
@@ -190,6 +199,8 @@ def literal(value: object, kind: Type) -> str:
         case dt.date():
             return f"DATE '{value:%Y-%m-%d}'"
         case dt.timedelta():
+            if kind.kind == "interval day":
+                return f"INTERVAL '{value.days}' DAY"
             micros = value // dt.timedelta(microseconds=1)
             sign, (seconds, rest) = "-" if micros < 0 else "", divmod(abs(micros), 1_000_000)
             clock = f"{seconds // 86400} {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:06}"

@@ -29,7 +29,8 @@ class Signature:
 
     `args` are the types the arguments are cast to, `python` takes values of these. `safe` is a Spark SQL template that gives null where
     the function would raise ({0}, {1}: arguments, {*}: all); None where it can't raise. `fails` is a predicate over the same arguments
-    that holds exactly where it would raise (null counts as false); left out, it is: `safe` is null although no argument is.
+    that holds exactly where it would raise (null counts as false); left out, it is: `safe` is null although no argument is. `sql` takes
+    the place of the function's own template where that depends on the types or constants.
     """
 
     result: Type
@@ -37,6 +38,7 @@ class Signature:
     python: Callable[..., object] | None
     safe: str | None = None
     fails: str | None = None
+    sql: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,6 @@ class Function:
     nulls: Nulls = Nulls.STRICT
     tight: bool = True
     sql: str = ""
-
-    @property
-    def template(self) -> str:
-        """Return the Spark SQL template of the strict form."""
-        return self.sql or f"{self.name}({{*}})"
-
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -89,6 +85,11 @@ class Call:
     args: tuple[Term, ...]
     type: Type
     signature: Signature = field(compare=False, repr=False)
+
+    @property
+    def template(self) -> str:
+        """Return the Spark SQL template of the strict form."""
+        return self.signature.sql or self.function.sql or f"{self.function.name}({{*}})"
 
 
 @dataclass(frozen=True, slots=True)
