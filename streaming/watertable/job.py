@@ -1,0 +1,423 @@
+"""Run one app: read a range of its topics, compile it, commit it, and begin again. The only place that holds a running app.
+
+The loop is ours, over batch reads with explicit offsets; there is no streaming query and no checkpoint beside the changelog. Laws: a
+run begins with a fence and reads its position after it; each batch begins exactly where the last commit ended and ends where the
+source says that committed records end; nothing outside the changelog is needed to go on. Two threads work beside the loop, and
+neither may lose anything by dying: `Courier` brings to Kafka what commits hold, `Upkeep` folds and tidies.
+
+Where a batch fails because of its data, halves of it are tried until the one record is known: what comes before it is committed, and
+the error names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+
+from watertable import failpoints
+from watertable.changelog import OUT_PREFIX, CommitInfo, Offsets, Partition, Position
+from watertable.compiler import Batch, Compiler
+from watertable.errors import DefinitionError, Fenced, JobError, KafkaError, RecordFailed, SettingsError, TopicChanged, WatertableError
+from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Started, Stopped
+from watertable.kafka.admin import Admin, TopicState
+from watertable.kafka.config import Cluster
+from watertable.kafka.source import read_range
+from watertable.plan import Topology
+from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shut_down, spark_session
+from watertable.settings import Settings
+from watertable.store import Retention, Store
+from watertable.workers import Courier, Folding
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HEARTBEAT: Final = 5.0
+"""Seconds after which a run says that it lives, at the latest."""
+PATIENCE: Final = 4.0
+"""Seconds that a batch gets to finish once a stop was asked for; after them it is undone."""
+_POLL: Final = 0.1
+JVM_LOST: Final = "the JVM of this run is gone: killed, or out of memory (its log says). Nothing is lost: start the app again"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Say how fast a run goes; durations in seconds.
+
+    Commits are at least `trigger` apart, batches hold at most `records`. A table is folded each `fold`, at once when `tail` rows wait for
+    it; when twice as many wait, the stream does too.
+    """
+
+    trigger: float = 1.0
+    records: int = 400_000
+    fold: float = 30.0
+    tail: int = 2_000_000
+    tidy: float = 600.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Pace:
+        """Take what the settings say."""
+        return cls(settings.trigger_seconds, settings.batch_records, settings.fold_seconds, settings.tail_rows, settings.tidy_seconds)
+
+
+def run(
+    topology: Topology,
+    settings: Settings,
+    *,
+    available_now: bool = False,
+    on_event: Listener = lambda event: None,
+    stop: threading.Event | None = None,
+    spark: SparkSession | None = None,
+    log: Path | None = None,
+) -> None:
+    """Run an app until `stop` is set; with `available_now`, until it has read what was there when it began.
+
+    Returns when all is committed, folded (a bounded run) or left as it was (a stop: the batch at hand is finished or undone within
+    seconds). Without `spark`, a session is started, and ended with its JVM. Raises `TopicChanged` when the topics are no longer those that
+    were read, `Fenced` when another run took over, `RecordFailed` at a record that can't be worked off, any other `WatertableError` for
+    what else stops a run; each is an event first.
+    """
+    stop = stop or threading.Event()
+    emit = _Emitter(on_event)
+    began_session = spark is None
+    job: _Job | None = None
+    try:
+        spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
+        job = _Job(topology, settings, spark, emit, stop)
+        reason = job.run(available_now=available_now)
+    except Exception as error:
+        told = _told(error, spark)
+        if stop.is_set() and not isinstance(told, Fenced | TopicChanged):
+            _log.info("the batch at hand was undone: %s", error)
+            emit(Stopped(position=job.shown if job else "", reason="stopped; the batch at hand was undone"))
+            return
+        emit(_failed(told, job))
+        raise told from error
+    else:
+        emit(Stopped(position=job.shown, reason=reason))
+    finally:
+        if job is not None:
+            job.close()
+        if began_session and spark is not None:
+            shut_down(spark)
+
+
+def exit_code(error: BaseException) -> int:
+    """Give the exit code that a program running an app ends with: 1 failed, 2 bad definition or settings, 3 fenced, 4 topic changed."""
+    match error:
+        case DefinitionError() | SettingsError():
+            return 2
+        case Fenced():
+            return 3
+        case TopicChanged():
+            return 4
+        case _:
+            return 1
+
+
+def bounded(begin: Offsets, ends: Offsets, limit: int) -> dict[Partition, int]:
+    """Choose where a batch ends: everything up to `ends` if that is within the limit, else the same share of what each partition has.
+
+    >>> bounded({("t", 0): 0, ("t", 1): 10}, {("t", 0): 90, ("t", 1): 20}, 10)
+    {('t', 0): 9, ('t', 1): 11}
+    """
+    waiting = {p: max(0, ends[p] - begin[p]) for p in begin}
+    total = sum(waiting.values())
+    if total <= limit:
+        return {p: begin[p] + n for p, n in waiting.items()}
+    return {p: begin[p] + -(-n * limit // total) for p, n in waiting.items()}
+
+
+def midway(begin: Offsets, end: Offsets) -> dict[Partition, int] | None:
+    """Halve a range of offsets; None when it holds a single one.
+
+    >>> midway({("t", 0): 0, ("t", 1): 0}, {("t", 0): 1, ("t", 1): 4})
+    {('t', 0): 1, ('t', 1): 1}
+    """
+    left = sum(end[p] - begin[p] for p in begin) // 2
+    if not left:
+        return None
+    middle = {}
+    for partition in sorted(begin):
+        taken = min(left, end[partition] - begin[partition])
+        middle[partition] = begin[partition] + taken
+        left -= taken
+    return middle
+
+
+class _Emitter:
+    """Pass events on, one at a time whatever thread they come from."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self.last = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self.last = time.monotonic()
+            self._listener(event)
+
+
+class _Job:
+    """Hold one running app: where it stands, and the loop that moves it."""
+
+    def __init__(self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event) -> None:
+        self.topology, self.spark, self.emit, self.stop = topology, spark, emit, stop
+        self.pace = Pace.of(settings)
+        self.cluster = Cluster.of(settings)
+        self.admin = Admin(self.cluster)
+        self.compiler = Compiler(topology)
+        retention = Retention(timedelta(days=settings.horizon_days))
+        self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.tables, retention)
+        self.position: Position | None = None
+        self.offsets: dict[Partition, int] = {}
+        self.stream_times: dict[Partition, datetime | None] = {}
+        self.topics: dict[str, TopicState] = {}
+        self.group = ""
+        self._closed = threading.Event()
+        self.courier = Courier(self.store, self.admin, None)
+        self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers)
+        self._workers = (self.courier, self.folding)
+        threading.Thread(target=self._undo_when_late, name="watertable-stop", daemon=True).start()
+
+    @property
+    def shown(self) -> str:
+        """Write the position as people read it; empty before the start has found it."""
+        return str(self.position) if self.position else ""
+
+    def run(self, *, available_now: bool) -> str:
+        """Work until there is a reason to stop, and give it."""
+        self._start()
+        goal = self.admin.latest(self.offsets) if available_now else None
+        while not self.stop.is_set():
+            began = time.monotonic()
+            ends = goal or self._ends()
+            end = bounded(self.offsets, ends, self.pace.records)
+            if end == self.offsets:
+                if goal is not None:
+                    return self._caught_up()
+                self._rest(ends)
+                continue
+            self.admin.check_topics(self.topics, self.offsets)
+            self._advance(end, ends)
+            self._hold_back(ends)
+            if end == ends:
+                self.stop.wait(max(0.0, began + self.pace.trigger - time.monotonic()))
+        return "stopped"
+
+    def close(self) -> None:
+        """End the threads; what they were doing is done again by the next run."""
+        self._closed.set()
+        for worker in self._workers:
+            worker.close()
+
+    # -- where it stands ---------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        names = [topic.name for topic in self.topology.topics]
+        failpoints.hit("job.start.before_fence")
+        self.writer = self.store.start_writer(self.topology.fingerprint)
+        failpoints.hit("job.start.after_fence")
+        self.position = self.writer.position
+        if (last := self.writer.last) is not None:  # topics that the app reads no more keep their offsets in the commits
+            self.offsets = {p: offset for p, offset in last.next.items() if p[0] in names}
+            self.stream_times = {p: last.stream_times.get(p) for p in self.offsets}
+            counts = Counter(topic for topic, _ in self.offsets)
+            self.topics = {topic: TopicState(last.topic_ids[topic], count) for topic, count in counts.items()}
+            self.admin.check_topics(self.topics, self.offsets)
+        new = [name for name in names if name not in self.topics]
+        self.offsets |= self.admin.earliest(self.admin.partitions(new))
+        self.topics |= self.admin.describe(new)
+        self.emit(
+            Started(
+                app=self.topology.app, position=self.shown, generation=self.writer.generation, pid=os.getpid(),
+                fingerprint=self.topology.fingerprint, topics=tuple(names), tables=tuple(t.name for t in self.topology.tables),
+            )
+        )  # fmt: skip
+        for worker in self._workers:
+            worker.start()
+        self.courier.deliver(self.position, self.offsets, None)
+
+    def _ends(self) -> dict[Partition, int]:
+        """Ask where committed records end; as long as the cluster doesn't answer, wait and say so."""
+        while True:
+            try:
+                return self.admin.latest(self.offsets)
+            except KafkaError as error:
+                if "unknown topic or part" in str(error).lower():
+                    self.admin.check_topics(self.topics, {})  # a topic that is gone is no outage
+                self.emit(Idle(position=self.shown, lag={}, problem=str(error)))
+                if self.stop.wait(HEARTBEAT):
+                    return self.offsets
+
+    def _lag(self, ends: Offsets) -> dict[str, int]:
+        lag = dict.fromkeys(sorted(self.topics), 0)
+        for partition, end in ends.items():
+            lag[partition[0]] += max(0, end - self.offsets[partition])
+        return lag
+
+    # -- a batch -----------------------------------------------------------------------------------------------------------------
+
+    def _advance(self, end: dict[Partition, int], ends: Offsets) -> None:
+        """Commit everything up to `end`; where data is in the way, as much as there is before it, and then raise `RecordFailed`."""
+        try:
+            self._batch(end, ends)
+        except Exception as error:
+            if not self._is_data(error):
+                raise
+            if (middle := midway(self.offsets, end)) is None:
+                raise self._blame(end, error) from error
+            _log.warning("a batch failed, trying halves of it: %s", error)
+            self._begin_again()
+            self._advance(middle, ends)
+            self._advance(end, ends)
+
+    def _begin_again(self) -> None:
+        """Start a new writer after a batch that failed: whether its commit is there, only the changelog knows."""
+        generation, position = self.writer.generation, self.position
+        self.writer = self.store.start_writer(self.topology.fingerprint)
+        if self.writer.generation != generation + 1:
+            raise Fenced(f"another run of {self.topology.app!r} started while this one was at {self.shown}; it goes on, this one ends")
+        if self.writer.position != position:
+            raise JobError(f"the batch after {self.shown} failed, and yet it is committed, at {self.writer.position}: start the app again")
+
+    def _batch(self, end: dict[Partition, int], ends: Offsets) -> None:
+        began = time.monotonic()
+        assert self.position is not None
+        self.group = f"{self.topology.app}@{self.position.epoch}.{self.position.seq + 1}"
+        with job_group(self.spark, self.group, f"batch {self.group}", STREAM_POOL) as jobs:
+            failpoints.hit("job.batch.begin")
+            records = read_range(self.spark, self.cluster, self.offsets, end)
+            batch = self.compiler.batch(records, {p: self.stream_times.get(p) for p in self.offsets}, self.writer.lookup())
+            try:
+                failpoints.hit("job.batch.compiled")
+                self._commit(batch, end)
+            finally:
+                batch.close()
+            failpoints.hit("job.batch.end")
+            spent = jobs()
+        stats, dropped = batch.stats, Counter[str]()
+        for (_, reason), count in stats.dropped.items():
+            dropped[reason] += count
+        count = sum(p.records for p in stats.partitions.values())
+        rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
+        outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
+        self.courier.deliver(self.position, self.offsets, outbox)
+        self.folding.waiting(self.position, rows)
+        times = [t for t in self.stream_times.values() if t is not None]
+        self.emit(
+            BatchCommitted(
+                position=self.shown, records=count, seconds=time.monotonic() - began, lag=self._lag(ends), jobs=spent,
+                quarantined=stats.quarantined, dropped=dict(dropped), rows=rows, published=outbox,
+                stream_time=min(times, default=None),
+            )
+        )  # fmt: skip
+
+    def _commit(self, batch: Batch, end: dict[Partition, int]) -> None:
+        stats = batch.stats
+        times = {p: found.stream_time for p, found in stats.partitions.items()}
+        counters = {"records": sum(p.records for p in stats.partitions.values()), "quarantined": stats.quarantined}
+        counters |= {f"dropped:{node}:{reason}": count for (node, reason), count in stats.dropped.items()}
+        counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
+        info = CommitInfo(
+            begin=self.offsets, next=end, stream_times={p: times.get(p, self.stream_times.get(p)) for p in self.offsets},
+            topic_ids={name: state.id for name, state in self.topics.items()}, counters=counters,
+        )  # fmt: skip
+        self.position = self.writer.commit(
+            batch.tables, info, outbox=batch.outbox, quarantine=batch.quarantine, dropped=batch.dropped, records=counters["records"]
+        )
+        self.offsets, self.stream_times = end, dict(info.stream_times)
+
+    def _is_data(self, error: Exception) -> bool:
+        """Tell whether a batch failed because of what is in it, rather than at any record or for another reason."""
+        if isinstance(error, WatertableError | AnalysisException) or not isinstance(error, PySparkException | Py4JJavaError):
+            return False
+        if self.stop.is_set() or lost_jvm(self.spark, error):
+            return False
+        self.admin.check_topics(self.topics, self.offsets)  # raises what it finds, an outage too
+        return True
+
+    def _blame(self, end: Offsets, error: Exception) -> RecordFailed:
+        topic, partition = next(p for p in end if end[p] > self.offsets[p])
+        offset = self.offsets[topic, partition]
+        location = next(t.location for t in self.topology.topics if t.name == topic)
+        return RecordFailed(
+            f"{location}: the record at offset {offset} of topic {topic!r}, partition {partition} stops {self.topology.app!r}: "
+            f"{_first_line(error)}. All before it is committed, at {self.shown}. "
+            "Mend the definition so that it filters or quarantines such a record, and start again.",
+            topic=topic, partition=partition, offset=offset, location=location,
+        )  # fmt: skip
+
+    # -- beside the batches ------------------------------------------------------------------------------------------------------
+
+    def _rest(self, ends: Offsets) -> None:
+        """Wait a little for records, and show that the run lives."""
+        self._look_after()
+        if time.monotonic() - self.emit.last >= HEARTBEAT:
+            self.admin.check_topics(self.topics, self.offsets)
+            self.emit(Idle(position=self.shown, lag=self._lag(ends)))
+        self.stop.wait(_POLL)
+
+    def _hold_back(self, ends: Offsets) -> None:
+        """Let folds catch up when too much waits for them: what nobody folds makes every read slower."""
+        self._look_after()
+        while self.folding.tail > 2 * self.pace.tail and not self.stop.is_set():
+            self._rest(ends)
+
+    def _look_after(self) -> None:
+        """Raise what stopped a worker: a run whose tables aren't folded or whose outbox isn't sent is no run."""
+        for worker in self._workers:
+            worker.check()
+        if not alive(self.spark):
+            raise JobError(JVM_LOST)
+
+    def _caught_up(self) -> str:
+        """End a bounded run: everything is folded and published."""
+        self.folding.finish(self.stop)
+        self.courier.finish(self.stop)
+        self._look_after()
+        return "stopped" if self.stop.is_set() else "caught up"
+
+    def _undo_when_late(self) -> None:
+        """Cancel a batch that doesn't end within the patience that a stop has."""
+        while not self.stop.wait(0.2):
+            if self._closed.is_set():
+                return
+        while not self._closed.wait(PATIENCE):
+            with contextlib.suppress(Exception):  # the JVM may be going as well
+                self.spark.sparkContext.cancelJobGroup(self.group)
+
+
+def _told(error: Exception, spark: SparkSession | None) -> WatertableError:
+    """Say an error in our words."""
+    if isinstance(error, WatertableError):
+        return error
+    if spark is not None and lost_jvm(spark, error):
+        return JobError(JVM_LOST)
+    return JobError(f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _failed(error: WatertableError, job: _Job | None) -> Failed:
+    record = error if isinstance(error, RecordFailed) else None
+    return Failed(
+        error=type(error).__name__, message=str(error), position=job.shown if job else None, topic=record.topic if record else None,
+        partition=record.partition if record else None, offset=record.offset if record else None,
+        location=record.location if record else None,
+    )  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0][:500]

@@ -1,0 +1,221 @@
+"""Work beside a running app: `Folding` keeps the tables close behind the changelog, `Courier` brings to Kafka what commits hold.
+
+Neither holds anything that isn't in the changelog, so either may die at any point and be begun again: a fold is found by its
+transaction, what was published by the place in the producer's own. Each is one thread with a Spark session of its own, at low weight
+beside the stream's. A worker that fails stops the run, through `check`; an outage of Kafka only makes the courier late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from watertable.errors import KafkaError
+from watertable.events import Folded, Listener, TableFolded
+from watertable.reader import base_name
+from watertable.session import UPKEEP_POOL, job_group
+
+if TYPE_CHECKING:
+    from watertable.changelog import Offsets, Position
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.publisher import OutboxPublisher
+    from watertable.store import Store
+
+_log = logging.getLogger(__name__)
+_TRIES: Final = 3
+_CLOSE: Final = 5.0
+
+Consumers = Callable[[], Iterable["Position"]]
+"""Tell from which positions on somebody still reads the changelog, so that no trim takes it away."""
+
+
+class Worker:
+    """Run `_work` in a thread each time there is some, until closed."""
+
+    def __init__(self, name: str) -> None:
+        self._wake = threading.Event()
+        self._idle = threading.Event()
+        self._closed = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watertable-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread, its Spark jobs cancelled; what it was doing is left undone."""
+        self._closed.set()
+        self._wake.set()
+        deadline = time.monotonic() + _CLOSE
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):
+                self._cancel()
+            self._thread.join(0.2)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._wake.wait(self._patience())
+                self._wake.clear()
+                if not self._closed.is_set():
+                    self._work()
+        except BaseException as error:
+            if not self._closed.is_set():
+                self._error = error
+
+    def _patience(self) -> float | None:
+        return None
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _cancel(self) -> None:
+        """Cancel the thread's Spark jobs."""
+
+
+class Folding(Worker):
+    """Fold each table at least once per interval, at once when too many rows wait, and tidy up now and then."""
+
+    def __init__(
+        self, store: Store, fold_seconds: float, tail_rows: int, tidy_seconds: float, emit: Listener, consumers: Consumers
+    ) -> None:
+        super().__init__("fold")
+        self._consumers = consumers
+        self._store, self._every, self._bound, self._tidy_every, self._emit = store, fold_seconds, tail_rows, tidy_seconds, emit
+        self._lock = threading.Lock()
+        self._waiting: dict[str, int] = {}
+        self._oldest: float | None = None
+        self._position: Position | None = None
+        self._due = self._tidy_due = 0.0
+        self._finishing = False
+        self._failures = 0
+
+    @property
+    def tail(self) -> int:
+        """Give the number of rows that wait for the fold of one table, at most."""
+        with self._lock:
+            return max(self._waiting.values(), default=0)
+
+    def waiting(self, position: Position, rows: Mapping[str, int]) -> None:
+        """Hear of a commit, and of how many rows it added to each table's tail."""
+        with self._lock:
+            self._position = position
+            self._oldest = self._oldest or time.monotonic()
+            for table, count in rows.items():
+                self._waiting[table] = self._waiting.get(table, 0) + count
+        if self.tail > self._bound:
+            self._wake.set()
+
+    def finish(self, stop: threading.Event) -> None:
+        """Fold all there is, now; return when it's done, or as soon as a stop is asked for."""
+        self._finishing = True
+        self._idle.clear()
+        self._wake.set()
+        while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
+            pass
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        self._due = self._due or now + self._every
+        self._tidy_due = self._tidy_due or now + self._tidy_every
+        return max(0.0, min(self._due, self._tidy_due) - now)
+
+    def _work(self) -> None:
+        now, finishing = time.monotonic(), self._finishing  # a fold that began before the end was asked for may lack the last commit
+        if finishing or now >= self._due or self.tail > self._bound:
+            self._fold()
+            self._due = time.monotonic() + self._every
+        if now >= self._tidy_due and not finishing:
+            with self._group("tidy"):
+                self._store.upkeep.maintain(self._consumers())
+            self._tidy_due = time.monotonic() + self._tidy_every
+        if finishing:
+            self._finishing = False
+            self._idle.set()
+
+    def _fold(self) -> None:
+        with self._lock:
+            oldest, self._oldest = self._oldest, None
+            taken, self._waiting = self._waiting, {}
+        began, done = time.monotonic(), {}
+        for name, table in self._store.reader.tables.items():
+            if self._closed.is_set():
+                return
+            since = time.monotonic()
+            with self._group(f"fold {name}"):
+                seq = self._store.fold(name)
+            if seq is not None:
+                latest = self._store.folder.reader.log(base_name(table)).latest()
+                position = self._position or self._store.folder.reader.position()
+                folded = f"{position.app}@{position.epoch}.{seq}"
+                done[name] = TableFolded(version=latest.version if latest else -1, folded=folded, ms=_ms(since))
+            taken.pop(name, None)
+        if done:
+            lag = 0.0 if oldest is None else time.monotonic() - oldest
+            self._emit(Folded(tables=done, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
+
+    def _group(self, what: str) -> contextlib.AbstractContextManager[object]:
+        return job_group(self._store.spark, self._group_id, what, UPKEEP_POOL)
+
+    @property
+    def _group_id(self) -> str:
+        return f"{self._store.app} upkeep"
+
+    def _cancel(self) -> None:
+        self._store.spark.sparkContext.cancelJobGroup(self._group_id)
+
+
+class Courier(Worker):
+    """Mirror the position to the app's consumer group, and publish the outbox, each record once and in order."""
+
+    def __init__(self, store: Store, admin: Admin, publisher: OutboxPublisher | None) -> None:
+        super().__init__("courier")
+        self._store, self._admin, self._publisher = store, admin, publisher
+        self._lock = threading.Lock()
+        self._order: tuple[Position, Offsets] | None = None
+        self._outbox = False
+
+    @property
+    def consumers(self) -> Iterable[Position]:
+        """Name the place from which the outbox isn't published yet: a trim must leave it."""
+        return ()
+
+    def deliver(self, position: Position, offsets: Offsets, outbox: Mapping[str, int] | None) -> None:
+        """Hear of a commit and how many records it has to publish; None stands for not known, at a start."""
+        with self._lock:
+            self._order = (position, dict(offsets))
+            self._outbox = self._outbox or outbox is None or bool(outbox)
+            self._idle.clear()
+        self._wake.set()
+
+    def finish(self, stop: threading.Event) -> None:
+        """Return when all is delivered, or as soon as a stop is asked for."""
+        while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
+            pass
+
+    def _work(self) -> None:
+        with self._lock:
+            order = self._order
+        if order is None:
+            return
+        try:
+            self._admin.mirror(self._store.app, order[1])
+        except KafkaError as error:
+            _log.warning("the position isn't mirrored: %s", error)
+        with self._lock:
+            if self._order is order:
+                self._idle.set()
+
+
+def _ms(since: float) -> int:
+    return round((time.monotonic() - since) * 1000)
