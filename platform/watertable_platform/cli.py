@@ -1,0 +1,237 @@
+"""The command `watertable`: run apps, look at tables, and keep the parts a development machine needs.
+
+Each command does one thing and says in one line what came of it; an error is one clear message with the way out, never a traceback
+(unless --debug). Programs read `--json` and the exit code: 0 done, 1 failed, 2 a definition or setting is wrong, 3 another run took
+over, 4 a topic changed. Spark and Kafka are imported by the commands that use them, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from watertable.errors import DefinitionError, Fenced, SettingsError, TopicChanged, WatertableError
+from watertable.settings import Settings
+
+if TYPE_CHECKING:
+    from watertable_platform.project import LoadedApp
+
+app = typer.Typer(
+    name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Tables fed by streams: Kafka to Delta Lake on Spark, exactly once.",
+)  # fmt: skip
+broker = typer.Typer(no_args_is_help=True, help="Run a real Apache Kafka on this machine, for development.")
+jars = typer.Typer(no_args_is_help=True, help="Fetch the pinned jars that Spark and the broker run on.")
+app.add_typer(broker, name="broker", rich_help_panel="This machine")
+app.add_typer(jars, name="jars", rich_help_panel="This machine")
+
+AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as in wt.App(name).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+out, err = Console(), Console(stderr=True)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    project: Annotated[Path | None, typer.Option(help="The project's folder; default: the nearest upward that has settings.")] = None,
+) -> None:
+    if debug:
+        os.environ["WATERTABLE_CLI_DEBUG"] = "1"
+    if project is not None:
+        os.environ["WATERTABLE_PROJECT"] = str(project.resolve())
+
+
+@app.command(rich_help_panel="Apps")
+def run(
+    name: AppName,
+    available_now: Annotated[bool, typer.Option("--available-now", help="Read what is there now, fold, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app here until Ctrl-C, with a line that shows how it goes."""
+    settings, loaded = _app(name)
+    from watertable import job
+    from watertable_platform.progress import JsonLines, Progress
+
+    log = settings.home_folder / "logs" / f"{loaded.name}.log"
+    _quiet(log)
+    with _stop_on_signals() as stop:
+        view = JsonLines(stop) if as_json else Progress(out, loaded.topology, log)
+        with view:
+            job.run(loaded.topology, settings, available_now=available_now, on_event=view, stop=stop, log=log)
+
+
+@app.command(rich_help_panel="Apps")
+def describe(
+    name: AppName,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw it as a Mermaid flowchart.")] = False,
+) -> None:
+    """Show an app's topology: topics, tables, outputs, and where each is defined."""
+    from watertable import lineage
+
+    _, loaded = _app(name)
+    print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
+
+
+@app.command(rich_help_panel="This machine")
+def dev(
+    port: Annotated[int, typer.Option(help="The port of Dagster's web page.")] = 3000,
+    with_broker: Annotated[
+        bool, typer.Option("--broker/--no-broker", help="Start the development broker, where WATERTABLE_KAFKA names no other.")
+    ] = True,
+) -> None:
+    """Run the broker and Dagster together, until Ctrl-C; Dagster reloads your code when you save it."""
+    from watertable_platform.development import develop
+
+    settings = _settings()
+    with _stop_on_signals() as stop:
+        raise typer.Exit(
+            develop(settings, port=port, with_broker=with_broker, stop=stop, say=lambda text: err.print(text, highlight=False))
+        )
+
+
+@broker.command("start")
+def broker_start(port: Annotated[int | None, typer.Option(help="The port to listen on; default: that of the settings.")] = None) -> None:
+    """Start it, or find it running; its data is kept from start to start."""
+    from watertable.kafka import broker as embedded
+
+    settings = _settings()
+    now = embedded.start(settings.home_folder / "kafka", port=port or _port(settings))
+    out.print(f"[green]●[/] Kafka {now.detail}", highlight=False)
+
+
+@broker.command("stop")
+def broker_stop() -> None:
+    """Stop it."""
+    from watertable.kafka import broker as embedded
+
+    now = embedded.stop(_settings().home_folder / "kafka")
+    out.print(f"[dim]○[/] Kafka {now.detail}", highlight=False)
+
+
+@broker.command("status")
+def broker_status(as_json: AsJson = False) -> None:
+    """Tell whether it runs, and what else is on its port; exit code 1 when it doesn't run."""
+    from watertable.kafka import broker as embedded
+
+    settings = _settings()
+    now = embedded.status(settings.home_folder / "kafka", port=_port(settings))
+    if as_json:
+        print(json.dumps({"state": now.state, "bootstrap": now.bootstrap, "pid": now.pid, "cluster": now.cluster_id, "log": str(now.log)}))
+    else:
+        mark = {"running": "[green]●[/]", "starting": "[yellow]●[/]", "stopped": "[dim]○[/]"}.get(now.state, "[red]●[/]")
+        out.print(f"{mark} Kafka {now.detail}", highlight=False)
+    if now.state is not embedded.State.RUNNING:
+        raise typer.Exit(1)
+
+
+@jars.command("fetch")
+def jars_fetch() -> None:
+    """Bring the jars into the cache, once, and verify each against its pinned hash."""
+    from watertable import jars as pinned
+
+    found = pinned.fetch("spark", "broker", mirror=_settings().maven_mirror or None)
+    out.print(f"[green]✓[/] {len(found)} jars, verified, in {pinned.cache_folder()}", highlight=False)
+
+
+def _settings() -> Settings:
+    return Settings.load()
+
+
+def _port(settings: Settings) -> int:
+    from watertable_platform.development import kafka_port
+
+    return kafka_port(settings)
+
+
+def _app(name: str) -> tuple[Settings, LoadedApp]:
+    from watertable_platform.project import load_apps
+
+    settings = _settings()
+    return settings, load_apps(settings).app(name)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now."""
+    stop = threading.Event()
+
+    def asked(signum: int, frame: object) -> None:
+        if stop.is_set() and signum == signal.SIGINT:
+            os._exit(130)  # the JVM ends when our end of its pipe closes; whatever was uncommitted never was
+        stop.set()
+
+    kept = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _quiet(log: Path) -> None:
+    """Send what libraries log to the file that the JVM's words go to: the terminal is the progress line's."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _mount_demo() -> None:
+    """Mount the demo's command, which belongs to a module of its own."""
+    if not any(command.name == "demo" for command in app.registered_commands):
+        try:
+            module = import_module("watertable_platform.demo")
+        except ModuleNotFoundError:
+            return
+        app.command("demo", rich_help_panel="This machine")(module.demo)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code: errors of ours become one message."""
+    _mount_demo()
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="watertable", standalone_mode=False)
+    except WatertableError as error:
+        return _refused(error)
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if type(error).__module__.startswith("click") or hasattr(error, "format_message"):
+            error.show()  # type: ignore[attr-defined]
+            return 2
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _refused(error: WatertableError) -> int:
+    if os.environ.get("WATERTABLE_CLI_DEBUG"):
+        err.print_exception()
+    else:
+        err.print(f"[bold red]{type(error).__name__}[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+    match error:
+        case DefinitionError() | SettingsError():
+            return 2
+        case Fenced():
+            return 3
+        case TopicChanged():
+            return 4
+        case _:
+            return 1
