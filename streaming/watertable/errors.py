@@ -10,6 +10,7 @@ what was wanted and what came, and what to do. The tree:
     │   ├── UnknownColumn          a name that is in no schema in scope             (LookupError)
     │   └── DuplicateName          two tables, topics or apps of one name           (ValueError)
     ├── EvaluationError            an expression fails on a record, as it would in Spark's ANSI mode  (ValueError)
+    │   └── DecodeError            bytes that are no value of their schema
     ├── UnsupportedFunction        outside the interpreter's subset of Spark SQL    (NotImplementedError)
     ├── SettingsError              a setting that is missing or wrong               (ValueError)
     ├── KafkaError                 the cluster said no, or isn't there
@@ -53,6 +54,10 @@ class DuplicateName(DefinitionError, ValueError):
 
 class EvaluationError(WatertableError, ValueError):
     """Report that an expression fails on a record: a cast, an overflow, a division by zero, an index out of bounds."""
+
+
+class DecodeError(EvaluationError):
+    """Report bytes that are no value of their schema."""
 
 
 class UnsupportedFunction(WatertableError, NotImplementedError):
