@@ -705,7 +705,9 @@ def _encode(column: str, form: Format, schema: Schema) -> str:
         case Format.BYTES:
             return f"{column}.{quote(schema.columns[0].name)}"
         case Format.JSON:
-            return f"CAST(to_json({column}, map('ignoreNullFields', 'false')) AS BINARY)"
+            # Spark's own format would cut microseconds off; serdes.encode writes the same
+            time = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX"
+            return f"CAST(to_json({column}, map('ignoreNullFields', 'false', 'timestampFormat', '{time}')) AS BINARY)"
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame | None:
