@@ -26,7 +26,7 @@ from watertable.expressions import Expr
 from watertable.kafka import serdes
 from watertable.plan import Named, Project, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail
-from watertable.scalars import EXACT, compare, in_order, order_key
+from watertable.scalars import EXACT, order_key
 from watertable.windows import EPOCH
 
 FAN_OUT: Final = 65536
@@ -417,10 +417,10 @@ def _strict(merge: Callable[[StateField, Any, Any], object]) -> Callable[[StateF
 
 
 def _union(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
-    kind = field.type.element
-    assert kind is not None
-    equal = compare("=", kind)
-    return in_order([*a, *(value for value in b if not any(equal(value, kept) for kept in a))], kind)
+    assert field.type.element is not None
+    key = order_key(field.type.element) or (lambda value: value)
+    different = {key(value): value for value in [*b, *a]}  # of equal values the one that was there stays
+    return sorted(different.values(), key=key)
 
 
 def _sum(_: StateField, a: Any, b: Any) -> Any:

@@ -1,0 +1,163 @@
+"""Run a case on either engine, and give what came of it in one shape: equal results are equal values.
+
+The compiler's side is what a job does, without a store: batch by batch it collects the changes of each table, looks up old rows among
+the changes so far, and merges them all at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from tests.properties.strategies import Case
+from watertable.aggregates import state_schema
+from watertable.interpreter import Interpreter, Record
+from watertable.plan import TableDef, Topology
+from watertable.windows import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+RECORDS = "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Hold all that an app computes."""
+
+    tables: dict[str, dict[tuple[Any, ...], dict[str, Any]]]
+    outputs: dict[str, list[tuple[bytes | None, bytes | None, datetime]]]
+    quarantine: Counter[tuple[str, int, int, str, str]]
+    late: Counter[tuple[str, str, int, int, datetime]]
+    dropped: Counter[tuple[str, str]]
+
+    def differences(self, other: Result) -> list[str]:
+        """Name what differs from another result, as text to read."""
+        found = []
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            for key in sorted({*mine, *theirs}, key=repr):
+                if mine.get(key) != theirs.get(key):
+                    found.append(f"{field.name} {key}:\n    {mine.get(key)}\n    {theirs.get(key)}")
+        return found
+
+
+def run_interpreter(topology: Topology, batches: Iterable[Sequence[Record]]) -> Result:
+    """Run the oracle."""
+    engine = Interpreter(topology)
+    for batch in batches:
+        engine.read(batch)
+    late = Counter((d.node, d.topic, d.partition, d.offset, d.window[0]) for d in engine.dropped if d.window)
+    outputs: dict[str, list[tuple[bytes | None, bytes | None, datetime]]] = {}
+    for o in engine.outputs:
+        outputs.setdefault(o.topic, []).append((o.key, o.value, o.timestamp))
+    return Result(
+        tables=engine.tables,
+        outputs=outputs,
+        quarantine=Counter((q.record.topic, q.record.partition, q.record.offset, q.node, q.location) for q in engine.quarantine),
+        late=late,
+        dropped=Counter((d.node, d.reason) for d in engine.dropped if not d.window),
+    )
+
+
+def run_compiler(spark: SparkSession, case: Case) -> Result:
+    """Run the compiler over the same batches."""
+    return CompilerRun(spark, case.topology).run(case.batches)
+
+
+class CompilerRun:
+    """Hold what a job would keep between batches: the changes so far and the stream times."""
+
+    def __init__(self, spark: SparkSession, topology: Topology) -> None:
+        from watertable.compiler import Compiler
+
+        self.spark, self.topology, self.compiler = spark, topology, Compiler(topology)
+        self.carry: dict[tuple[str, int], datetime | None] = {}
+        self.deltas: dict[str, list[Row]] = {table.name: [] for table in topology.tables}
+        self.result = Result({}, {}, Counter(), Counter(), Counter())
+
+    def run(self, batches: Iterable[Sequence[Record]]) -> Result:
+        """Run every batch, then read the tables."""
+        for batch in batches:
+            self.read(batch)
+        self._tables()
+        return self.result
+
+    def read(self, batch: Sequence[Record]) -> None:
+        """Compile and run one batch, collecting all its frames in one job."""
+        rows = [(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, []) for r in batch]
+        self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
+        made = self.compiler.batch(self.spark.createDataFrame(rows, RECORDS).coalesce(1), self.carry, self._lookup)
+        frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
+        frames |= {name: frame for name, frame in [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)] if frame is not None}
+        found = collect_together(frames)
+        for name in made.tables:
+            self.deltas[name] += found[f"t_{name}"]
+        for row in sorted(found.get("outbox", ()), key=lambda r: (r.topic, r.ordinal)):
+            self.result.outputs.setdefault(row.topic, []).append((_bytes(row.key), _bytes(row.value), _utc(row.timestamp)))
+        for row in found.get("bad", ()):
+            self.result.quarantine[row.topic, row.partition, row.offset, row.node, row.location] += 1
+        for row in found.get("dropped", ()):
+            if row.reason == "late":
+                self.result.late[row.node, row.topic, row.partition, row.offset, _utc(row.window_start)] += row["count"]
+            else:
+                self.result.dropped[row.node, row.reason] += row["count"]
+        for partition, stats in made.stats.partitions.items():
+            self.carry[partition] = stats.stream_time
+        made.close()
+
+    def _lookup(self, table: TableDef, keys: DataFrame) -> DataFrame:
+        return self._merged(table).join(keys, "key", "left_semi")
+
+    def _merged(self, table: TableDef) -> DataFrame:
+        """Give the absolute states that all changes so far make."""
+        from watertable.algebra import merge, spread
+
+        rows = [(r.key, r.state, r.st) for r in self.deltas[table.name]]
+        ddl = f"key {table.key.struct().sql()}, state {state_schema(table.state).struct().sql()}, st TIMESTAMP"
+        return merge(table, spread(table, self.spark.createDataFrame(rows, ddl).coalesce(1)))
+
+    def _tables(self) -> None:
+        from watertable.algebra import finish
+
+        frames = {t.name: finish(t, self._merged(t)).where("alive").select("row") for t in self.topology.tables}
+        found = collect_together(frames)
+        for table in self.topology.tables:
+            rows = [{name: _plain(r.row[name]) for name in table.columns.names} for r in found[table.name]]
+            self.result.tables[table.name] = {tuple(row[name] for name in table.key.names): row for row in rows}
+            assert len(rows) == len(self.result.tables[table.name]), f"a key of {table.name} has two rows"
+
+
+def collect_together(frames: dict[str, DataFrame]) -> dict[str, list[Row]]:
+    """Collect several frames in one job: each becomes a struct column of a union."""
+    from pyspark.sql import functions as F
+
+    if not frames:
+        return {}
+    tagged = [frame.select(F.lit(name).alias("of"), F.struct("*").alias(name)) for name, frame in frames.items()]
+    found: dict[str, list[Row]] = {name: [] for name in frames}
+    for row in reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), tagged).collect():
+        found[row["of"]].append(row[row["of"]])
+    return found
+
+
+def _bytes(data: bytearray | None) -> bytes | None:
+    return None if data is None else bytes(data)
+
+
+def _utc(when: datetime) -> datetime:
+    """Read the naive local times that PySpark gives; the session's zone is UTC, this process's need not be."""
+    return EPOCH + (when.astimezone(UTC) - EPOCH)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return _utc(value)
+        case bytearray():
+            return bytes(value)
+    return value

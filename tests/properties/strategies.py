@@ -1,0 +1,277 @@
+"""Make random topologies of every operator, random records for them, and random cuts into batches.
+
+Topologies are written through the DSL, as a user would, up to three tables deep. Most streams have the columns g, x and y, so that
+they can merge; expressions are drawn by type from the columns in scope, and some of them fail on some records. Records come with null
+keys, tombstones, null columns, broken bytes, several partitions, and times in any order; windows are short, so many are late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import strategies as st
+
+import watertable as wt
+from watertable import plan
+from watertable.dsl import Stream, Table
+from watertable.interpreter import Record
+from watertable.plan import Format, Topology
+from watertable.windows import TimeWindows
+
+BASIC = "g STRING, x INT, y DECIMAL(9,2)"
+START = datetime(2024, 3, 1, 12, tzinfo=UTC)
+MAX_DEPTH = 3
+MAX_STREAMS = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """Hold a topology, the records it reads in the order of their arrival, and where they are cut into batches."""
+
+    topology: Topology
+    records: tuple[Record, ...]
+    cuts: tuple[int, ...]
+
+    @property
+    def batches(self) -> list[list[Record]]:
+        """Give the records batch by batch; no batch is empty."""
+        edges = [0, *self.cuts, len(self.records)]
+        return [list(self.records[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def __repr__(self) -> str:
+        from watertable.lineage import describe
+
+        reads = [f"  {r.topic}[{r.partition}]@{r.offset} {r.timestamp:%T} {r.key!r} {r.value!r}" for r in self.records]
+        return "\n".join([describe(self.topology), *reads, f"  cut at {self.cuts}"])
+
+
+# -- expressions, drawn by type from what is in scope --------------------------------------------------------------------------------
+
+
+def _columns(item: Stream | Table, *kinds: str) -> list[str]:
+    scope = plan.scope_of(item.node)
+    return [f"{space}.{c.name}" for space, schema in scope.namespaces.items() for c in schema if c.type.kind in kinds and space != "window"]
+
+
+@st.composite
+def numbers(draw: st.DrawFn, item: Stream | Table) -> str:
+    column = draw(st.sampled_from([*_columns(item, "int", "bigint"), "1"]))
+    text = draw(st.sampled_from([*_columns(item, "string"), "'7'"]))
+    form = draw(st.sampled_from(["{c}", "{c} + 1", "-{c}", "{c} * 2", "{c} % 3", "COALESCE({c}, 0)", "CASE WHEN {c} > 3 THEN {c} ELSE 1 END",
+                                 "length({t})", "10 div {c}", "CAST({t} AS INT)"]))  # fmt: skip
+    return form.format(c=column, t=text)
+
+
+@st.composite
+def texts(draw: st.DrawFn, item: Stream | Table) -> str:
+    column = draw(st.sampled_from([*_columns(item, "string"), "'t'"]))
+    number = draw(st.sampled_from([*_columns(item, "int", "bigint"), "5"]))
+    return draw(st.sampled_from(["{c}", "upper({c})", "COALESCE({c}, '-')", "concat({c}, '!')", "CAST({n} AS STRING)"])).format(c=column, n=number)
+
+
+@st.composite
+def amounts(draw: st.DrawFn, item: Stream | Table) -> str:
+    column = draw(st.sampled_from([*_columns(item, "decimal"), "1.25"]))
+    number = draw(st.sampled_from([*_columns(item, "int", "bigint"), "2"]))
+    return draw(st.sampled_from(["{c}", "{c} * {n}", "{c} + 0.5", "-{c}", "{c} / {n}"])).format(c=column, n=number)
+
+
+@st.composite
+def conditions(draw: st.DrawFn, item: Stream | Table) -> str:
+    number, text, amount = draw(numbers(item)), draw(texts(item)), draw(amounts(item))
+    form = draw(st.sampled_from(["{n} > 1", "{t} = 'a'", "{t} IS NOT NULL", "{a} < 20", "NOT ({n} > 3)", "{n} > 0 AND {a} > 1", "{n} > 5 OR {t} = 'b'",
+                                 "{t} IN ('a', 'b')"]))  # fmt: skip
+    return form.format(n=number, t=text, a=amount)
+
+
+@st.composite
+def basic(draw: st.DrawFn, item: Stream | Table) -> dict[str, str]:
+    """Make the columns that most streams have."""
+    return {"g": draw(texts(item)), "x": f"CAST({draw(numbers(item))} AS INT)", "y": f"CAST({draw(amounts(item))} AS DECIMAL(9,2))"}
+
+
+# -- operators ------------------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[Stream]:
+    """Apply one operator to one stream of the pool."""
+    stream = draw(st.sampled_from(pool))
+    alike = [s for s in pool if (s.key, s.value) == (stream.key, stream.value) and plan.is_change(s.node) == plan.is_change(stream.node)]
+    choices = ["map_values", "filter", "select_key", "filter_not", "expect", "flat_map_values", "map", "with_columns", "peek", "split",
+               "repartition", "merge", "merge"]  # fmt: skip
+    match draw(st.sampled_from(choices)):
+        case "map_values":
+            return [stream.map_values(**draw(basic(stream)))]
+        case "filter":
+            return [stream.filter(draw(conditions(stream)))]
+        case "filter_not":
+            return [stream.filter_not(draw(conditions(stream)))]
+        case "select_key":
+            named = {"k": draw(texts(stream))} | ({"n": draw(numbers(stream))} if draw(st.booleans()) else {})
+            return [stream.select_key(**named)]
+        case "map":
+            return [stream.map(key={"k": draw(texts(stream))}, value=draw(basic(stream)))]
+        case "with_columns" if not plan.is_change(stream.node):
+            return [stream.with_columns(x=f"CAST({draw(numbers(stream))} AS INT)")]
+        case "expect":
+            verdict = draw(st.sampled_from(["quarantine", "drop", "warn"]))
+            return [stream.expect(f"rule{number}", draw(conditions(stream)), on_fail=verdict)]
+        case "flat_map_values":
+            arrays = _columns(stream, "array")
+            if arrays:
+                made = draw(basic(stream))
+                return [stream.flat_map_values(**made | {"g": arrays[0]})]
+            return [stream.map_values(**draw(basic(stream)))]
+        case "peek":
+            return [stream.peek(f"peek{number}")]
+        case "split":
+            branches = stream.split().branch("one", draw(conditions(stream))).branch("two", draw(conditions(stream)))
+            return list((branches.default_branch() if draw(st.booleans()) else branches.no_default_branch()).values())
+        case "repartition":
+            return [stream.repartition()]
+        case "merge":
+            return [stream.merge(*draw(st.lists(st.sampled_from(alike), min_size=1, max_size=2)))]
+    return [stream.filter(draw(conditions(stream)))]
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> TimeWindows:
+    grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
+    size = draw(st.sampled_from([5, 10, 20]))
+    if draw(st.booleans()):
+        return wt.tumbling(seconds=size, grace=grace)
+    return wt.hopping(seconds=size, every=wt.seconds(draw(st.sampled_from([2, 5, 4]))), grace=grace)
+
+
+@st.composite
+def tables(draw: st.DrawFn, stream: Stream) -> Table:
+    """Fold a stream into a table, and derive another from it at times."""
+    shared = set(stream.key.names) & set(stream.value.names)
+    if not plan.is_change(stream.node) and not shared and draw(st.integers(0, 4)) == 4:
+        table = stream.to_table()
+    else:
+        keys = draw(st.sampled_from(["key", "text", "number", "both"]))
+        match keys:
+            case "key":
+                grouped = stream.group_by_key()
+            case "text":
+                grouped = stream.group_by(p=draw(texts(stream)))
+            case "number":
+                grouped = stream.group_by(q=draw(numbers(stream)))
+            case _:
+                grouped = stream.group_by(p=draw(texts(stream)), q=draw(numbers(stream)))
+        windowed = "window_start" not in [name for name, _ in grouped.group] and draw(st.integers(0, 3)) > 0
+        aggregates = {f"a{i}": draw(_aggregate(stream)) for i in range(draw(st.integers(1, 3)))}
+        table = (grouped.windowed_by(draw(windows())) if windowed else grouped).agg(**aggregates)
+    match draw(st.integers(0, 7)):
+        case 5:
+            return table.filter(draw(conditions(table)))
+        case 6:
+            return table.filter_not(draw(conditions(table)))
+        case 7:
+            return table.map_values(v=draw(texts(table)), w=draw(numbers(table)), z=draw(amounts(table)))
+    return table
+
+
+@st.composite
+def _aggregate(draw: st.DrawFn, stream: Stream) -> wt.aggregates.Aggregation:
+    number, text, amount = draw(numbers(stream)), draw(texts(stream)), draw(amounts(stream))
+    every = [wt.count(), wt.sum(number), wt.last(number), wt.count_distinct(text), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.min(text),
+             wt.max(amount), wt.first(text), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))"), wt.count(number), wt.last(amount)]  # fmt: skip
+    return draw(st.sampled_from(every))
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Write an app of one to three topics, one to four tables, and up to two outputs."""
+    app = wt.App("random")
+    pool: list[tuple[int, Stream]] = []
+    kept: list[Table] = []
+    for name in draw(st.lists(st.sampled_from(["plain", "timed", "pairs", "rows"]), min_size=1, max_size=3, unique=True)):
+        match name:
+            case "plain":
+                pool.append((0, app.topic("plain", key="k STRING", value=f"{BASIC}, tags ARRAY<STRING>").stream()))
+            case "timed":
+                timed = app.topic("timed", key="k STRING", value=f"{BASIC}, at TIMESTAMP", timestamp="at").stream()
+                pool.append((0, timed.map_values(g="g", x="x", y="y")))
+            case "pairs":
+                pool.append((0, app.topic("pairs", key="k STRING, n INT", value=f"{BASIC}, tags ARRAY<STRING>").stream()))
+            case "rows":
+                topic = app.topic("rows", key="k STRING", value=BASIC)
+                kept.append(topic.table().materialized_as("rows"))
+                pool.append((1, kept[-1].to_stream() if draw(st.booleans()) else topic.stream()))
+    for number in range(draw(st.integers(1, 6))):
+        depth = draw(st.sampled_from(sorted({d for d, _ in pool})))
+        level = [s for d, s in pool if d == depth]
+        if draw(st.integers(0, 2)) or len(pool) >= MAX_STREAMS or depth >= MAX_DEPTH:
+            made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
+            pool += [(depth, stream) for stream in made]
+            continue
+        table = draw(tables(draw(st.sampled_from(level)))).materialized_as(f"t{number}")
+        kept.append(table)
+        if draw(st.booleans()):
+            pool.append((depth + 1, table.to_stream()))
+    outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
+    if not outputs or draw(st.booleans()):
+        draw(tables(pool[-1][1])).materialized_as("last")
+    for number in range(outputs):
+        draw(st.sampled_from(pool))[1].to(f"out{number}")
+    return app.topology()
+
+
+# -- records --------------------------------------------------------------------------------------------------------------------------
+
+_TEXT = st.sampled_from(["a", "b", "7", "", "ä"])
+_MAYBE_TEXT = st.one_of(_TEXT, _TEXT, st.none())
+
+
+@st.composite
+def _values(draw: st.DrawFn, topic: plan.Topic, when: datetime) -> bytes | None:
+    kind = draw(st.integers(0, 11))
+    if kind >= 10:
+        return None
+    if kind == 9:
+        return draw(st.sampled_from([b"{", b"\xff", b'{"x": "many"}', b"[]", b"7"]))
+    row: dict[str, object] = {"g": draw(_MAYBE_TEXT), "x": draw(st.one_of(st.integers(-3, 12), st.none()))}
+    row["y"] = draw(st.sampled_from([None, 0, 1.5, -2.25, 19.99, 100]))
+    if "tags" in topic.value:
+        row["tags"] = draw(st.one_of(st.lists(_MAYBE_TEXT, max_size=3), st.none()))
+    if "at" in topic.value:
+        row["at"] = None if draw(st.integers(0, 19)) == 19 else when.isoformat()
+    return json.dumps(row).encode()
+
+
+@st.composite
+def _keys(draw: st.DrawFn, topic: plan.Topic) -> bytes | None:
+    text = draw(st.sampled_from(["a", "b", "c", None]))
+    if text is None:
+        return None
+    if topic.key_format is Format.STRING:
+        return text.encode()
+    return json.dumps({"k": text, "n": draw(st.sampled_from([1, 2, None]))}).encode()
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Write a topology, and records in the order of their arrival; offsets follow it in each partition, times need not."""
+    topology = draw(topologies())
+    partitions = draw(st.integers(1, 3))
+    spread = draw(st.sampled_from([5, 40, 120]))
+    following: dict[tuple[str, int], int] = {}
+    records = []
+    for number in range(draw(st.integers(4, 24))):
+        topic = draw(st.sampled_from(topology.topics))
+        partition = draw(st.integers(0, partitions - 1))
+        when = START + timedelta(seconds=3 * number + draw(st.integers(-spread, spread)))
+        if draw(st.integers(0, 59)) == 59:
+            when = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
+        offset = following.get((topic.name, partition), 0)
+        following[topic.name, partition] = offset + draw(st.sampled_from([1, 1, 1, 2]))
+        records.append(Record(topic.name, partition, offset, when, draw(_keys(topic)), draw(_values(topic, when))))
+    number_of_cuts = min(draw(st.sampled_from([0, 1, 2, 3, 4, 5])), len(records) - 1)
+    cuts = draw(st.sets(st.integers(1, len(records) - 1), min_size=number_of_cuts, max_size=number_of_cuts))
+    return Case(topology, tuple(records), tuple(sorted(cuts)))
