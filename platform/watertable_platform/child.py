@@ -112,16 +112,17 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for raw in self._process.stdout:
-            line = raw.decode(errors="replace").rstrip()
-            try:
-                event = json.loads(line)
-            except ValueError:
-                event = None
-            if isinstance(event, dict) and "event" in event:
-                self._lines.put(event)
-            elif line:
-                self._other.append(line)
+        with self._process.stdout as said:
+            for raw in said:
+                line = raw.decode(errors="replace").rstrip()
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    event = None
+                if isinstance(event, dict) and "event" in event:
+                    self._lines.put(event)
+                elif line:
+                    self._other.append(line)
         self._lines.put(None)
 
 

@@ -1,0 +1,277 @@
+"""A stream's run: what it reports, how it ends, and that nothing outlives it. The driver is a script that speaks `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from watertable.settings import Settings
+from watertable_platform import lease as leases
+from watertable_platform import stream_job
+from watertable_platform.child import Child, alive, birth
+from watertable_platform.history import attempts, job_name
+from watertable_platform.lease import Lease
+from watertable_platform.project import LoadedApp, load_apps
+from watertable_platform.supervisor import Ended, Status, Tag
+
+APP = """
+import watertable as wt
+app = wt.App("shop", owner="team:test")
+sales = app.topic("sales", value="item STRING, qty INT").stream()
+stock = sales.group_by("item").agg(n=wt.sum("qty")).materialized_as("stock")
+stock.to_stream().group_by(n="new.n").agg(items=wt.count()).materialized_as("levels")
+"""
+
+SAY = """
+import json, os, signal, subprocess, sys, time
+def say(event, **more): print(json.dumps({"event": event, **more}), flush=True)
+def started(fingerprint="wt1:run"): say("started", app="shop", position="shop@1.3", generation=1, pid=os.getpid(), fingerprint=fingerprint)
+def batch(seq, **rows):
+    say("batch", position=f"shop@1.{seq}", records=100, seconds=0.5, records_per_second=200.0, batch_ms=500, lag={"sales": 7},
+        quarantined=1, dropped={"late": 2}, rows=rows, stream_time="2011-01-01T00:00:00+00:00")
+def fold(**versions):
+    say("fold", tables={t: {"version": v, "folded": "shop@1.4", "ms": 40} for t, v in versions.items()}, fold_ms=50, fold_lag_s=1.5)
+def idle(): say("idle", position="shop@1.4", lag={"sales": 0})
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> LoadedApp:
+    (tmp_path / "assets" / "shop").mkdir(parents=True)
+    (tmp_path / "assets" / "shop" / "app.py").write_text(APP)
+    return load_apps(Settings.load(tmp_path, kafka="127.0.0.1:1")).app("shop")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.load(tmp_path, kafka="127.0.0.1:1")
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+Run = Callable[..., dg.ExecuteInProcessResult]
+
+
+@pytest.fixture
+def run(app: LoadedApp, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the stream with a driver that runs this script after SAY."""
+    monkeypatch.setattr(stream_job.topics, "observe", lambda *_: [])
+
+    def start(script: str, **config: object) -> dg.ExecuteInProcessResult:
+        code = SAY + textwrap.dedent(script)
+        monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", code])
+        job = stream_job.build_stream_job(app, settings)
+        return job.execute_in_process(
+            instance=instance, raise_on_error=False, run_config={"ops": {"run__shop": {"config": {"report_seconds": 0.0, **config}}}}
+        )
+
+    return start
+
+
+def told(instance: dg.DagsterInstance, table: str) -> list[dg.AssetMaterialization]:
+    records = instance.fetch_materializations(dg.AssetKey(["shop", table]), limit=50).records
+    return [r.asset_materialization for r in reversed(records) if r.asset_materialization]
+
+
+def numbers(event: dg.AssetMaterialization) -> dict[str, object]:
+    return {label: value.value for label, value in event.metadata.items()}
+
+
+def evaluations(instance: dg.DagsterInstance, check: str) -> list[tuple[bool, str]]:
+    found = instance.event_log_storage.get_asset_check_execution_history(dg.AssetCheckKey(dg.AssetKey(["shop", "stock"]), check), limit=20)
+    return [(r.evaluation.passed, r.evaluation.description or "") for r in reversed(found) if r.evaluation]
+
+
+def test_a_table_is_reported_with_numbers_that_plot_and_with_its_provenance(run: Run, app: LoadedApp, instance: dg.DagsterInstance) -> None:
+    run("started(); batch(4, stock=5, levels=2); fold(stock=8); idle(); time.sleep(0.3); sys.exit(1)")
+    first, *_, last = told(instance, "stock")
+    assert numbers(first) == {
+        "position": "shop@1.4", "rows changed": 5, "records": 100, "records/s": 200.0, "batch ms": 500, "lag sales": 7, "quarantined": 1,
+        "dropped": 2,
+    }  # fmt: skip
+    assert numbers(last) | {"fold ms": 40, "version": 8, "fold lag s": 1.5} == numbers(last)
+    tags = told(instance, "levels")[0].tags or {}
+    assert tags["dagster/code_version"] == app.topology.table("levels").fingerprint
+    assert tags["dagster/input_data_version/shop/stock"] == "shop@1.4"
+    stock = instance.fetch_materializations(dg.AssetKey(["shop", "stock"]), limit=50).records[-1]
+    assert tags["dagster/input_event_pointer/shop/stock"] == str(stock.storage_id)
+    assert (first.tags or {})["dagster/input_data_version/topics/sales"] == "INITIAL"
+
+
+def test_reports_are_throttled_but_for_the_first(run: Run, instance: dg.DagsterInstance) -> None:
+    run("started()\nfor n in range(4, 40): batch(n, stock=1)\nsys.exit(1)", report_seconds=60.0)
+    events = told(instance, "stock")
+    assert len(events) == 2  # the first at once; the rest, summed up, when the run ends
+    assert numbers(events[1])["rows changed"] == 35
+    assert numbers(events[1])["records"] == 3500
+
+
+def test_a_crash_names_the_record_on_the_run_and_on_every_table(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    result = run(
+        """
+        started(); batch(4, stock=1)
+        say("failed", error="RecordFailed", message="sum overflows", position="shop@1.4", topic="sales", partition=2, offset=41,
+            location="app.py:5")
+        sys.exit(1)
+        """
+    )
+    assert not result.success
+    attempt = attempts(instance, settings, "shop")[0]
+    assert attempt.status is Status.FAILED
+    assert attempt.position == "shop@1.4"
+    assert attempt.crash
+    assert (attempt.crash.topic, attempt.crash.partition, attempt.crash.offset) == ("sales", 2, 41)
+    assert evaluations(instance, "stream_alive")[-1] == (
+        False,
+        "crashed (topic sales, partition 2, offset 41, at app.py:5, after shop@1.4): RecordFailed: sum overflows",
+    )
+    assert not leases.read(settings, "shop").is_held  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("code", "final"), [(1, False), (2, True), (3, True), (4, True), (0, False)])
+def test_exit_codes_tell_what_a_restart_can_mend(
+    run: Run, settings: Settings, instance: dg.DagsterInstance, code: int, final: bool
+) -> None:
+    run(f"started(); sys.exit({code})")
+    attempt = attempts(instance, settings, "shop")[0]
+    assert attempt.crashed
+    assert attempt.crash
+    assert attempt.crash.final is final
+
+
+def test_a_killed_driver_is_a_crash_that_says_so(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    run("started(); print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGKILL)")
+    attempt = attempts(instance, settings, "shop")[0]
+    assert attempt.crash
+    assert "killed by signal 9" in attempt.crash.message
+
+
+def test_a_driver_that_says_nothing_is_taken_for_dead(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    run("started(); time.sleep(600)", silence_seconds=1.0)
+    attempt = attempts(instance, settings, "shop")[0]
+    assert attempt.crash
+    assert attempt.crash.error == "Silence"
+
+
+def test_it_hands_over_when_it_is_asked_to(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    def ask() -> None:
+        while not (runs := instance.get_runs(dg.RunsFilter(job_name=job_name("shop")))) or not runs[0].tags.get(Tag.FINGERPRINT):
+            time.sleep(0.05)
+        instance.add_run_tags(runs[0].run_id, {Tag.HAND_OVER: "wt1:new"})
+
+    threading.Thread(target=ask).start()
+    result = run(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: (batch(9, stock=1), say("stopped", position="shop@1.9", reason="stopped"), sys.exit(0)))
+        started()
+        while True: idle(); time.sleep(0.1)
+        """
+    )
+    assert result.success
+    attempt = attempts(instance, settings, "shop")[0]
+    assert (attempt.ended, attempt.position, attempt.fingerprint) == (Ended.HAND_OVER, "shop@1.9", "wt1:run")
+    assert numbers(told(instance, "stock")[-1])["position"] == "shop@1.9"  # what it said last is not lost
+
+
+def test_it_recycles_itself_after_so_many_events(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    assert run("started()\nfor n in range(4, 9999): batch(n, stock=1); time.sleep(0.05)", recycle_events=20).success
+    assert attempts(instance, settings, "shop")[0].ended is Ended.RECYCLE
+
+
+def test_a_second_run_is_refused_and_another_environment_must_be_named(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    held = Lease(app="shop", run_id="other", environment="elsewhere", pid=other.pid, pid_birth=birth(other.pid))
+    leases.renew(settings, held)
+    assert not run("started(); sys.exit(1)").success
+    assert attempts(instance, settings, "shop")[0].ended is Ended.REFUSED
+    other.kill()
+    other.wait()
+    run("started(); sys.exit(1)")
+    assert attempts(instance, settings, "shop")[0].ended is Ended.REFUSED
+    run("started(); sys.exit(1)", take_over=True)
+    assert attempts(instance, settings, "shop")[0].ended is Ended.CRASH
+
+
+def test_old_code_on_a_table_is_reported_when_new_code_takes_over(run: Run, instance: dg.DagsterInstance) -> None:
+    instance.report_runless_asset_event(dg.AssetMaterialization(["shop", "stock"], tags={"dagster/code_version": "wt1:old"}))
+    run("started(); idle(); sys.exit(1)")
+    assert [numbers(e).get("position") for e in told(instance, "stock")] == [None, "shop@1.3"]
+    assert told(instance, "levels") == []
+
+
+FORK = """
+import subprocess, sys, time
+below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+print('{"event": "pid", "pid": %d}' % below.pid, flush=True)
+"""
+
+
+def grandchild(log: Path, code: str, grace: float) -> tuple[Child, int]:
+    child = Child([sys.executable, "-c", FORK + code], env={}, cwd=log.parent, log=log, grace=grace)
+    event = child.event(20)
+    assert event
+    return child, event["pid"]
+
+
+@pytest.mark.parametrize("code", ["time.sleep(600)", "import signal; signal.signal(15, signal.SIG_IGN); time.sleep(600)", "sys.exit(0)"])
+def test_no_process_outlives_a_child(tmp_path: Path, code: str) -> None:
+    child, below = grandchild(tmp_path / "log", code, grace=1.0)
+    with child:
+        assert alive(below, "")
+    assert not alive(child.pid, "")
+    assert not alive(below, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a driver notices by its closed pipe")
+def test_a_driver_ends_when_its_worker_is_killed_outright(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from watertable_platform.child import Child
+child = Child([sys.executable, "-c", "import time; time.sleep(600)"], env={{}}, cwd=Path("/"), log=Path({str(tmp_path / "log")!r}))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert worker.stdout
+    driver = int(worker.stdout.readline())
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    deadline = time.monotonic() + 10
+    while alive(driver, "") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(driver, "")
+
+
+def test_a_lease_survives_a_reader_at_any_moment(settings: Settings) -> None:
+    held = Lease(app="shop", run_id="r", environment="e", lag={"sales": 1})
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            leases.renew(settings, held)
+
+    leases.renew(settings, held)
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        assert all(leases.read(settings, "shop") is not None for _ in range(300))
+    finally:
+        stop.set()
+        thread.join()
+    assert json.loads((settings.home_folder / "leases" / "shop.json").read_text())["run_id"] == "r"
