@@ -1,0 +1,143 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.ObjectReader;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.LongAdder;
+import java.util.stream.Collectors;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.consumer.ConsumerConfig;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.Serde;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.common.utils.Bytes;
+import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.StoreQueryParameters;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.StreamsConfig;
+import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.Materialized;
+import org.apache.kafka.streams.state.KeyValueIterator;
+import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.QueryableStoreTypes;
+
+/**
+ * Counts and sums by key with Kafka Streams, as one would write it: JSON by Jackson, a RocksDB store, its changelog, standard settings.
+ * Speaks the protocol of race.py. All records are visible when the stores hold them and, under exactly_once_v2, their offsets are
+ * committed.
+ *
+ * <p>Arguments: bootstrap, topic, records, warm-up topic, warm-up records, guarantee, threads, state folder.
+ */
+public final class CountAndSum {
+    private static final ObjectReader JSON = new ObjectMapper().reader();
+
+    record Total(long count, long amount) {
+        static byte[] write(Total total) {
+            return total == null ? null : ByteBuffer.allocate(16).putLong(total.count).putLong(total.amount).array();
+        }
+
+        static Total read(byte[] bytes) {
+            if (bytes == null) return null;
+            ByteBuffer buffer = ByteBuffer.wrap(bytes);
+            return new Total(buffer.getLong(), buffer.getLong());
+        }
+    }
+
+    public static void main(String[] args) throws Exception {
+        String bootstrap = args[0], guarantee = args[5], threads = args[6], folder = args[7];
+        work(bootstrap, args[3], Long.parseLong(args[4]), guarantee, threads, folder, true);
+        System.out.println("{\"event\": \"ready\"}");
+        if (!"go".equals(new BufferedReader(new InputStreamReader(System.in)).readLine())) System.exit(2);
+        work(bootstrap, args[1], Long.parseLong(args[2]), guarantee, threads, folder, false);
+        System.exit(0);
+    }
+
+    private static void work(
+            String bootstrap, String topic, long records, String guarantee, String threads, String folder, boolean warmUp)
+            throws Exception {
+        LongAdder seen = new LongAdder();
+        CountDownLatch first = new CountDownLatch(1);
+        Serde<Total> totals = Serdes.serdeFrom((name, total) -> Total.write(total), (name, bytes) -> Total.read(bytes));
+        Serde<JsonNode> json = Serdes.serdeFrom((name, node) -> bytes(node), (name, bytes) -> parse(bytes));
+        StreamsBuilder builder = new StreamsBuilder();
+        builder.stream(topic, Consumed.with(Serdes.String(), json))
+                .groupByKey()
+                .aggregate(
+                        () -> new Total(0, 0),
+                        (key, value, total) -> {
+                            seen.increment();
+                            return new Total(total.count + 1, total.amount + value.get("amount").longValue());
+                        },
+                        Materialized.<String, Total, KeyValueStore<Bytes, byte[]>>as("totals")
+                                .withKeySerde(Serdes.String())
+                                .withValueSerde(totals));
+
+        String app = "bench-" + topic + "-" + guarantee;
+        Properties settings = new Properties();
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, app);
+        settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
+        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, guarantee);
+        settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, threads);
+        settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
+        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
+
+        try (KafkaStreams streams = new KafkaStreams(builder.build(), settings);
+                Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
+            streams.setStateListener((now, before) -> {
+                if (now == KafkaStreams.State.RUNNING) first.countDown();
+            });
+            streams.start();
+            first.await();
+            if (!warmUp) System.out.println("{\"event\": \"first\"}");
+            while (seen.sum() < records) Thread.sleep(10);
+            if (guarantee.equals(StreamsConfig.EXACTLY_ONCE_V2)) {
+                while (!committed(admin, app, topic)) Thread.sleep(10);
+            }
+            if (warmUp) return;
+            System.out.println("{\"event\": \"visible\"}");
+            long keys = 0, count = 0, amount = 0;
+            var query = StoreQueryParameters.fromNameAndType("totals", QueryableStoreTypes.<String, Total>keyValueStore());
+            try (KeyValueIterator<String, Total> all = streams.store(query).all()) {
+                while (all.hasNext()) {
+                    Total total = all.next().value;
+                    keys += 1;
+                    count += total.count;
+                    amount += total.amount;
+                }
+            }
+            System.out.printf("{\"event\": \"answer\", \"keys\": %d, \"records\": %d, \"amount\": %d}%n", keys, count, amount);
+        }
+    }
+
+    /** Tells whether the group's committed offsets are the ends of the topic. */
+    private static boolean committed(Admin admin, String group, String topic) throws Exception {
+        Map<TopicPartition, OffsetAndMetadata> found =
+                admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get();
+        var wanted = admin.describeTopics(java.util.List.of(topic)).allTopicNames().get().get(topic).partitions().stream()
+                .collect(Collectors.toMap(p -> new TopicPartition(topic, p.partition()), p -> OffsetSpec.latest()));
+        for (var end : admin.listOffsets(wanted).all().get().entrySet()) {
+            OffsetAndMetadata offset = found.get(end.getKey());
+            if (offset == null || offset.offset() < end.getValue().offset()) return false;
+        }
+        return true;
+    }
+
+    private static JsonNode parse(byte[] bytes) {
+        try {
+            return bytes == null ? null : JSON.readTree(bytes);
+        } catch (java.io.IOException error) {
+            throw new java.io.UncheckedIOException(error);
+        }
+    }
+
+    private static byte[] bytes(JsonNode node) {
+        return node == null ? null : node.toString().getBytes(StandardCharsets.UTF_8);
+    }
+}

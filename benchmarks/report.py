@@ -1,0 +1,157 @@
+"""Show results for people and keep them for programs; say of each goal whether it was reached, and by how much not."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.suite import QUIX, ROOT
+from watertable.jars import find_java, pinned
+
+Results = dict[str, Any]
+_TITLES: Final = {
+    "watertable": "watertable", "merge": "Spark foreachBatch + MERGE",
+    "kafka-streams-exactly-once": "Kafka Streams, exactly once", "kafka-streams-at-least-once": "Kafka Streams, at least once",
+    "quix-exactly-once": "Quix Streams, exactly once", "quix-at-least-once": "Quix Streams, at least once",
+}  # fmt: skip
+
+
+def machine() -> Results:
+    """Say what this runs on; nothing that names a person or a host."""
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    jars = {jar.artifact: jar.version for jar in pinned("spark", "bench")}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
+        "cpu": names[0] if names else platform.processor(), "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(), "java": find_java().major,
+        "spark": version("pyspark"), "delta": version("delta-spark"), "kafka": jars["kafka-streams"],
+        "quixstreams": QUIX.partition("==")[2], "load_before": round(psutil.getloadavg()[0], 2),
+    }  # fmt: skip
+
+
+def show(results: Results, console: Console) -> None:
+    """Print every table there are results for, and the goals."""
+    facts = results["machine"]
+    console.print(
+        f"[bold]{facts['cpu']}[/], {facts['cores']} cores, {facts['memory_gib']} GiB, {facts['system']}, load {facts['load_before']}; "
+        f"Python {facts['python']}, Java {facts['java']}, Spark {facts['spark']}, Delta {facts['delta']}, Kafka and its Streams "
+        f"{facts['kafka']}, Quix Streams {facts['quixstreams']}; commit {facts['commit']}, {facts['when']}"
+    )
+    if "race" in results:
+        console.print(_race([r for r in results["race"] if "failed" not in r], results["sizes"]))
+    if "planning" in results:
+        console.print(_planning(results["planning"], results["sizes"]))
+    if "freshness" in results:
+        console.print(_freshness(results["freshness"]))
+    if "reading" in results:
+        console.print(_reading(results["reading"]))
+    goals = Table("Goal", "Wanted", "Measured", "", title="Goals", title_justify="left")
+    for goal in results["goals"]:
+        verdict = "[green]reached[/]" if goal["reached"] else "[bold red]falls short[/]"
+        goals.add_row(goal["goal"], goal["wanted"], goal["measured"], verdict)
+    console.print(goals)
+
+
+def keep(results: Results, file: Path) -> None:
+    """Write the results as JSON."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def goals(results: Results) -> list[Results]:
+    """Hold the results against what is wanted of watertable."""
+    return list(_goals(results))
+
+
+def _goals(results: Results) -> Iterator[Results]:
+    race = {r["contender"]: r for r in results.get("race", []) if "failed" not in r}
+    ours = race.get("watertable")
+    if ours and (streams := race.get("kafka-streams-exactly-once")):
+        ratio = ours["folded_per_second"] / streams["visible_per_second"]
+        yield _goal("records/s with the fold, against Kafka Streams exactly once", "≥ 1.5 ×", f"{ratio:.2f} ×", ratio >= 1.5)
+    if ours and (merge := race.get("merge")):
+        ratio = ours["visible_per_second"] / merge["visible_per_second"]
+        yield _goal("visible records/s, against foreachBatch + MERGE", "≥ 3 ×", f"{ratio:.2f} ×", ratio >= 3)
+    if rows := results.get("planning"):
+        jobs = {r["tables"]: r["jobs"] for r in rows}
+        measured = ", ".join(f"{tables}: {count:g}" for tables, count in jobs.items())
+        yield _goal("Spark jobs a batch, by tables", "flat", measured, len(set(jobs.values())) == 1)
+    if fresh := results.get("freshness"):
+        read = fresh["read"] or {"p50": float("inf"), "p99": float("inf")}
+        yield _goal("produced → read, p50, folds running", "≤ 2 s", f"{read['p50']:.2f} s", read["p50"] <= 2)
+        yield _goal("produced → read, p99, folds running", "≤ 5 s", f"{read['p99']:.2f} s", read["p99"] <= 5)
+        lag = (fresh["fold_lag"] or {"p99": float("inf")})["p99"]
+        yield _goal("fold lag of a plain Delta reader, p99", "≤ 60 s", f"{lag:.1f} s", lag <= 60)
+
+
+def _goal(goal: str, wanted: str, measured: str, reached: bool) -> Results:
+    return {"goal": goal, "wanted": wanted, "measured": measured, "reached": reached}
+
+
+def _race(rows: Sequence[Results], sizes: Results) -> Table:
+    table = Table(
+        "Contender", "visible rec/s", "with the fold", "× ours", "seconds", "start s", "peak MiB", title_justify="left",
+        title=f"Count and sum by key: {sizes['records']:,} JSON records, {sizes['keys']:,} keys, 4 partitions",
+    )  # fmt: skip
+    for column in table.columns[1:]:
+        column.justify = "right"
+    ours = next((r["visible_per_second"] for r in rows if r["contender"] == "watertable"), None)
+    for row in sorted(rows, key=lambda r: -r["visible_per_second"]):
+        folded = row["folded_per_second"]
+        table.add_row(
+            _TITLES[row["contender"]], f"{row['visible_per_second']:,.0f}", f"{folded:,.0f}" if folded else "",
+            f"{row['visible_per_second'] / ours:.2f}" if ours else "", f"{row['visible_seconds']:.1f}", f"{row['start_seconds']:.1f}",
+            f"{row['peak_mib']:,}",
+        )  # fmt: skip
+    return table
+
+
+def _planning(rows: Sequence[Results], sizes: Results) -> Table:
+    table = Table(
+        "Tables", "jobs", "stages", "tasks", "batch ms", "planning ms", "in jobs ms", "driver ms", title_justify="left",
+        title=f"One batch of {sizes['batch']:,} records, medians",
+    )  # fmt: skip
+    for row in rows:
+        names = ("tables", "jobs", "stages", "tasks", "batch_ms", "planning_ms", "jobs_ms", "driver_ms")
+        table.add_row(*(f"{row[n]:.0f}" for n in names))
+    return table
+
+
+def _freshness(found: Results) -> Table:
+    table = Table(
+        "", "p50", "p99", "max", title_justify="left",
+        title=f"The retail app at {found['rate']:,.0f} records/s, {found['folds']} folds, {found['reads_checked']} reads checked",
+    )  # fmt: skip
+    lines: Mapping[str, str] = {
+        "committed": "produced → committed, s", "read": "produced → in a read's result, s", "batch_seconds": "batch, s",
+        "read_seconds": "one wt.read and sum, s", "fold_lag": "fold lag of a plain Delta reader, s",
+    }  # fmt: skip
+    for name, title in lines.items():
+        if found[name]:
+            table.add_row(title, *(f"{found[name][q]:.2f}" for q in ("p50", "p99", "max")))
+    return table
+
+
+def _reading(rows: Sequence[Results]) -> Table:
+    title = f"wt.read of {rows[0]['keys']:,} keys, by unfolded rows"
+    table = Table("Unfolded rows", "sum over the table, s", "one key, s", title=title, title_justify="left")
+    for row in rows:
+        table.add_row(f"{row['unfolded']:,}", f"{row['sum_seconds']:.2f}", f"{row['key_seconds']:.2f}")
+    return table
+
+
+def _lines(file: str) -> list[str]:
+    path = Path(file)
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

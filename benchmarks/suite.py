@@ -1,0 +1,281 @@
+"""Run the measurements against one broker: which contenders take part, with which settings, and what is made of what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+from benchmarks.count_and_sum import MEMORY
+from benchmarks.race import BenchmarkFailed, Contender, Run, check, run
+from benchmarks.workload import Workload
+from watertable.jars import classpath, find_java
+from watertable.kafka.admin import Admin
+from watertable.kafka.config import Cluster
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parent
+CORES: Final = os.cpu_count() or 2
+QUIX: Final = "quixstreams==3.28.1"
+RATE: Final = 2_000
+"""Records a second of the freshness measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Say how much is measured."""
+
+    records: int = 2_000_000
+    keys: int = 1_000_000
+    warm_up: int = 200_000
+    batch: int = 10_000
+    batches: int = 20
+    tails: tuple[int, ...] = (1_000, 100_000, 2_000_000)
+    repeats: int = 5
+    fresh_seconds: float = 180.0
+    skip_seconds: float = 40.0
+    fold_seconds: float = 30.0
+    limit: float = 900.0
+
+    @classmethod
+    def smoke(cls) -> Sizes:
+        """Give sizes that show that everything works, and nothing else."""
+        return cls(
+            records=100_000, keys=50_000, warm_up=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
+            fresh_seconds=40.0, skip_seconds=15.0, fold_seconds=10.0, limit=300.0,
+        )  # fmt: skip
+
+
+class Suite:
+    """Hold what the measurements share: the broker, the sizes, a folder to work in."""
+
+    def __init__(self, cluster: Cluster, sizes: Sizes, work: Path) -> None:
+        self.cluster, self.sizes, self.work = cluster, sizes, work
+
+    # -- the same topic, counted and summed by key ---------------------------------------------------------------------------------
+
+    def race(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Run the contenders named, each alone, over one topic, and check each answer; one that fails stops no other."""
+        real = Workload("records", self.sizes.records, self.sizes.keys)
+        warm = Workload("warmup", self.sizes.warm_up, self.sizes.keys)
+        for load in (warm, real):
+            load.produce(self.cluster)
+        wanted = real.answer
+        results = []
+        for name in names:
+            folder = self.work / name
+            try:
+                done = run(self._contender(name, real, warm, folder), folder, limit=self.sizes.limit)
+                check(done, wanted)
+            except BenchmarkFailed as error:
+                results.append({"contender": name, "failed": str(error)})
+            else:
+                results.append(self._result(done))
+            self._clear(folder)
+        return results
+
+    def _contender(self, name: str, real: Workload, warm: Workload, folder: Path) -> Contender:
+        match name:
+            case "watertable" | "merge":
+                given = {"way": name, "topic": real.topic, "records": real.records, "warm_topic": warm.topic}
+                return self._ours(name, "count_and_sum", folder, **given)
+            case "kafka-streams-exactly-once" | "kafka-streams-at-least-once":
+                guarantee = "exactly_once_v2" if name.endswith("exactly-once") else "at_least_once"
+                command = kafka_streams(self.work / "classes")
+                return Contender(name, [*command, *self._places(real, warm), guarantee, str(CORES), str(folder / "state")])
+            case "quix-exactly-once" | "quix-at-least-once":
+                python = quix(ROOT / ".watertable" / "quix")
+                guarantee = name.removeprefix("quix-")
+                script = str(HERE / "quix" / "count_and_sum.py")
+                return Contender(name, [python, script, *self._places(real, warm), guarantee, str(CORES), str(folder / "state")])
+            case _:
+                raise BenchmarkFailed(f"no contender {name!r}")
+
+    def _places(self, real: Workload, warm: Workload) -> list[str]:
+        return [self.cluster.bootstrap, real.topic, str(real.records), warm.topic, str(warm.records)]
+
+    def _ours(self, name: str, module: str, folder: Path, **given: Any) -> Contender:
+        folder.mkdir(parents=True, exist_ok=True)
+        argument = json.dumps({"bootstrap": self.cluster.bootstrap, "work": str(folder), **given})
+        paths = os.pathsep.join([str(ROOT), *(str(ROOT / p) for p in ("streaming", "quality", "platform"))])
+        return Contender(name, [sys.executable, "-m", f"benchmarks.{module}", argument], {"PYTHONPATH": paths})
+
+    def _result(self, done: Run) -> dict[str, Any]:
+        visible, folded = done.seconds["visible"], done.seconds.get("folded")
+        return {
+            "contender": done.name, "start_seconds": done.start_seconds, "visible_seconds": visible, "folded_seconds": folded,
+            "visible_per_second": self.sizes.records / visible, "folded_per_second": self.sizes.records / folded if folded else None,
+            "peak_mib": done.peak_mib, "batches": [e for e in done.events if e["event"] == "batch"],
+        }  # fmt: skip
+
+    def _clear(self, folder: Path) -> None:
+        """Remove what a contender leaves behind: its folders, and its topics on the broker."""
+        for each in folder.iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+        admin = Admin(self.cluster)
+        for topic in admin.topics():
+            if topic.startswith("changelog__") or topic.endswith("-changelog"):
+                admin.delete_topic(topic)
+
+    # -- what a batch costs beside its data ----------------------------------------------------------------------------------------
+
+    def planning(self) -> list[dict[str, Any]]:
+        """Measure jobs, stages and planning of a batch with 1, 3 and 6 tables."""
+        load = Workload("planning", self.sizes.batch * self.sizes.batches, self.sizes.keys)
+        load.produce(self.cluster)
+        folder = self.work / "planning"
+        given = {"topic": load.topic, "records": load.records, "batch": self.sizes.batch, "tables": [1, 3, 6]}
+        done = run(self._ours("planning", "planning", folder, **given), folder, limit=self.sizes.limit)
+        return [dict(e) for e in done.events if e["event"] == "batches"]
+
+    # -- reading -------------------------------------------------------------------------------------------------------------------
+
+    def reading(self) -> list[dict[str, Any]]:
+        """Measure fresh reads against unfolded rows."""
+        folder = self.work / "reading"
+        given = {"keys": self.sizes.keys, "tails": self.sizes.tails, "repeats": self.sizes.repeats}
+        done = run(self._ours("reading", "reading", folder, **given), folder, limit=self.sizes.limit)
+        return [dict(e) for e in done.events if e["event"] == "read"]
+
+    # -- freshness -----------------------------------------------------------------------------------------------------------------
+
+    def freshness(self) -> dict[str, Any]:
+        """Measure produced → committed, produced → read, and the fold lag of a plain Delta reader, at a steady rate."""
+        source = _module(ROOT / "assets" / "retail" / "replay.py", "retail_replay")
+        schedule = source.Schedule.of(source.load())
+        admin = Admin(self.cluster)
+        for topic, partitions in schedule.topics.items():
+            admin.create_topic(topic, partitions, {"retention.ms": "-1"})
+        for topic in ("reorders", "price_changes"):
+            admin.create_topic(topic, schedule.partitions, {"retention.ms": "-1"})
+        folder = self.work / "freshness"
+        pace = _Pace(self.cluster, schedule, RATE, self.sizes.fresh_seconds - 5)
+        given = {"app": str(ROOT / "assets" / "retail"), "seconds": self.sizes.fresh_seconds, "fold_seconds": self.sizes.fold_seconds}
+        try:
+            done = run(self._ours("freshness", "freshness", folder, **given), folder, limit=self.sizes.limit, on_ready=pace.start)
+        finally:
+            pace.stop()
+        seen = done.said("seen")
+        since = pace.began + self.sizes.skip_seconds
+        commits = [(c["at"], c["offsets"]) for c in seen["commits"]]
+        reads = [(r["ended"], r["offsets"]) for r in seen["reads"]]
+        kept = [c for c in seen["commits"] if c["at"] >= since]
+        return {
+            "rate": pace.sent / (pace.ended - pace.began), "seconds": self.sizes.fresh_seconds, "warm_up_seconds": self.sizes.skip_seconds,
+            "committed": _quantiles(pace.ages(commits, since)), "read": _quantiles(pace.ages(reads, since)),
+            "read_seconds": _quantiles([r["ended"] - r["began"] for r in seen["reads"] if r["began"] >= since]),
+            "batch_seconds": _quantiles([c["seconds"] for c in kept]), "jobs_per_batch": statistics.median(c["jobs"] for c in kept),
+            "fold_lag": _quantiles(_fold_lag(seen["commits"], seen["plain"], since)), "folds": len(seen["folds"]),
+            "fold_ms": statistics.median(f["ms"] for f in seen["folds"]) if seen["folds"] else None,
+            "reads_checked": len(seen["reads"]), "peak_mib": done.peak_mib,
+        }  # fmt: skip
+
+
+class _Pace:
+    """Produce the shop's records at a steady rate, and remember when each offset was produced."""
+
+    def __init__(self, cluster: Cluster, schedule: Any, rate: int, seconds: float) -> None:
+        self.times: dict[str, list[float]] = {}
+        self.sent = 0
+        self.began = self.ended = 0.0
+        self._rate, self._seconds, self._stop = rate, seconds, threading.Event()
+        self._records = schedule.records()
+        self._producer = Producer(cluster.client_config() | {"linger.ms": "5", "enable.idempotence": "true"})
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self.began = time.time()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def ages(self, sightings: Sequence[tuple[float, Mapping[str, int]]], since: float) -> list[float]:
+        """Give, for each record produced after a time, how old it was when first seen; sightings are (when, end offsets), in order."""
+        found: list[float] = []
+        last = sightings[-1][1] if sightings else {}
+        for partition, times in self.times.items():
+            ends = [seen.get(partition, 0) for _, seen in sightings]
+            offsets = range(bisect_left(times, since), min(len(times), last.get(partition, 0)))
+            found.extend(sightings[bisect_left(ends, offset + 1)][0] - times[offset] for offset in offsets)
+        return found
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and time.time() < self.began + self._seconds:
+            due = int((time.time() - self.began) * self._rate)
+            while self.sent < due:
+                record = next(self._records)
+                times = self.times.setdefault(f"{record.topic}/{record.partition}", [])
+                times.append(time.time())
+                self._producer.produce(record.topic, record.value, record.key, partition=record.partition)
+                self.sent += 1
+            self._producer.poll(0)
+            self._stop.wait(0.01)
+        self.ended = time.time()
+        self._producer.flush(30)
+
+
+def _fold_lag(commits: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], since: float) -> list[float]:
+    """Give, for each look of the plain reader, the age of the oldest commit that it couldn't see."""
+    at = {c["seq"]: c["at"] for c in commits}
+    return [max(0.0, p["at"] - at[p["seq"] + 1]) if p["seq"] + 1 in at else 0.0 for p in plain if p["at"] >= since]
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Give the median, the 99th percentile and the maximum; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {"p50": ordered[len(ordered) // 2], "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], "max": ordered[-1]}
+
+
+def kafka_streams(classes: Path) -> list[str]:
+    """Compile our Kafka Streams app and give the command that runs it; raise `BenchmarkFailed` where there is no JDK."""
+    java = Path(find_java().launcher)
+    javac = java.with_name("javac")
+    if not javac.exists() and (found := shutil.which("javac")):
+        javac = Path(found)
+    if not javac.exists():
+        raise BenchmarkFailed("the Kafka Streams contender needs a JDK (javac); Debian: apt-get install openjdk-17-jdk-headless")
+    path = os.pathsep.join([*map(str, classpath("bench", "broker")), str(classes), str(HERE / "kafka_streams")])
+    subprocess.run([str(javac), "-cp", path, "-d", str(classes), str(HERE / "kafka_streams" / "CountAndSum.java")], check=True)
+    return [str(java), f"-Xmx{MEMORY}", "-cp", path, "CountAndSum"]
+
+
+def quix(environment: Path) -> str:
+    """Make an environment with Quix Streams, once, apart from ours; give its Python."""
+    python = environment / "bin" / "python"
+    wanted = environment / QUIX
+    if not wanted.exists():
+        uv = [sys.executable, "-m", "uv"]
+        subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)], check=True)
+        locked = str(HERE / "quix" / "requirements.txt")
+        subprocess.run([*uv, "pip", "sync", "--quiet", "--python", str(python), "--require-hashes", locked], check=True)
+        wanted.touch()
+    return str(python)
+
+
+def _module(file: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,90 @@
+"""Make the topic that every contender reads: JSON records whose counts and sums by key are known before the first one is sent.
+
+The n-th record's key and amount are a hash of n, so any process can recompute what the right answer is, and nobody has to be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from confluent_kafka import Producer
+
+from watertable.errors import KafkaError
+from watertable.kafka.admin import Admin
+from watertable.kafka.config import Cluster
+
+_CHUNK: Final = 50_000
+_SHOPS: Final = ("Basel", "Bergen", "Bilbao", "Bologna", "Bremen", "Bristol", "Brno", "Bruges")
+VALUE: Final = "item STRING, amount BIGINT, shop STRING"
+"""The schema of a value; the key is its item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Hold what a contender's output must add up to."""
+
+    keys: int
+    records: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Describe a topic: so many records, drawn uniformly from so many keys."""
+
+    topic: str
+    records: int
+    keys: int
+    partitions: int = 4
+
+    @property
+    def answer(self) -> Answer:
+        """Compute what counting and summing by key must give, over all keys."""
+        numbers, amounts = _draw(np.arange(self.records, dtype=np.uint64), self.keys)
+        return Answer(keys=int(np.unique(numbers).size), records=self.records, amount=int(amounts.sum()))
+
+    def lines(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield (partition, key, value) of each record."""
+        for start in range(0, self.records, _CHUNK):
+            numbers, amounts = _draw(np.arange(start, min(start + _CHUNK, self.records), dtype=np.uint64), self.keys)
+            for number, amount in zip(numbers.tolist(), amounts.tolist(), strict=True):
+                key = f"item-{number:07d}"
+                value = f'{{"item": "{key}", "amount": {amount}, "shop": "{_SHOPS[number % 8]}"}}'
+                yield number % self.partitions, key.encode(), value.encode()
+
+    def produce(self, cluster: Cluster) -> None:
+        """Create the topic and send all of it; raise `KafkaError` unless every record is there afterwards."""
+        Admin(cluster).create_topic(self.topic, self.partitions, {"retention.ms": "-1"})
+        producer = Producer(
+            cluster.client_config()
+            | {
+                "enable.idempotence": "true", "linger.ms": "20", "batch.size": str(1 << 20),
+                "compression.type": "lz4", "queue.buffering.max.messages": "500000",
+            }
+        )  # fmt: skip
+        for count, (partition, key, value) in enumerate(self.lines()):
+            while True:
+                try:
+                    producer.produce(self.topic, value, key, partition=partition)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+            if count % 10_000 == 0:
+                producer.poll(0)
+        producer.flush(60)
+        admin = Admin(cluster)
+        there = sum(admin.latest(admin.partitions([self.topic])).values())
+        if there != self.records:
+            raise KafkaError(f"topic {self.topic!r} holds {there} records after {self.records} were sent")
+
+
+def _draw(n: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hash record numbers (splitmix64) to key numbers below `keys` and amounts from 1 to 100."""
+    z = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z % np.uint64(keys), (z >> np.uint64(40)) % np.uint64(100) + np.uint64(1)
