@@ -30,7 +30,7 @@ from watertable.plan import Topology
 from watertable.reader import FOLD_LINE, Reader, split_number
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
-from watertable_platform.project import load_apps
+from watertable.project import load_apps
 
 TABLE: Final = "invoices"
 """Its `lines` add up to the number of sales read, whatever they hold: a read that is wrong shows."""

@@ -19,7 +19,7 @@ from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, birth, run_command
 from watertable_platform.lease import Lease
-from watertable_platform.project import LoadedApp
+from watertable.project import LoadedApp
 from watertable_platform.stream_job import environment
 from watertable_platform.translator import TableData, WatertableTranslator, table_key
 

@@ -15,7 +15,7 @@ import dagster as dg
 
 from watertable_platform import checks
 from watertable_platform.acts import build_tables
-from watertable_platform.project import Broken, LoadedApp, Project
+from watertable.project import Broken, LoadedApp, Project
 from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.spark_resource import build_spark_resource
 from watertable_platform.stream_job import build_stream_job

@@ -18,7 +18,7 @@ from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform.history import attempts, recorded_code
 from watertable_platform.lease import Lease
-from watertable_platform.project import LoadedApp
+from watertable.project import LoadedApp
 from watertable_platform.supervisor import Crash, Decision, GiveUp, HandOver, Leave, decide
 from watertable_platform.translator import table_key
 

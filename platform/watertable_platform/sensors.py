@@ -22,7 +22,7 @@ from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import alive
 from watertable_platform.history import attempts, job_name, recorded_code
-from watertable_platform.project import LoadedApp
+from watertable.project import LoadedApp
 from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Tag, decide
 from watertable_platform.topics import Watched
 from watertable_platform.translator import table_key

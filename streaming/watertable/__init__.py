@@ -15,7 +15,8 @@ from watertable.errors import WatertableError
 from watertable.windows import TimeWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling
 
 if TYPE_CHECKING:
-    from watertable.reader import changes, event_time, read
+    from watertable.lake import changes, position, read
+    from watertable.reader import event_time
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "milliseconds",
     "min",
     "minutes",
+    "position",
     "read",
     "seconds",
     "sum",
@@ -50,8 +52,12 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import what needs Spark only when it is asked for."""
-    if name in ("changes", "event_time", "read"):
-        from watertable import reader
+    if name in ("changes", "position", "read"):
+        from watertable import lake
 
-        return getattr(reader, name)
+        return getattr(lake, name)
+    if name == "event_time":
+        from watertable.reader import event_time
+
+        return event_time
     raise AttributeError(f"module 'watertable' has no attribute {name!r}")

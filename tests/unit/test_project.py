@@ -11,7 +11,7 @@ import pytest
 
 from watertable.errors import DefinitionError, SettingsError
 from watertable.settings import Settings
-from watertable_platform.project import Broken, load_apps
+from watertable.project import Broken, load_apps
 
 APP = """
     import watertable as wt
@@ -127,7 +127,7 @@ def test_a_missing_assets_folder_is_named(tmp_path: Path) -> None:
 def test_loading_apps_imports_neither_dagster_nor_spark(tmp_path: Path) -> None:
     write(tmp_path, shop__app=APP.format(name="shop"), shop__report="import dagster\n")
     code = (
-        "import sys; from watertable.settings import Settings; from watertable_platform.project import load_apps;"
+        "import sys; from watertable.settings import Settings; from watertable.project import load_apps;"
         f"p = load_apps(Settings.load({str(tmp_path)!r})); assert list(p.apps) == ['shop'], p;"
         "heavy = {'dagster', 'pyspark', 'great_expectations', 'confluent_kafka'} & set(sys.modules); assert not heavy, heavy"
     )

@@ -22,7 +22,7 @@ from watertable_platform import stream_job
 from watertable_platform.child import Child, alive, birth
 from watertable_platform.history import attempts, job_name
 from watertable_platform.lease import Lease
-from watertable_platform.project import LoadedApp, load_apps
+from watertable.project import LoadedApp, load_apps
 from watertable_platform.supervisor import Ended, Status, Tag
 
 APP = """

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-import watertable as wt
+from watertable.dsl import App
 from watertable.errors import DefinitionError, SettingsError
 from watertable.plan import Topology
 from watertable.settings import Settings
@@ -166,7 +166,7 @@ def _package(root: Path, taken: set[str]) -> str:
 
 def _topologies(modules: Iterable[ModuleType], env: str) -> list[Topology]:
     """Freeze the apps of a folder, each once however many modules name it."""
-    apps = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, wt.App)}
+    apps = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, App)}
     return [_in_environment(app.topology(), env) for app in apps.values()]
 
 

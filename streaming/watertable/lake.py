@@ -1,0 +1,74 @@
+"""Read a project's tables by name, wherever a person is: a notebook, a batch asset, a script.
+
+    wt.read("retail.inventory")                          # fresh and exact, at the app's newest position
+    wt.read("retail.inventory", at="retail@1.481")       # at a position, a time, a version
+    wt.changes("retail.inventory", "retail@1.470")       # what changed since: key, old, new
+
+The project is the nearest `pyproject.toml` upward with `[tool.watertable]`; it says where the warehouse and the apps are. The Spark
+session is the process's own, or is started from the same settings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, overload
+
+from watertable.errors import TableNotFound
+from watertable.project import load_apps
+from watertable.reader import At, Reader
+from watertable.session import spark_session
+from watertable.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from watertable.changelog import Position
+
+
+@overload
+def read(table: str, at: At | None = None, *, settings: Settings | None = None) -> DataFrame: ...
+@overload
+def read(table: list[str], at: At | None = None, *, settings: Settings | None = None) -> dict[str, DataFrame]: ...
+def read(table: str | list[str], at: At | None = None, *, settings: Settings | None = None) -> DataFrame | dict[str, DataFrame]:
+    """Read a table, "app.table", or several tables of one app at one position: everything committed is in them, folded or not.
+
+    `at` is a position ("retail@1.481"), a dictionary of offsets, an aware datetime (commit time), `wt.event_time(...)`, or a version of
+    the Delta table. Any other Delta reader sees each table whole too, but at its own folded position, at most the fold lag behind.
+
+    Raises `TableNotFound` for a name that the project doesn't have, `UnknownPosition` for a place no table can be read at any more.
+    """
+    if isinstance(table, str):
+        reader, name = _reader(table, settings)
+        return reader.read(name, at)
+    found = [_reader(each, settings) for each in table]
+    apps = {reader.changelog.app for reader, _ in found}
+    if len(apps) != 1:
+        raise TableNotFound(f"tables of one app are read at one position; these are of {', '.join(sorted(apps)) or 'none'}")
+    frames = found[0][0].read_all([name for _, name in found], at)
+    return {each: frames[name] for each, (_, name) in zip(table, found, strict=True)}
+
+
+def changes(table: str, start: At, end: At | None = None, *, settings: Settings | None = None) -> DataFrame:
+    """Give what changed in a table, "app.table", between two positions, the newest by default: `key`, `old`, `new`.
+
+    One row for each key whose row differs; `old` or `new` is null where there is none. Raises what `read` raises.
+    """
+    reader, name = _reader(table, settings)
+    return reader.changes(name, start, end)
+
+
+def position(app: str, *, settings: Settings | None = None) -> Position:
+    """Give an app's newest position: to be kept, and handed to `read(at=...)` or `changes`."""
+    project = load_apps(settings or Settings.load())
+    topology = project.app(app).topology
+    return Reader(spark_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables).position()
+
+
+def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:
+    app, _, name = table.rpartition(".")
+    project = load_apps(settings or Settings.load())
+    if app not in project.apps:
+        names = sorted(f"{a.name}.{t.name}" for a in project.apps.values() for t in a.topology.tables)
+        broken = "".join(f"\nbroken: {b}" for b in project.broken.values())
+        raise TableNotFound(f"there is no {table!r}; write app.table, one of: {', '.join(names) or 'none'}{broken}")
+    topology = project.apps[app].topology
+    return Reader(spark_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables), name
