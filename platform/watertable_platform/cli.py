@@ -12,8 +12,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,11 +22,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from watertable.errors import DefinitionError, Fenced, SettingsError, TopicChanged, WatertableError
+from watertable.errors import DefinitionError, Fenced, SettingsError, TableNotFound, TopicChanged, WatertableError
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
-    from watertable_platform.project import LoadedApp
+    from pyspark.sql import SparkSession
+
+    from watertable.reader import AppStatus
+    from watertable.project import LoadedApp
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -81,6 +85,88 @@ def describe(
 
     _, loaded = _app(name)
     print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
+
+
+@app.command(rich_help_panel="Tables")
+def query(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    key: Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")] = None,
+    sql: Annotated[str | None, typer.Option(help="A query over the app's tables, all read at one position.")] = None,
+    at: Annotated[str | None, typer.Option(help="An earlier position: retail@1.17, a version, a commit time, or event:TIME.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 20,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Show rows of a table, fresh and exact, with the position they are of."""
+    from watertable.reader import Reader
+    from watertable_platform import show
+    from watertable.project import load_apps
+
+    settings = _settings()
+    topology, wanted = show.find_table(load_apps(settings), table)
+    moment = show.parse_at(at) if at is not None else None
+    with _session(settings) as spark:
+        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+        answer = show.ask(reader, wanted, key=key, sql=sql, at=moment, limit=limit)
+    match as_json, as_csv:
+        case True, _:
+            show.print_json(answer)
+        case _, True:
+            show.print_csv(answer)
+        case _:
+            show.print_answer(out, answer)
+
+
+@app.command(rich_help_panel="Tables")
+def status(as_json: AsJson = False) -> None:
+    """Show every app and table: position, lag, and how far other Delta readers are behind."""
+    from watertable.reader import Reader
+    from watertable_platform import show
+    from watertable.project import load_apps
+
+    settings = _settings()
+    project = load_apps(settings)
+    found: dict[str, tuple[AppStatus | None, Mapping[str, int] | None]] = {}
+    with _session(settings) as spark:
+        for name, loaded in sorted(project.apps.items()):
+            try:
+                now = Reader(spark, settings.warehouse_uri, name, loaded.topology.tables).status()
+            except TableNotFound:
+                found[name] = (None, None)
+            else:
+                found[name] = (now, show.lag_of(settings, now))
+    if as_json:
+        print(show.status_json(found))
+    else:
+        show.print_status(out, found)
+    for broken in project.broken.values():
+        err.print(f"[red]broken[/] {_escaped(str(broken))}", highlight=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel="Tables")
+def fold(name: AppName) -> None:
+    """Fold an app's tables now, so that every Delta reader sees what is committed."""
+    from watertable.store import Store
+
+    settings, loaded = _app(name)
+    with _session(settings) as spark:
+        folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables).folder.fold_all()
+    for table, seq in folded.items():
+        out.print(f"[green]✓[/] {table} folded up to commit {seq:,}", highlight=False)
+    if not folded:
+        out.print("[green]✓[/] nothing to fold")
+
+
+@app.command(rich_help_panel="Tables")
+def maintain(name: AppName) -> None:
+    """Rewrite small files, drop the changelog behind the horizon, and delete files that no version holds."""
+    from watertable.store import Retention, Store
+
+    settings, loaded = _app(name)
+    with _session(settings) as spark:
+        retention = Retention(timedelta(days=settings.horizon_days))
+        Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables, retention).upkeep.maintain()
+    out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
 
 
 @app.command(rich_help_panel="This machine")
@@ -155,7 +241,7 @@ def _port(settings: Settings) -> int:
 
 
 def _app(name: str) -> tuple[Settings, LoadedApp]:
-    from watertable_platform.project import load_apps
+    from watertable.project import load_apps
 
     settings = _settings()
     return settings, load_apps(settings).app(name)
@@ -183,6 +269,13 @@ def _quiet(log: Path) -> None:
     """Send what libraries log to the file that the JVM's words go to: the terminal is the progress line's."""
     log.parent.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def _session(settings: Settings) -> AbstractContextManager[SparkSession]:
+    from watertable_platform.show import session
+
+    _quiet(settings.home_folder / "logs" / "query.log")
+    return session(settings, err)
 
 
 def _escaped(text: str) -> str:

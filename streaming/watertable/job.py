@@ -93,6 +93,7 @@ def run(
     began_session = spark is None
     job: _Job | None = None
     try:
+        Admin(Cluster.of(settings)).partitions(topic.name for topic in topology.topics)  # before Spark takes its seconds
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
         job = _Job(topology, settings, spark, emit, stop)
         reason = job.run(available_now=available_now)
@@ -248,6 +249,8 @@ class _Job:
         )  # fmt: skip
         for worker in self._workers:
             worker.start()
+        if self.position.seq:
+            self.folding.waiting(self.position, {})
         self.courier.deliver(self.position, self.offsets, None)
 
     def _ends(self) -> dict[Partition, int]:

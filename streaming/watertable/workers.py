@@ -146,8 +146,10 @@ class Folding(Worker):
     def _fold(self) -> None:
         with self._lock:
             oldest, self._oldest = self._oldest, None
-            taken, self._waiting = self._waiting, {}
+            self._waiting, position = {}, self._position
         began, done = time.monotonic(), {}
+        if position is None:
+            return  # nothing was ever committed
         for name, table in self._store.reader.tables.items():
             if self._closed.is_set():
                 return
@@ -156,10 +158,8 @@ class Folding(Worker):
                 seq = self._store.fold(name)
             if seq is not None:
                 latest = self._store.folder.reader.log(base_name(table)).latest()
-                position = self._position or self._store.folder.reader.position()
                 folded = f"{position.app}@{position.epoch}.{seq}"
                 done[name] = TableFolded(version=latest.version if latest else -1, folded=folded, ms=_ms(since))
-            taken.pop(name, None)
         if done:
             lag = 0.0 if oldest is None else time.monotonic() - oldest
             self._emit(Folded(tables=done, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))

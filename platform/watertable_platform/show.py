@@ -1,0 +1,276 @@
+"""Show tables and apps in a terminal: the rows with the position they are of, and how each app and table stands.
+
+What is shown is read as `wt.read` reads: everything committed is in it, folded or not, all of it at one position, which is named.
+Cells are cut to the terminal's width, never the count of rows: where there are more, the last line says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from watertable.errors import KafkaError, TableNotFound, UnknownPosition
+from watertable.plan import TableDef, Topology
+from watertable.schema import quote
+from watertable.settings import Settings
+from watertable.project import Project
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from watertable.reader import AppStatus, At, Reader
+
+_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Hold rows to show: at most so many, whether there are more, and what they are of."""
+
+    title: str
+    position: str
+    columns: tuple[str, ...]
+    numeric: frozenset[str]
+    rows: tuple[tuple[object, ...], ...]
+    more: bool
+
+
+@contextmanager
+def session(settings: Settings, console: Console) -> Iterator[SparkSession]:
+    """Start Spark for one command, saying so while it takes its seconds, and end it."""
+    from watertable.session import shut_down, spark_session
+
+    with console.status("starting Spark", spinner="dots"):
+        spark = spark_session(settings, app="watertable query", log=settings.home_folder / "logs" / "query.log")
+    try:
+        yield spark
+    finally:
+        shut_down(spark)
+
+
+def find_table(project: Project, name: str) -> tuple[Topology, TableDef]:
+    """Find a table by its name, or by app.table where two apps have one of that name; raise `TableNotFound` saying what there is."""
+    app, _, table = name.rpartition(".")
+    found = [(a.topology, t) for a in project.apps.values() for t in a.topology.tables if t.name == table and app in ("", a.name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TableNotFound(f"several apps have a table {table!r}: name one of {', '.join(f'{t.app}.{table}' for t, _ in found)}")
+    have = ", ".join(f"{a.name}.{t.name}" for a in project.apps.values() for t in a.topology.tables)
+    raise TableNotFound(f"no table {name!r}; there are: {have or 'none'}")
+
+
+def parse_at(text: str) -> At:
+    """Read `--at`: a position (retail@1.17), a version of the table (12), a commit time (ISO, with its offset), or event:TIME.
+
+    Raises `UnknownPosition` for anything else.
+    """
+    from watertable.reader import event_time
+
+    if "@" in text:
+        return text
+    if text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text.removeprefix("event:"))
+    except ValueError:
+        raise UnknownPosition(
+            f"--at {text!r}: write a position (retail@1.17), a version (12), a time (2011-06-01T00:00Z) or event:TIME"
+        ) from None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)  # on a command line, a time without an offset is UTC, as all times shown
+    return event_time(when) if text.startswith("event:") else when
+
+
+def ask(reader: Reader, table: TableDef, *, key: str | None, sql: str | None, at: At | None, limit: int | None) -> Answer:
+    """Read rows of a table: all, those of a key, or what a query over the app's tables gives, each of them a view of its name."""
+    view = reader.view(None if sql else [table.name], at)
+    if sql:
+        for name in view.bases:
+            view.rows(reader.tables[name]).createOrReplaceTempView(name)
+        frame = view.changelog.spark.sql(sql)
+    else:
+        frame = view.rows(table)
+        if key is not None:
+            frame = frame.where(_key_condition(table, key))
+        frame = frame.orderBy(*(quote(n) for n in table.key.names))
+    return _answer(frame, sql or table.name, str(view.position), limit)
+
+
+def print_answer(console: Console, answer: Answer) -> None:
+    """Print rows as a table with their position."""
+    shown = Table(
+        title=Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")), title_justify="left", box=box.SIMPLE_HEAD,
+        header_style="bold", pad_edge=False, row_styles=("", "dim"),
+    )  # fmt: skip
+    for name in answer.columns:
+        shown.add_column(name, justify="right" if name in answer.numeric else "left", overflow="ellipsis", no_wrap=True)
+    for row in answer.rows:
+        shown.add_row(*(_cell(value) for value in row))
+    console.print(shown)
+    count = f"{len(answer.rows):,} row{'' if len(answer.rows) == 1 else 's'}"
+    console.print(f"first {count}; --limit shows more" if answer.more else count, style="dim", highlight=False)
+
+
+def print_json(answer: Answer) -> None:
+    """Print rows as one JSON object: position, and the rows as objects."""
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    print(json.dumps({"position": answer.position, "rows": rows, "more": answer.more}, default=_plain, ensure_ascii=False))
+
+
+def print_csv(answer: Answer) -> None:
+    """Print rows as CSV with a header."""
+    out = csv.writer(sys.stdout)
+    out.writerow(answer.columns)
+    out.writerows([["" if v is None else _plain(v) if not isinstance(v, str) else v for v in row] for row in answer.rows])
+
+
+def lag_of(settings: Settings, status: AppStatus) -> Mapping[str, int] | None:
+    """Ask Kafka how many offsets each topic of an app is behind; None when it doesn't answer."""
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+
+    if status.last is None:
+        return {}
+    try:
+        ends = Admin(Cluster.of(settings), timeout=3).latest(status.last.next)
+    except KafkaError:
+        return None
+    lag: dict[str, int] = {}
+    for (topic, partition), end in ends.items():
+        lag[topic] = lag.get(topic, 0) + max(0, end - status.last.next[topic, partition])
+    return lag
+
+
+def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> None:
+    """Print each app with its position and lag, and below it its tables with how far each is folded."""
+    for name, (status, lag) in found.items():
+        if status is None or status.last is None:
+            console.print(Text.assemble((name, "bold"), ("  never ran", "dim")))
+            continue
+        behind = "Kafka doesn't answer" if lag is None else ", ".join(f"{t} {n:,}" for t, n in lag.items() if n) or "0"
+        console.print(
+            Text.assemble(
+                (name, "bold"), "  ", (str(status.position), "cyan"), ("  committed ", "dim"), f"{_ago(status.last.commit_time)} ago",
+                ("  lag ", "dim"), (behind, "green" if behind == "0" else "yellow"),
+            )
+        )  # fmt: skip
+        shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        shown.add_column("table")
+        for column in ("rows folded", "version", "folded", "commits behind", "fold lag"):
+            shown.add_column(column, justify="right")
+        for table, t in status.tables.items():
+            late = "yellow" if t.behind > timedelta(seconds=60) else ""
+            version = "-" if t.version is None else str(t.version)
+            shown.add_row(
+                table, f"{t.folded_rows:,}", version, Text(str(t.folded), "cyan"), f"{t.commits_behind:,}", Text(_span(t.behind), late)
+            )
+        console.print(shown)
+
+
+def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> str:
+    """Write what `print_status` shows, for programs."""
+    return json.dumps(
+        {
+            name: None if status is None else {
+                "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
+                "tables": {
+                    table: {
+                        "version": t.version, "folded": str(t.folded), "rows": t.folded_rows, "commits_behind": t.commits_behind,
+                        "behind_s": t.behind.total_seconds(),
+                    } for table, t in status.tables.items()
+                },
+            } for name, (status, lag) in found.items()
+        }, default=_plain,
+    )  # fmt: skip
+
+
+def _answer(frame: DataFrame, title: str, position: str, limit: int | None) -> Answer:
+    limit = _ROWS if limit is None else limit
+    # Timestamps come as text: collected as values they would be moved into this machine's time zone.
+    kinds = dict(frame.dtypes)
+    texts = [
+        f"date_format({quote(c)}, \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'\") AS {quote(c)}" if kinds[c] == "timestamp" else quote(c)
+        for c in frame.columns
+    ]
+    rows = frame.selectExpr(*texts).limit(limit + 1).collect()
+    cleaned = tuple(
+        tuple(_short_time(v) if kinds[c] == "timestamp" else v for c, v in zip(frame.columns, row, strict=True)) for row in rows[:limit]
+    )
+    numeric = frozenset(
+        c for c, kind in kinds.items() if kind in ("tinyint", "smallint", "int", "bigint", "float", "double") or kind.startswith("decimal")
+    )
+    return Answer(title, position, tuple(frame.columns), numeric, cleaned, len(rows) > limit)
+
+
+def _key_condition(table: TableDef, key: str) -> Any:
+    """Compare the leading key columns with a value, or with several in a JSON array; windowed tables take the key without its window."""
+    from pyspark.sql import functions as F
+
+    names = [n for n in table.key.names if not (table.windows and n in ("window_start", "window_end"))]
+    values: Sequence[object] = json.loads(key) if key.startswith("[") else [key]
+    if len(values) > len(names) or not values:
+        raise TableNotFound(
+            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
+        )
+    condition = F.lit(True)
+    for name, value in zip(names, values, strict=False):
+        condition = condition & (F.col(quote(name)) == F.lit(str(value)).cast(table.key[name].sql()))
+    return condition
+
+
+def _short_time(text: str | None) -> str | None:
+    return None if text is None else text.replace(".000000Z", "Z")
+
+
+def _cell(value: object) -> Text:
+    match value:
+        case None:
+            return Text("null", style="dim italic")
+        case bool():
+            return Text(str(value).lower())
+        case int() | Decimal():
+            return Text(f"{value:,}", style="red" if value < 0 else "")
+        case float():
+            return Text(f"{value:,.6g}")
+        case _:
+            return Text(str(_plain(value)))
+
+
+def _plain(value: object) -> object:
+    match value:
+        case datetime() | date():
+            return value.isoformat()
+        case Decimal():
+            return str(value)
+        case bytes() | bytearray():
+            return bytes(value).hex()
+        case _ if hasattr(value, "asDict"):
+            return value.asDict(recursive=True)
+        case list() | dict() | int() | float() | str() | None:
+            return value
+        case _:
+            return str(value)
+
+
+def _ago(when: datetime) -> str:
+    return _span(datetime.now(UTC) - when)
+
+
+def _span(duration: timedelta) -> str:
+    seconds = max(0.0, duration.total_seconds())
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
