@@ -7,7 +7,7 @@ one BINARY column. Bytes that are None are a null key or a tombstone, in every f
 
 Spark's reader is Jackson with habits of its own, kept here on purpose: single quotes and non-numbers (NaN, INF) are read, what follows
 the object isn't, unknown fields are skipped, a later duplicate wins, decimals are rounded half up to their scale, timestamps are
-text in any form that a cast reads or whole seconds, and a STRING column takes any value as its JSON text.
+text in any form that a cast reads, or whole seconds, and a STRING column takes any value as its JSON text.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ _BOUNDS: Final = {
     "bigint": (-(1 << 63), (1 << 63) - 1),
 }
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,10})?", re.ASCII)
-_NOT_NUMBERS: Final = {"NaN": math.nan, "INF": math.inf, "+INF": math.inf, "Infinity": math.inf, "+Infinity": math.inf,
+_NOT_NUMBERS: Final = {"NaN": math.nan, "+INF": math.inf, "Infinity": math.inf, "+Infinity": math.inf,
                        "-INF": -math.inf, "-Infinity": -math.inf}  # fmt: skip
-_LENIENT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'|[+-]?(?:INF|Infinity)\b", re.DOTALL)
+_LENIENT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'|[+-](?:INF|Infinity)\b", re.DOTALL)
+_BASE64: Final = re.compile(r"(?:[\x00- ]*[A-Za-z0-9+/=]{4})*[\x00- ]*")  # white space is skipped between groups of four
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_HALF_CHARACTER: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")  # half a surrogate pair: one broken character to Java, three to Python
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -78,7 +80,8 @@ def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
                 raise DecodeError(f"not UTF-8: {error.reason} at byte {error.start}") from None
         case Format.JSON:
             try:
-                row: Row = _reader(schema.struct())(_parse(data.decode("utf-8", "replace")))
+                text = _HALF_CHARACTER.sub(b"\xef\xbf\xbd", data).decode("utf-8", "replace")
+                row: Row = _reader(schema.struct())(_parse(text))
             except DecodeError:
                 raise
             except (EvaluationError, ValueError) as error:
@@ -234,7 +237,10 @@ def _decimal_reader(kind: Type) -> Reader:
 
 def _timestamp(value: Any, kind: Type) -> datetime:
     if type(value) is _Whole:
-        return plus_micros(EPOCH, int(value) * 1_000_000)
+        low, high = _BOUNDS["bigint"]
+        if not low <= int(value) <= high:
+            raise _wrong(value, kind)
+        return plus_micros(EPOCH, (int(value) * 1_000_000 - low) % (1 << 64) + low)  # seconds; too many of them wrap
     if type(value) is not str:
         raise _wrong(value, kind)
     try:
@@ -255,10 +261,10 @@ def _date(value: Any, kind: Type) -> date:
 
 
 def _binary(value: Any, kind: Type) -> bytes:
-    if type(value) is not str:
+    if type(value) is not str or not _BASE64.fullmatch(value):
         raise _wrong(value, kind)
     try:
-        return base64.b64decode(re.sub(r"\s+", "", value), validate=True)
+        return base64.b64decode(value)
     except (binascii.Error, ValueError):
         raise _wrong(value, kind) from None
 
