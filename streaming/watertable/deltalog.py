@@ -40,7 +40,6 @@ class Commit:
     transactions: Mapping[str, int]
     user_metadata: str | None
     restored: int | None
-    changes: bool
     rows: Mapping[str, int]
     """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
 
@@ -86,7 +85,6 @@ class DeltaLog:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark, self.path = spark, path
-        self.appended: Commit | None = None
         self._java: Any = None
 
     @property
@@ -152,8 +150,8 @@ class DeltaLog:
 
     def append(
         self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = ""
-    ) -> int:
-        """Append rows in one blind commit; return its version.
+    ) -> Commit:
+        """Append rows in one blind commit; return it.
 
         `line` and `number` name the transaction. `since` is the newest version known to be consistent with it: any commit of the same
         line after that raises `Fenced`, whether it was there before this append began or lands while it runs. `point` prefixes the
@@ -188,8 +186,7 @@ class DeltaLog:
         commit = self.commit(version)
         if commit is None or not commit.blind or (line is not None and commit.transactions.get(line) != number):
             raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
-        self.appended = commit
-        return version
+        return commit
 
 
 def conflict(error: Py4JJavaError) -> str | None:
@@ -206,7 +203,6 @@ def conflict(error: Py4JJavaError) -> str | None:
 def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
-    changes = False
     rows: Counter[str] = Counter()
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
@@ -214,14 +210,12 @@ def _commit(version: int, text: str) -> Commit:
         elif line.startswith('{"txn"'):
             txn = json.loads(line)["txn"]
             transactions[txn["appId"]] = int(txn["version"])
-        elif line.startswith(('{"add"', '{"remove"')):
-            changes = True
-            if line.startswith('{"add"'):
-                add = json.loads(line)["add"]
-                if (table := add.get("partitionValues", {}).get("table")) is not None and add.get("stats"):
-                    rows[table] += int(json.loads(add["stats"])["numRecords"])
+        elif line.startswith('{"add"'):
+            add = json.loads(line)["add"]
+            if (table := add.get("partitionValues", {}).get("table")) is not None and add.get("stats"):
+                rows[table] += int(json.loads(add["stats"])["numRecords"])
     restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
-        user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), changes=changes, rows=rows,
+        user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
     )  # fmt: skip

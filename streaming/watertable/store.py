@@ -98,7 +98,7 @@ class Store:
                 fence = changelog.log.append(
                     changelog.append_rows([], info), line=WRITER_LINE, number=_number(info), since=head.version,
                     note=_note("fence", head.position, info), point="store.fence",
-                )  # fmt: skip
+                ).version  # fmt: skip
                 break
             except Fenced:
                 if attempt == _TRIES - 1:
@@ -168,12 +168,12 @@ class Writer:
         parts = [table_part(self._table(name), frame) for name, frame in frames.items()]
         rows = changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info)
         position = Position(self._store.app, info.epoch, info.seq)
-        self._version = changelog.log.append(
+        made = changelog.log.append(
             rows.coalesce(1) if records <= SMALL_BATCH else rows, line=WRITER_LINE, number=_number(info), since=self._version,
             note=_note("batch", position, info), point="store.commit",
         )  # fmt: skip
         failpoints.hit("store.commit.after_commit")
-        self.rows = changelog.log.appended.rows if changelog.log.appended else {}
+        self._version, self.rows = made.version, dict(made.rows)
         self._last, self.position, self._usable = info, position, True
         return position
 
