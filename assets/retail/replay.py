@@ -7,6 +7,7 @@ offsets without a duplicate, and which lines are late is computed here, apart fr
 - **Sales** go to partition crc32(stock code) mod n, at their invoice time, except for two seeded choices. *Shuffled* lines (2 %) are
   sent 1 to 9 minutes after their time, so out of order and never late: the smallest grace is 10 minutes. *Held* lines (0.2 %) are
   sent just after the first line of their own partition that moved stream time past the end of their hour and its grace.
+  A replay of the first so many days is the beginning of the whole one: what is sent later is left out.
 - **Receipts** aren't in the data. The rule, for products (codes that begin with five digits): stock is counted from zero, sales in
   order of their time. A first delivery comes at six in the morning of the product's first sale. When a sale leaves less than 20 on
   hand and nothing is on order, an order is placed, and arrives at six in the morning 1 to 5 days later (seeded). A delivery is four
@@ -116,8 +117,8 @@ class Schedule:
     moved: Sequence[Moved]
 
     @classmethod
-    def of(cls, lines: pa.Table, *, partitions: int = PARTITIONS, seed: int = SEED) -> Schedule:
-        """Plan a replay of invoice lines, which stand in order of time."""
+    def of(cls, lines: pa.Table, *, days: int | None = None, partitions: int = PARTITIONS, seed: int = SEED) -> Schedule:
+        """Plan a replay of invoice lines, which stand in order of time; with `days`, of what is sent in the first so many days."""
         codes, times, quantities = _codes(lines), _times(lines), lines["Quantity"].to_pylist()
         places = [zlib.crc32(code.encode()) % partitions for code in codes]
         sending = _sending(times, places, partitions, seed)
@@ -125,6 +126,9 @@ class Schedule:
         entries = [(sent, after, 0, line) for line, (sent, after) in enumerate(sending)]
         entries += [(receipt.at, 0, 1, number) for number, receipt in enumerate(receipts)]
         entries.sort()
+        if days is not None and entries:
+            end = entries[0][0] // _DAY * _DAY + days * _DAY
+            entries = entries[: bisect_left(entries, (end,))]
         sent, row, offset = array("q"), array("i"), array("i")
         topic, partition = bytearray(), bytearray()
         ends: Counter[tuple[int, int]] = Counter()
@@ -144,6 +148,16 @@ class Schedule:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    @property
+    def sold(self) -> list[int]:
+        """List the invoice lines that are sent, in the order of sending."""
+        return [row for topic, row in zip(self.topic, self.row, strict=True) if topic == 0]
+
+    @property
+    def received(self) -> list[Receipt]:
+        """List the receipts that are sent."""
+        return [self.receipts[row] for topic, row in zip(self.topic, self.row, strict=True) if topic == 1]
 
     @property
     def topics(self) -> Mapping[str, int]:
@@ -206,16 +220,11 @@ class Schedule:
             yield Record(topic, self.partition[i], self.offset[i], key, value, _time(self.sent[i]))
 
 
-def load(source: Path = SOURCE, *, days: int | None = None) -> pa.Table:
-    """Read the invoice lines, all of them or those of the first so many days."""
-    import pyarrow.compute as pc
+def load(source: Path = SOURCE) -> pa.Table:
+    """Read the invoice lines."""
     import pyarrow.parquet as pq
 
-    lines = pq.read_table(source)
-    if days is None:
-        return lines
-    first = pc.min(lines["InvoiceDate"]).as_py().replace(hour=0, minute=0)
-    return lines.filter(pc.less(lines["InvoiceDate"], first + timedelta(days=days)))
+    return pq.read_table(source)
 
 
 def write_moved(schedule: Schedule, file: Path) -> None:
@@ -230,7 +239,7 @@ def write_moved(schedule: Schedule, file: Path) -> None:
 
 def schedule(days: int | None = None) -> Schedule:
     """Plan the demo's replay: all of the file, or its first so many days."""
-    return Schedule.of(load(days=days))
+    return Schedule.of(load(), days=days)
 
 
 # ---------------------------------------------------------------------------------------------------------------- when it's sent

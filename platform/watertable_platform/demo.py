@@ -38,7 +38,7 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from watertable.kafka.config import Cluster
     from watertable.kafka.feed import Record
-    from watertable_platform.project import LoadedApp
+    from watertable.project import LoadedApp
 
 SPEED: Final = 86_400.0
 """Seconds of the records' time in a second: a day."""
@@ -125,7 +125,7 @@ def demo(
 ) -> None:
     """Replay real data into topics and watch the tables follow, until Ctrl-C; the next start goes on where this one ended."""
     from watertable.kafka.config import Cluster
-    from watertable_platform.project import load_apps
+    from watertable.project import load_apps
 
     console = Console(highlight=False)
     settings = Settings.load()
@@ -161,7 +161,7 @@ class Script:
         """Start Spark, and compare the tables with their source."""
         from watertable.session import shut_down, spark_session
 
-        spark = spark_session(settings)
+        spark = spark_session(settings, app=f"demo of {self.app.name}", log=settings.home_folder / "logs" / "demo-totals.log")
         try:
             yield from self._module("_totals").compare(spark, schedule, self.app.topology, settings)
         finally:
@@ -437,7 +437,8 @@ class Board:
         line.add_row(
             Text("  topics", style="bold"), ProgressBar(feeding.total, feeding.done, width=30),
             Text.assemble((f"{feeding.done:,}", "bold"), (f" of {feeding.total:,} records", "dim")),
-            Text("all sent" if done else clock, style="green" if done else "cyan"), Text(f"{feeding.rate:,.0f}/s", style="dim"),
+            Text("all sent" if done else clock, style="green" if done else "cyan"),
+            Text(f"{feeding.rate:,.0f}/s" if feeding.sent else "", style="dim"),
         )  # fmt: skip
         return line
 
