@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -340,6 +340,22 @@ class Changelog:
         commit = self.log.commit(snapshot.version)
         match = re.search(rf"{re.escape(self.app)}@\d+\.(\d+)", commit.user_metadata or "") if commit else None
         return int(match[1]) if match else 0
+
+    def outbox(
+        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int
+    ) -> Iterator[tuple[int, int, int, str, bytes | None, bytes | None, datetime]]:
+        """Read what commits (after, upto] have to publish, in order: epoch, seq, number within the commit, topic, key, value, timestamp.
+
+        A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it.
+        """
+        number = "CAST(row_number() OVER (PARTITION BY epoch, seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
+        rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}").selectExpr(
+            "epoch", "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
+            "unix_micros(out_v1.timestamp) AS micros",
+        )  # fmt: skip
+        for row in rows.orderBy("epoch", "seq", "number").toLocalIterator(prefetchPartitions=True):
+            key, value = (None if row[c] is None else bytes(row[c]) for c in ("key", "value"))
+            yield row["epoch"], row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"])
 
     def commit_frame(self, info: CommitInfo) -> DataFrame:
         """Make the `__commit` row."""

@@ -188,7 +188,7 @@ class _Job:
         self.topics: dict[str, TopicState] = {}
         self.group = ""
         self._closed = threading.Event()
-        self.courier = Courier(self.store, self.admin, None)
+        self.courier = Courier(self.store, self.admin, self.cluster, publishes=bool(topology.sinks))
         self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers)
         self._workers = (self.courier, self.folding)
         threading.Thread(target=self._undo_when_late, name="watertable-stop", daemon=True).start()
@@ -241,6 +241,7 @@ class _Job:
         new = [name for name in names if name not in self.topics]
         self.offsets |= self.admin.earliest(self.admin.partitions(new))
         self.topics |= self.admin.describe(new)
+        self._make_outputs()
         self.emit(
             Started(
                 app=self.topology.app, position=self.shown, generation=self.writer.generation, pid=os.getpid(),
@@ -252,6 +253,12 @@ class _Job:
         if self.position.seq:
             self.folding.waiting(self.position, {})
         self.courier.deliver(self.position, self.offsets, None)
+
+    def _make_outputs(self) -> None:
+        """Create the topics that the app writes where they aren't there, with as many partitions as the widest that it reads."""
+        wanted = [sink.topic for sink in self.topology.sinks]
+        for name in set(wanted) - set(self.admin.describe(wanted)):
+            self.admin.create_topic(name, max(state.partitions for state in self.topics.values()))
 
     def _ends(self) -> dict[Partition, int]:
         """Ask where committed records end; as long as the cluster doesn't answer, wait and say so."""
@@ -370,7 +377,7 @@ class _Job:
         self._look_after()
         if time.monotonic() - self.emit.last >= HEARTBEAT:
             self.admin.check_topics(self.topics, self.offsets)
-            self.emit(Idle(position=self.shown, lag=self._lag(ends)))
+            self.emit(Idle(position=self.shown, lag=self._lag(ends), problem=self.courier.problem))
         self.stop.wait(_POLL)
 
     def _hold_back(self, ends: Offsets) -> None:

@@ -14,20 +14,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from watertable.changelog import Position
 from watertable.errors import KafkaError
 from watertable.events import Folded, Listener, TableFolded
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place
 from watertable.reader import base_name
 from watertable.session import UPKEEP_POOL, job_group
 
 if TYPE_CHECKING:
-    from watertable.changelog import Offsets, Position
+    from watertable.changelog import Lineage, Offsets
     from watertable.kafka.admin import Admin
-    from watertable.kafka.publisher import OutboxPublisher
+    from watertable.kafka.config import Cluster
     from watertable.store import Store
 
 _log = logging.getLogger(__name__)
-_TRIES: Final = 3
 _CLOSE: Final = 5.0
+_AGAIN: Final = 3.0
+_OUTAGE: Final = 60.0
 
 Consumers = Callable[[], Iterable["Position"]]
 """Tell from which positions on somebody still reads the changelog, so that no trim takes it away."""
@@ -98,7 +101,6 @@ class Folding(Worker):
         self._position: Position | None = None
         self._due = self._tidy_due = 0.0
         self._finishing = False
-        self._failures = 0
 
     @property
     def tail(self) -> int:
@@ -176,45 +178,97 @@ class Folding(Worker):
 
 
 class Courier(Worker):
-    """Mirror the position to the app's consumer group, and publish the outbox, each record once and in order."""
+    """Mirror the position to the app's consumer group, and publish the outbox, each record once and in order.
 
-    def __init__(self, store: Store, admin: Admin, publisher: OutboxPublisher | None) -> None:
+    While Kafka doesn't answer, both wait; `problem` says so. Losing the race to another run's courier is `Fenced`, and ends the run.
+    """
+
+    def __init__(self, store: Store, admin: Admin, cluster: Cluster, *, publishes: bool) -> None:
         super().__init__("courier")
-        self._store, self._admin, self._publisher = store, admin, publisher
+        self._store, self._admin, self._cluster, self._publishes = store, admin, cluster, publishes
         self._lock = threading.Lock()
         self._order: tuple[Position, Offsets] | None = None
         self._outbox = False
+        self._publisher: OutboxPublisher | None = None
+        self._lineage: Lineage | None = None
+        self._sent: Position | None = None
+        self._since = time.monotonic()
+        self.problem = ""
 
     @property
     def consumers(self) -> Iterable[Position]:
-        """Name the place from which the outbox isn't published yet: a trim must leave it."""
-        return ()
+        """Name the place up to which the outbox is published: a trim must leave what comes after it."""
+        if not self._publishes:
+            return ()
+        return (self._sent or Position(self._store.app, 1, 0),)
 
     def deliver(self, position: Position, offsets: Offsets, outbox: Mapping[str, int] | None) -> None:
         """Hear of a commit and how many records it has to publish; None stands for not known, at a start."""
         with self._lock:
             self._order = (position, dict(offsets))
-            self._outbox = self._outbox or outbox is None or bool(outbox)
+            self._outbox = self._publishes and (self._outbox or outbox is None or bool(outbox))
             self._idle.clear()
         self._wake.set()
 
     def finish(self, stop: threading.Event) -> None:
-        """Return when all is delivered, or as soon as a stop is asked for."""
+        """Return when all is delivered, or as soon as a stop is asked for; raise `KafkaError` when Kafka doesn't take it for a minute."""
         while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
-            pass
+            if self.problem and time.monotonic() - self._since > _OUTAGE:
+                raise KafkaError(self.problem)
+
+    def close(self) -> None:
+        """End the thread; what it hasn't published is published by the next run."""
+        super().close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _patience(self) -> float | None:
+        return _AGAIN if self.problem else None
 
     def _work(self) -> None:
         with self._lock:
-            order = self._order
+            order, outbox = self._order, self._outbox
         if order is None:
             return
+        position, offsets = order
         try:
-            self._admin.mirror(self._store.app, order[1])
+            self._admin.mirror(self._store.app, offsets)
+            if outbox:
+                self._publish(position)
         except KafkaError as error:
-            _log.warning("the position isn't mirrored: %s", error)
+            if not self.problem:
+                self._since = time.monotonic()
+            self.problem = str(error)
+            _log.warning("not delivered, will be tried again: %s", error)
+            if self._publisher is not None:
+                self._publisher.close()
+                self._publisher = None
+            return
+        self.problem, self._sent = "", position
         with self._lock:
             if self._order is order:
+                self._outbox = False
                 self._idle.set()
+
+    def _publish(self, upto: Position) -> None:
+        self._publisher = self._publisher or OutboxPublisher(self._cluster, self._store.app)
+        place = self._publisher.published_place()
+        changelog = self._store.changelog
+        snapshot = changelog.snapshot()
+        self._lineage = self._lineage or changelog.head(snapshot).lineage
+        with job_group(self._store.spark, self._group_id, "publish", UPKEEP_POOL):
+            rows = changelog.outbox(snapshot, self._lineage, place.seq - 1 if place else 0, upto.seq)
+            self._publisher.publish(
+                OutboxRow(Place(epoch, seq, number), topic, key, value, timestamp)
+                for epoch, seq, number, topic, key, value, timestamp in rows
+            )
+
+    @property
+    def _group_id(self) -> str:
+        return f"{self._store.app} courier"
+
+    def _cancel(self) -> None:
+        self._store.spark.sparkContext.cancelJobGroup(self._group_id)
 
 
 def _ms(since: float) -> int:
