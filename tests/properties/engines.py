@@ -22,7 +22,10 @@ from watertable.windows import EPOCH
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-RECORDS = "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+RECORDS = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,11 @@ class CompilerRun:
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
         made = self.compiler.batch(self.spark.createDataFrame(rows, RECORDS).coalesce(1), self.carry, self._lookup)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
-        frames |= {name: frame for name, frame in [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)] if frame is not None}
+        frames |= {
+            name: frame
+            for name, frame in [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
+            if frame is not None
+        }
         found = collect_together(frames)
         for name in made.tables:
             self.deltas[name] += found[f"t_{name}"]

@@ -1,0 +1,127 @@
+"""The oracle keeps the law itself: batches and arrival don't change a row, and merges don't care for order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.properties.engines import Result, run_interpreter
+from tests.properties.strategies import START, Case, cases
+from watertable import plan
+from watertable.aggregates import Merge, StateField, placed
+from watertable.interpreter import _MERGE, Place, Record
+from watertable.plan import Purity
+from watertable.schema import Type
+
+
+def pure(case: Case) -> bool:
+    nodes = [*(t.node for t in case.topology.tables), *(s.node for s in case.topology.sinks)]
+    return all(plan.purity_of(node) is Purity.PURE for node in nodes) and (case.keyed or not case.topology.streamed)
+
+
+def unordered(result: Result) -> tuple[object, ...]:
+    """Leave out the order of outputs between partitions, which is that of arrival."""
+    return result.tables, {topic: Counter(found) for topic, found in result.outputs.items()}, result.quarantine, result.late, result.dropped
+
+
+@settings(max_examples=60)
+@given(cases(), st.data())
+def test_other_cuts_between_batches_change_no_row_no_drop_and_no_refusal(case: Case, data: st.DataObject) -> None:
+    assume(pure(case))
+    positions = st.integers(1, len(case.records) - 1)
+    other = replace(case, cuts=tuple(sorted(data.draw(st.sets(positions, max_size=len(case.records))))))
+    assert unordered(run_interpreter(case.topology, case.batches)) == unordered(run_interpreter(other.topology, other.batches))
+
+
+@settings(max_examples=60)
+@given(cases(), st.randoms(use_true_random=False))
+def test_another_interleaving_of_the_partitions_changes_no_row(case: Case, rng: random.Random) -> None:
+    assume(pure(case))
+    queues: dict[tuple[str, int], list[Record]] = {}
+    for record in case.records:
+        queues.setdefault((record.topic, record.partition), []).append(record)
+    records: list[Record] = []
+    while queues:
+        chosen = rng.choice(sorted(queues))
+        records.append(queues[chosen].pop(0))
+        if not queues[chosen]:
+            del queues[chosen]
+    again = replace(case, records=tuple(records))
+    assert unordered(run_interpreter(case.topology, case.batches)) == unordered(run_interpreter(again.topology, again.batches))
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_what_depends_on_arrival_replays_from_the_recorded_cuts(case: Case) -> None:
+    assert run_interpreter(case.topology, case.batches) == run_interpreter(case.topology, case.batches)
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_every_record_comes_to_one_end_at_most_at_each_table(case: Case) -> None:
+    """Of a table that reads a topic directly, each record that could be read was counted, dropped or refused: none is lost, none twice."""
+    from watertable.interpreter import Interpreter
+
+    engine = Interpreter(case.topology)
+    for batch in case.batches:
+        engine.read(batch)
+    unread = {(q.record.topic, q.record.partition, q.record.offset) for q in engine.quarantine if q.node == "topic"}
+    for table in case.topology.tables:
+        root = table.root
+        if not isinstance(root, plan.Aggregate) or root.windows or not isinstance(root.parent, plan.Source):
+            continue
+        topic = root.parent.topic.name
+        arrived = [r for r in case.records if r.topic == topic and (r.topic, r.partition, r.offset) not in unread]
+        counters = [f.name for f in table.state if f.merge is Merge.SUM and f.lift is not None and f.lift.sql == "CAST(1 AS BIGINT)"]
+        label = next(t.name for t in case.topology.tables if t.root == root)
+        for name in counters:
+            counted = sum(state[name] for state in engine.states[table.name].values())  # type: ignore[misc]
+            left_out = sum(d.node == label for d in engine.dropped) + sum(q.node == label for q in engine.quarantine)
+            assert counted + left_out == len(arrived)
+
+
+# -- merges ---------------------------------------------------------------------------------------------------------------------------
+
+PLACES = st.builds(Place, st.integers(0, 3).map(lambda s: START + timedelta(seconds=s)), st.sampled_from("ab"), st.integers(0, 1),
+                   st.integers(0, 3), st.integers(0, 1))  # fmt: skip
+KEPT = st.dictionaries(PLACES, st.integers(), min_size=1, max_size=6).map(lambda kept: [{"order": o, "value": v} for o, v in kept.items()])
+NUMBERS = st.lists(st.one_of(st.none(), st.decimals(-(10**20), 10**20, places=3)), min_size=1, max_size=6)
+FLOATS = st.lists(st.one_of(st.none(), st.floats()), min_size=1, max_size=6)
+SETS = st.lists(st.one_of(st.none(), st.text(max_size=2).map(lambda t: [t])), min_size=1, max_size=6)
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just((Merge.SUM, Type.parse("DECIMAL(38,3)"))), NUMBERS),
+        st.tuples(st.sampled_from([(m, Type.parse("DECIMAL(38,3)")) for m in (Merge.MIN, Merge.MAX)]), NUMBERS),
+        st.tuples(st.sampled_from([(m, Type("double")) for m in (Merge.MIN, Merge.MAX)]), FLOATS),
+        st.tuples(st.sampled_from([(m, placed(Type("bigint"))) for m in (Merge.FIRST, Merge.LAST)]), KEPT),
+        st.tuples(st.just((Merge.UNION, Type.parse("ARRAY<STRING>"))), SETS),
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_a_merge_gives_the_same_in_any_order_and_any_grouping(given_: tuple[tuple[Merge, Type], list[Any]], rng: random.Random) -> None:
+    (merge, kind), values = given_
+    field = StateField("f", kind, merge, None)
+
+    def fold(parts: list[Any]) -> Any:
+        while len(parts) > 1:  # merge two neighbours anywhere: a random tree
+            at = rng.randrange(len(parts) - 1)
+            parts[at : at + 2] = [_MERGE[merge](field, parts[at], parts[at + 1])]
+        return parts[0]
+
+    shuffled = rng.sample(values, len(values))
+    assert repr(fold(list(values))) == repr(fold(shuffled)) or fold(list(values)) == fold(shuffled)
+
+
+def test_a_sum_of_decimals_keeps_all_38_digits() -> None:
+    field = StateField("f", Type.parse("DECIMAL(38,3)"), Merge.SUM, None)
+    big = Decimal("12345678901234567890123456789012345.678")
+    assert _MERGE[Merge.SUM](field, big, Decimal("0.001")) == Decimal("12345678901234567890123456789012345.679")
