@@ -460,7 +460,7 @@ class _Run:
         def figures() -> BatchStats:
             seen = observation.get
             counts = {name: int(seen[column] or 0) for column, name in names.items()}
-            read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"])) for i, p in enumerate(partitions)}
+            read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"]) or self.carry[p]) for i, p in enumerate(partitions)}
             if seen["records"] != sum(p.records for p in read.values()):
                 raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
             return BatchStats(
