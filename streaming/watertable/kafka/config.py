@@ -84,7 +84,10 @@ class Cluster:
         Raises `SettingsError` for an option that librdkafka can't express, naming what to use instead, or a secret that isn't set.
         """
         found = self._resolved()
-        config: ClientConfig = {"bootstrap.servers": self.bootstrap, "log_level": "3"}
+        config: ClientConfig = {
+            "bootstrap.servers": self.bootstrap,
+            "log_level": "2",
+        }  # what fails is raised; its log would repeat each attempt
         for name, value in found.items():
             if _SAME.fullmatch(name):
                 config[name] = value

@@ -1,0 +1,240 @@
+"""Publish an app's outbox: each record once, in order, for everyone who reads committed records.
+
+The outbox is rows of the changelog, so what is to be sent never changes; all there is to know is how far it is sent. That *place* is
+sent with the records, in the same transaction, to the app's own compacted topic `watertable.<app>.outbox`: records and place appear
+together or not at all, whatever dies in between. (Offsets of a consumer group would be the usual home of such a place, but they expire when
+an app rests for a week; see docs/decisions.) A new publisher fences the one before it and waits for that one's last transaction to
+be decided, and only then reads the place.
+
+A publisher that raised is done for: whether its last transaction was committed, only a new one can tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice, pairwise
+from typing import Any, Final, Self
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError as ClientError
+
+from watertable import failpoints
+from watertable.errors import Fenced, KafkaError
+from watertable.kafka.admin import Admin
+from watertable.kafka.config import Cluster
+
+CHUNK: Final = 10_000
+"""Records of one transaction at most: enough to make its fixed cost small, few enough to fit the producer's queue."""
+_KEY: Final = b"place"
+_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1", "retention.ms": "-1"}
+_FENCED: Final = (ClientError._FENCED, ClientError.PRODUCER_FENCED, ClientError.INVALID_PRODUCER_EPOCH)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Name one row of an app's outbox; places are ordered as the rows are published.
+
+    >>> Place.parse("3.48211.17") < Place(3, 48212, 0)
+    True
+    """
+
+    epoch: int
+    seq: int
+    ordinal: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` writes."""
+        epoch, seq, ordinal = map(int, text.split("."))
+        return cls(epoch, seq, ordinal)
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.seq}.{self.ordinal}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """Hold a record to publish, and its place."""
+
+    place: Place
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: datetime
+
+
+class OutboxPublisher:
+    """Send the outbox of one app. Making one takes over from any other publisher of that app, wherever it runs."""
+
+    def __init__(self, cluster: Cluster, app: str, *, timeout: float = 30.0) -> None:
+        """Fence earlier publishers of the app and find out what they published.
+
+        Raises `KafkaError` when the cluster can't be reached or refuses.
+        """
+        self.app = app
+        self.state_topic = f"watertable.{app}.outbox"
+        self._cluster, self._timeout = cluster, timeout
+        self._failed = ""
+        self._admin = Admin(cluster, timeout)
+        self._admin.create_topic(self.state_topic, 1, _CONFIG)
+        self._known: set[str] = set()
+        self._producer = Producer(
+            cluster.client_config()
+            | {
+                "transactional.id": f"watertable.{app}",
+                "partitioner": "murmur2_random",  # as Java clients do, so that topics of one key stay co-partitioned
+                "compression.type": "lz4",
+                "linger.ms": 5,
+            }
+        )
+        self._attempt("take over from earlier publishers", lambda: self._producer.init_transactions(timeout))
+        self._place = self._read_place()
+
+    def published_place(self) -> Place | None:
+        """Return the place of the last row that is published; None before the first."""
+        return self._place
+
+    def publish(self, rows: Iterable[OutboxRow]) -> int:
+        """Send rows, in transactions of some thousand; return how many were sent once all of them are committed.
+
+        Rows up to `published_place` are passed over. Raises `Fenced` when another publisher of the app took over, `KafkaError` when the
+        cluster can't be reached, lacks a topic or refuses a record, `ValueError` for rows out of order; what was committed before that
+        stays published.
+        """
+        left = iter(rows)
+        sent = 0
+        while chunk := list(islice(left, CHUNK)):
+            sent += self._transaction([row for row in chunk if self._place is None or row.place > self._place])
+        return sent
+
+    def close(self) -> None:
+        """Let go of the connection; what isn't committed by now never will be."""
+        self._producer.purge()
+        self._producer.flush(0)
+
+    def _transaction(self, rows: list[OutboxRow]) -> int:
+        if not rows:
+            return 0
+        if self._failed:
+            raise KafkaError(
+                f"this publisher of {self.app!r} failed before ({self._failed}); make a new one to find out what was published"
+            )
+        if any(a.place >= b.place for a, b in pairwise(rows)):
+            raise ValueError(f"outbox rows of {self.app!r} come out of order, between {rows[0].place} and {rows[-1].place}")
+        if new := {row.topic for row in rows} - self._known:
+            self._admin.partitions(sorted(new))  # a client would look for a topic that isn't there until its time limit
+            self._known |= new
+        failpoints.hit("publish.begin")
+        self._attempt("begin a transaction", self._producer.begin_transaction)
+        try:
+            for row in rows:
+                self._send(row.topic, row.key, row.value, _milliseconds(row.timestamp))
+            self._send(self.state_topic, _KEY, str(rows[-1].place).encode(), 0)
+            failpoints.hit("publish.after_produce")
+            self._attempt(f"publish up to {rows[-1].place}", lambda: self._producer.commit_transaction(self._timeout))
+        except BaseException:
+            self._abort()
+            raise
+        self._place = rows[-1].place
+        failpoints.hit("publish.after_commit")
+        return len(rows)
+
+    def _send(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int) -> None:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._producer.produce(topic, value, key, timestamp=timestamp, on_delivery=self._delivered)
+                return
+            except BufferError:  # the queue is full: let it drain
+                self._producer.poll(0.1)
+                if time.monotonic() > deadline:
+                    raise self._error(f"send to {topic!r}", "the producer's queue doesn't drain") from None
+            except KafkaException as error:
+                raise self._error(f"send to {topic!r}", error.args[0]) from None
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None and not self._failed:
+            self._failed = f"topic {message.topic()!r}: {error.str()}"
+
+    def _attempt(self, what: str, act: Any) -> None:
+        """Do one step of a transaction, again while the cluster asks to."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                act()
+                return
+            except KafkaException as error:
+                problem = error.args[0]
+                if not problem.retriable() or time.monotonic() > deadline:
+                    raise self._error(what, problem) from None
+                time.sleep(0.05)
+
+    def _abort(self) -> None:
+        """Abort what is open, if it can be reached; else its time limit or the next publisher does."""
+        self._failed = self._failed or "its transaction was aborted"
+        try:
+            self._producer.purge()
+            self._producer.abort_transaction(min(5.0, self._timeout))
+        except KafkaException:
+            pass
+
+    def _error(self, what: str, problem: Any) -> KafkaError | Fenced:
+        code = problem.code() if isinstance(problem, ClientError) else None
+        if code in _FENCED:
+            self._failed = "fenced"
+            return Fenced(f"another publisher of {self.app!r} took over; this one must end")
+        said = self._failed or (problem.str() if isinstance(problem, ClientError) else str(problem))
+        self._failed = said
+        return KafkaError(f"can't {what} for {self.app!r} on {self._cluster.bootstrap}: {said}")
+
+    def _read_place(self) -> Place | None:
+        """Read the last committed record of the state topic, stepping backward from its end: most of it is markers and old places."""
+        consumer = Consumer(
+            self._cluster.client_config()
+            | {
+                "group.id": f"watertable.{self.app}.outbox",  # required by the client; never joined, nothing is committed
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        try:
+            first, end = consumer.get_watermark_offsets(TopicPartition(self.state_topic, 0), timeout=self._timeout)
+            step = 100
+            while True:
+                begin = max(first, end - step)
+                found = self._last_value(consumer, begin, end)
+                if found is not None or begin <= first:
+                    return None if found is None else Place.parse(found.decode())
+                step *= 16
+        except KafkaException as error:
+            raise self._error("read the published place", error.args[0]) from None
+        finally:
+            consumer.close()
+
+    def _last_value(self, consumer: Any, begin: int, end: int) -> bytes | None:
+        """Return the value of the last committed record in a range that no other publisher adds to."""
+        last: bytes | None = None
+        deadline = time.monotonic() + self._timeout
+        consumer.assign([TopicPartition(self.state_topic, 0, begin)])
+        while begin < end:
+            message = consumer.poll(0.5)
+            if message is None:
+                pass
+            elif message.error() is None:
+                last = message.value()
+            elif message.error().code() != ClientError._PARTITION_EOF:
+                raise KafkaException(message.error())
+            elif message.offset() >= end:
+                break
+            if time.monotonic() > deadline:
+                raise self._error("read the published place", f"no end of {self.state_topic!r} within {self._timeout:.0f} s")
+        return last
+
+
+def _milliseconds(when: datetime) -> int:
+    # 0 means "now" to the client, so the first millisecond of 1970 becomes the second
+    return max(1, int((when - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000))
