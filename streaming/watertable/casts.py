@@ -102,12 +102,12 @@ def optional(fn: Cast) -> Cast:
     return lambda v: None if v is None else fn(v)
 
 
-def attempt(fn: Cast) -> Cast:
-    """Return the cast that gives null where it would fail: TRY_CAST."""
+def attempt(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that gives null where it would fail: TRY_CAST, try_add and so on."""
 
-    def tried(value: Any) -> Any:
+    def tried(*args: Any) -> Any:
         try:
-            return fn(value)
+            return fn(*args)
         except scalars.EvaluationError:
             return None
 
@@ -127,25 +127,22 @@ def _to_number(source: Type, target: Type) -> Cast:
             fit = scalars.fixed(target)
             if source.kind not in ("float", "double"):
                 return lambda v: fit(Decimal(v))
-            return lambda v: fit(Decimal(repr(v))) if math.isfinite(v) else _not_finite(v, target)
+            return lambda v: fit(Decimal(repr(v))) if math.isfinite(v) else None
     check = scalars.whole(target)
-    if source.kind == "decimal":
+    if source.kind == "decimal" and (source.precision <= 18 or target.kind == "bigint"):
         return lambda v: check(int(v.to_integral_value(ROUND_DOWN)))
     if source.is_integral or source.kind == "boolean":
         return lambda v: check(int(v))
     bound = scalars.BOUNDS[target.kind]
     top = bound if target.kind == "bigint" else bound - 1  # the largest BIGINT, as a double, is one more; Java's cast brings it back
 
-    def cut(value: float) -> int:
+    def cut(value: Any) -> int:
+        value = float(value)  # Spark sends wide decimals through a double, too
         if not math.isfinite(value) or math.floor(value) > top or math.ceil(value) < -bound:
             raise fail(f"{value} is out of range for {target.sql()}")
         return min(int(value), bound - 1)
 
     return cut
-
-
-def _not_finite(value: float, target: Type) -> Decimal:
-    raise fail(f"{value} doesn't fit {target.sql()}")
 
 
 # -- text --------------------------------------------------------------------------------------------------------------------------
@@ -178,6 +175,8 @@ def java_float(value: float, shortest: str) -> str:
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     sign, figures, exponent = Decimal(shortest).as_tuple()
+    if len(str(int("".join(map(str, figures)))).rstrip("0")) == 1:  # Java writes two digits at least, the nearest two
+        sign, figures, exponent = Decimal(f"{value:.1e}").as_tuple()
     assert isinstance(exponent, int)
     digits = "".join(map(str, figures)).lstrip("0")
     minus = "-" if sign else ""

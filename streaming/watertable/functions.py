@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from watertable import nested, operators, scalars, signatures, text, times
-from watertable.coercion import BOOLEAN, STRING
 from watertable.signatures import cast_function, prepared, simple
 from watertable.terms import Function, Nulls
 
@@ -45,8 +44,8 @@ _OPERATORS: Final = (
     Function("|", "a | b", operators.bits("|", lambda a, b: a | b), sql="({0} | {1})"),
     Function("^", "a ^ b", operators.bits("^", lambda a, b: a ^ b), sql="({0} ^ {1})"),
     Function("~", "~a", operators.complement, sql="(~ {0})"),
-    prepared("like", "string, string=, string?=", "boolean", lambda *p: _match_whole(text.like(*p)), sql="({0} LIKE {1})"),
-    prepared("ilike", "string, string=, string?=", "boolean", lambda *p: _match_lower(*p), sql="({0} ILIKE {1})"),
+    prepared("like", "string, string=, string?=", "boolean", lambda *p: _match_whole(text.like(*p))),
+    prepared("ilike", "string, string=, string?=", "boolean", lambda *p: _match_lower(*p)),
     prepared("rlike", "string, string=", "boolean", lambda p: _match_part(text.regex(p)), sql="({0} RLIKE {1})"),
     Function("[]", "array[index], map[key]", signatures.bracket, tight=False, sql="{0}[{1}]"),
 )  # fmt: skip
@@ -142,7 +141,7 @@ _TIMES: Final = (
     Function("to_date", "to_date(a, pattern)", signatures.to_date),
     Function("to_timestamp", "to_timestamp(a, pattern)", signatures.to_timestamp),
     prepared("date_format", "timestamp, string=", "string", times.date_format),
-    simple("unix_timestamp", "timestamp", "bigint", times.to_units(1_000_000)),
+    simple("unix_timestamp", "timestamp", "bigint", times.unix_timestamp),
     simple("unix_seconds", "timestamp", "bigint", times.to_units(1_000_000)),
     simple("unix_millis", "timestamp", "bigint", times.to_units(1_000)),
     simple("unix_micros", "timestamp", "bigint", times.to_units(1)),
@@ -179,9 +178,8 @@ _NESTED: Final = (
     Function("array_max", "array_max(a)", signatures.on_array("array_max", lambda t: nested.array_extreme(t, True), "element"), tight=False),
     Function("array_min", "array_min(a)", signatures.on_array("array_min", lambda t: nested.array_extreme(t, False), "element"), tight=False),
     Function("array_sort", "array_sort(a)", signatures.on_array("array_sort", nested.array_sort, "array")),
-    Function("sort_array", "sort_array(a, ascending)", signatures.on_array("sort_array", nested.sort_array, "array", (BOOLEAN,))),
-    Function("array_join", "array_join(a, separator, null)",
-             signatures.on_array("array_join", lambda _: nested.array_join, "string", (STRING, STRING))),
+    Function("sort_array", "sort_array(a, ascending)", signatures.sort_array),
+    Function("array_join", "array_join(a, separator, null)", signatures.array_join),
     Function("array_repeat", "array_repeat(value, n)", signatures.array_repeat, Nulls.EAGER, tight=False),
     Function("array_compact", "array_compact(a)", signatures.array_compact),
     Function("slice", "slice(a, start, length)", signatures.slice_rule),
@@ -208,7 +206,7 @@ def _match_lower(pattern: str, escape: str = "\\") -> Callable[..., bool]:
 
 
 def _substitute(pattern: str, replacement: str) -> Callable[..., str]:
-    compiled = text.regex(pattern)
+    compiled = text.cutting_regex(pattern)
     write = text.replacement(replacement, compiled.groups)
     return lambda value, *_: compiled.sub(write, value)
 

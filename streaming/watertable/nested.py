@@ -18,7 +18,9 @@ _NULL: Final = object()
 
 def _key(element: Type) -> Callable[[Any], Any]:
     """Return what tells elements apart, null included."""
-    inner = order_key(element)
+    inner: Callable[[Any], Any] | None = order_key(element)
+    if element.kind in ("float", "double"):
+        inner = _bits  # as members of sets, unlike in comparisons, the two zeros differ
 
     def key(value: Any) -> Any:
         if value is None:
@@ -26,6 +28,10 @@ def _key(element: Type) -> Callable[[Any], Any]:
         return _frozen(value if inner is None else inner(value))
 
     return key
+
+
+def _bits(value: float) -> str:
+    return repr(value)
 
 
 def _frozen(value: Any) -> Any:

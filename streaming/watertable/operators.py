@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 from watertable import casts, scalars, text, times
 from watertable.coercion import (
@@ -124,16 +124,23 @@ def divide(args: Args) -> Signature:
     full = a.kind != "decimal" or a.precision - a.scale + b.scale + max(6, a.scale + b.precision + 1) <= 38
     types = (a, b) if a.kind == "decimal" else (DOUBLE, DOUBLE)
     safe = None if full and _never_zero(args[1]) else "try_divide({0}, {1})"
-    return Signature(kind, types, scalars.divide(kind), safe, "{1} = 0" if full else None)
+    return Signature(kind, types, scalars.divide(kind), safe, f"{{1}} = {_zero(b)}" if full else None)
+
+
+def _zero(kind: Type) -> str:
+    """Write the zero to compare a divisor with: of the very type that is divided by, or small decimals would be rounded to it."""
+    return "0" if kind.is_integral else f"CAST(0 AS {kind.sql()})" if kind.kind == "decimal" else "0D"
 
 
 def remainder(name: str, python: Callable[[Type], scalars.Fn]) -> Rule:
-    safe = "({0} % nullif({1}, 0))" if name == "%" else f"{name}({{0}}, nullif({{1}}, 0))"
-
     def rule(args: Args) -> Signature:
         a, b = _operands(name, args)
         kind = arithmetic("%", a, b) if a.kind == "decimal" else a
-        return Signature(kind, (a, b), python(kind), None if _never_zero(args[1]) else safe, "{1} = 0")
+        if name == "pmod" and kind.kind == "decimal":
+            raise refuse(name, args, "whole numbers or DOUBLEs: a decimal's may not fit the type that Spark gives it")
+        divisor = f"nullif({{1}}, {_zero(b)})"
+        safe = f"({{0}} % {divisor})" if name == "%" else f"{name}({{0}}, {divisor})"
+        return Signature(kind, (a, b), python(kind), None if _never_zero(args[1]) else safe, f"{{1}} = {_zero(b)}")
 
     return rule
 
@@ -146,12 +153,12 @@ def integral_divide(args: Args) -> Signature:
         whole = a.precision - a.scale + b.scale
         if whole > 18:
             raise ExpressionError(f"div of {_types(args)} may not fit BIGINT; cast the operands to narrower types")
-        return Signature(BIGINT, (a, b), scalars.integral_divide(a), "({0} div nullif({1}, 0))", "{1} = 0")
+        return Signature(BIGINT, (a, b), scalars.integral_divide(a), f"({{0}} div nullif({{1}}, {_zero(b)}))", f"{{1}} = {_zero(b)}")
     lowest = "-9223372036854775808"
     if BIGINT in (args[0].type, args[1].type) or STRING in (args[0].type, args[1].type):
         safe = f"(if({{1}} = -1L, nullif({{0}}, {lowest}), {{0}}) div nullif({{1}}, 0L))"
         return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), safe, f"{{1}} = 0 OR ({{1}} = -1 AND {{0}} = {lowest})")
-    return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), "({0} div nullif({1}, 0))", "{1} = 0")
+    return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), f"({{0}} div nullif({{1}}, {_zero(b)}))", f"{{1}} = {_zero(b)}")
 
 
 def _lowest(kind: Type) -> str:
@@ -188,11 +195,19 @@ def _time_arithmetic(operator: str, a: Type, b: Type) -> Signature | None:
     return None
 
 
+_WIDE: Final = {"-": "CAST((0BD - {{0}}) AS {0})", "abs": "CAST(if({{0}} < 0, 0BD - {{0}}, {{0}}) AS {0})"}
+
+
 def unary(name: str, python: Callable[[Type], scalars.Fn], form: str) -> Rule:
     def rule(args: Args) -> Signature:
         kind = DOUBLE if args[0].type in (STRING, VOID) else args[0].type
         if not kind.is_numeric:
             raise refuse(name, args, "a number")
+        if kind.kind == "decimal" and kind.precision > 34:
+            # Spark's own form rounds to 34 digits; a difference doesn't, but its type has to come out the same
+            if arithmetic("-", decimal_type(1, 0), kind).scale < kind.scale:
+                raise ExpressionError(f"{name} of {kind.sql()}: Spark would round it to 34 digits; cast it to DECIMAL(34,{kind.scale}) or less")
+            return Signature(kind, (kind,), python(kind), sql=_WIDE[name].format(kind.sql()))
         if not kind.is_integral:
             return Signature(kind, (kind,), python(kind))
         low = _lowest(kind)

@@ -18,7 +18,6 @@ from watertable.schema import Type
 
 BOUNDS: Final = {"tinyint": 1 << 7, "smallint": 1 << 15, "int": 1 << 31, "bigint": 1 << 63}
 EXACT: Final = Context(prec=120, rounding=ROUND_HALF_UP)
-_JAVA38: Final = Context(prec=38, rounding=ROUND_HALF_UP)
 _FLOAT32: Final = struct.Struct("f")
 Fn = Callable[..., Any]
 
@@ -45,9 +44,10 @@ def fixed(kind: Type, rounding: str = ROUND_HALF_UP) -> Callable[[Decimal], Deci
     unit, limit, name = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale), kind.sql()
 
     def fit(value: Decimal) -> Decimal:
-        result = value.quantize(unit, rounding, EXACT)
-        if abs(result) < limit:
-            return result if result else abs(result)  # Java's decimals know no negative zero
+        if value.adjusted() < 2 * 38:  # beyond, it can't fit, and quantize would need digits without end
+            result = value.quantize(unit, rounding, EXACT)
+            if result.copy_abs() < limit:
+                return result if result else result.copy_abs()  # Java's decimals know no negative zero
         raise fail(f"{value} doesn't fit {name}")
 
     return fit
@@ -90,13 +90,13 @@ def subtract(kind: Type) -> Fn:
 
 
 def multiply(kind: Type) -> Fn:
-    """Return `*` on the result type; a product of decimals is first cut to 38 digits, as Spark does."""
+    """Return `*` on the result type."""
     if kind.is_integral:
         check = whole(kind)
         return lambda a, b: check(a * b)
     if kind.kind == "decimal":
         fit = fixed(kind)
-        return lambda a, b: fit(_JAVA38.multiply(a, b))
+        return lambda a, b: fit(EXACT.multiply(a, b))
     rounded = _float(kind)
     return lambda a, b: rounded(a * b)
 
@@ -157,15 +157,16 @@ def remainder(kind: Type) -> Fn:
 
 
 def positive_remainder(kind: Type) -> Fn:
-    """Return pmod: the remainder, brought up to the divisor's side where it is negative."""
-    rest, plus = remainder(kind), add(kind) if not kind.is_integral else None
+    """Return pmod: the remainder, brought up to the divisor's side where it is negative; Java lets that sum wrap around."""
+    rest = remainder(kind)
+    plus: Fn = add(kind)
+    if kind.is_integral:
+        cut = wrap(kind) if kind.kind in ("int", "bigint") else int
+        plus = lambda a, b: cut(a + b)  # noqa: E731
 
     def pmod(a: Any, b: Any) -> Any:
         result = rest(a, b)
-        if not result < 0:
-            return result
-        # whole numbers wrap around in Java, but |rest + b| < 2|b| and has been reduced again before it is used
-        return rest(result + b if plus is None else plus(result, b), b)
+        return rest(plus(result, b), b) if result < 0 else result
 
     return pmod
 

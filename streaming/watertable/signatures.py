@@ -55,7 +55,7 @@ def prepared(
     `prepare` gets the constants in order and may refuse them; {=0} in `sql` and `safe` stands for the bare text of the first one.
     """
     wanted = [w.strip() for w in wants.split(",") if w.strip()]
-    least = sum(not w.endswith(("?", "*")) for w in wanted)
+    least = sum(not w.rstrip("=").endswith(("?", "*")) for w in wanted)
     many = bool(wanted) and wanted[-1].endswith("*")
     usage = f"{name}({', '.join(w.rstrip('=') for w in wanted)})"
 
@@ -126,20 +126,19 @@ def build_struct(args: Args) -> Signature:
 
 def bracket(args: Args) -> Signature:
     """Type container[index]: an array's index counts from 0, a map's key may be absent."""
-    kind, index = args[0].type, args[1].type
-    if kind.kind == "array" and index.is_integral:
+    if args[0].type.kind == "array" and args[1].type.kind in _INDEX:
         bounds = "{1} < 0 OR {1} >= size({0})"
-        return Signature(_array("[]", args), (kind, index), nested.at, "get({0}, {1})" if index != BIGINT else _WIDE_GET, bounds)
+        return Signature(_array("[]", args), (args[0].type, INT), nested.at, "get({0}, {1})", bounds)
     return _map_value("[]", args)
 
 
-_WIDE_GET: Final = "(if({1} < 0 OR {1} >= size({0}), NULL, {0})[{1}])"
+_INDEX: Final = ("tinyint", "smallint", "int")  # Spark takes a BIGINT too, and drops its upper half
 
 
 def _map_value(name: str, args: Args) -> Signature:
     kind = args[0].type
     if kind.kind != "map" or kind.map_key is None or kind.element is None or unpromoted(kind.map_key, args[1].type) != kind.map_key:
-        raise refuse(name, args, "an ARRAY and a whole number, or a MAP and one of its keys")
+        raise refuse(name, args, "an ARRAY and an INT, or a MAP and one of its keys")
     return Signature(kind.element, (kind, kind.map_key), nested.lookup)
 
 
@@ -148,11 +147,11 @@ def element_at(name: str) -> Rule:
 
     def rule(args: Args) -> Signature:
         kind, index = args[0].type, args[1].type
-        if kind.kind != "array" or index.kind not in ("tinyint", "smallint", "int"):
+        if kind.kind != "array" or index.kind not in _INDEX:
             return _map_value(name, args)
         if name == "try_element_at":
             return Signature(_array(name, args), (kind, INT), nested.try_element_at, "try_element_at({0}, nullif({1}, 0))", "{1} = 0")
-        safe, fails = "try_element_at({0}, nullif({1}, 0))", "{1} = 0 OR abs({1}) > size({0})"
+        safe, fails = "try_element_at({0}, nullif({1}, 0))", "{1} = 0 OR {1} > size({0}) OR {1} < -size({0})"
         return Signature(_array(name, args), (kind, INT), nested.element_at, safe, fails)
 
     return rule
@@ -160,21 +159,29 @@ def element_at(name: str) -> Rule:
 
 def get(args: Args) -> Signature:
     """Type get: null outside."""
-    if args[1].type.kind not in ("tinyint", "smallint", "int"):
+    if args[1].type.kind not in _INDEX:
         raise refuse("get", args, "an ARRAY and an INT")
     return Signature(_array("get", args), (args[0].type, INT), nested.get)
 
 
-def on_array(name: str, python: Callable[[Type], Callable[..., Any]], gives: str, extra: tuple[Type, ...] = ()) -> Rule:
+def sort_array(args: Args) -> Signature:
+    """Type sort_array: whether it ascends is a constant."""
+    element = _array("sort_array", args)
+    if not ordered(element) or len(args) > 2:
+        raise refuse("sort_array", args, "an ARRAY whose elements can be compared, and true or false")
+    ascending = constant("sort_array", args[1], BOOLEAN) if len(args) > 1 else True
+    order = nested.sort_array(element)
+    return Signature(args[0].type, (args[0].type, BOOLEAN)[: len(args)], lambda values, *_: order(values, ascending))
+
+
+def on_array(name: str, python: Callable[[Type], Callable[..., Any]], gives: str) -> Rule:
     """Type a function of an array whose elements can be compared; it gives "element", "array" or a type by name."""
 
     def rule(args: Args) -> Signature:
         element = _array(name, args)
         if not ordered(element):
             raise refuse(name, args, "an ARRAY whose elements can be compared")
-        if len(args) > 1 + len(extra) or any(not implicit(a.type, t) for a, t in zip(args[1:], extra, strict=False)):
-            raise refuse(name, args, f"an ARRAY{''.join(', ' + t.sql() for t in extra)}")
-        return Signature(_result(gives, element), (args[0].type, *extra[: len(args) - 1]), python(element))
+        return Signature(_result(gives, element), (args[0].type,), python(element))
 
     return rule
 
@@ -272,16 +279,23 @@ def flatten(args: Args) -> Signature:
 
 def slice_rule(args: Args) -> Signature:
     """Type slice: its start counts from 1, or from the end if negative."""
-    if len(args) != 3 or any(a.type.kind not in ("tinyint", "smallint", "int") for a in args[1:]):
+    if len(args) != 3 or any(a.type.kind not in _INDEX for a in args[1:]):
         raise refuse("slice", args, "an ARRAY and two INTs")
     _array("slice", args)
     guarded = "slice({0}, nullif({1}, 0), if({2} < 0, NULL, {2}))"
     return Signature(args[0].type, (args[0].type, INT, INT), nested.array_slice, guarded, "{1} = 0 OR {2} < 0")
 
 
+def array_join(args: Args) -> Signature:
+    """Type array_join: elements, separator and what stands for null are written as texts."""
+    if not 2 <= len(args) <= 3 or not all(implicit(kind, STRING) for kind in (_array("array_join", args), *(a.type for a in args[1:]))):
+        raise refuse("array_join", args, "an ARRAY of what can be written, a separator, and a text for nulls")
+    return Signature(STRING, (_array_of(STRING), *(STRING for _ in args[1:])), nested.array_join)
+
+
 def array_repeat(args: Args) -> Signature:
     """Type array_repeat."""
-    if args[0].type == VOID or args[1].type.kind not in ("tinyint", "smallint", "int"):
+    if args[0].type == VOID or args[1].type != INT:
         raise refuse("array_repeat", args, "a value and an INT")
     return Signature(_array_of(args[0].type), (args[0].type, INT), nested.array_repeat)
 
@@ -348,15 +362,22 @@ def cast_function(target: Type, how: str) -> Function:
     """Return CAST ("cast"), TRY_CAST ("try_cast") or Spark's silent cast ("coerce") to one type."""
 
     def rule(args: Args) -> Signature:
-        possible = castable(args[0].type, target)
+        source = args[0].type
+        possible = castable(source, target)
         if possible is None:
-            raise ExpressionError(f"can't cast {args[0].type.sql()} to {target.sql()}")
+            raise ExpressionError(f"can't cast {source.sql()} to {target.sql()}")
+        if possible == "maybe" and source.kind in ("array", "map", "struct"):
+            raise ExpressionError(f"a cast from {source.sql()} to {target.sql()} may fail inside; cast the parts: transform(a, x -> CAST(...))")
         # text that holds a time and no date would get today's; null in its place
-        value = f"if({{0}} RLIKE '{_DATELESS}', NULL, {{0}})" if (args[0].type, target) == (STRING, TIMESTAMP) else "{0}"
-        safe = f"TRY_CAST({value} AS {target.sql()})" if possible == "maybe" and how != "try_cast" else None
-        python = casts.cast(args[0].type, target)
-        return Signature(target, (args[0].type,), casts.attempt(python) if how == "try_cast" else python, safe)
+        value = f"if({{0}} RLIKE '{_DATELESS}', NULL, {{0}})" if (source, target) == (STRING, TIMESTAMP) else "{0}"
+        tried = f"TRY_CAST({value} AS {target.sql()})"
+        python = casts.cast(source, target)
+        if how == "try_cast":
+            return Signature(target, (source,), casts.attempt(python), sql=tried)
+        fails = None
+        if target.kind == "decimal" and source.kind in ("float", "double"):  # NaN and infinity become null, even in ANSI mode
+            fails = f"{tried} IS NULL AND NOT isnan({{0}}) AND abs({{0}}) <> CAST('Infinity' AS DOUBLE)"
+        return Signature(target, (source,), python, tried if possible == "maybe" else None, fails)
 
     word = "TRY_CAST" if how == "try_cast" else "CAST"
-    sql = "{0}" if how == "coerce" else f"{word}({{0}} AS {target.sql()})"
-    return Function(how, f"{word}(a AS type)", rule, tight=how != "try_cast", sql=sql)
+    return Function(how, f"{word}(a AS type)", rule, tight=False, sql="{0}" if how == "coerce" else f"CAST({{0}} AS {target.sql()})")

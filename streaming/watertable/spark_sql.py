@@ -84,7 +84,8 @@ def _safe_call(term: Call) -> Safe:
     for arg, inner in zip(order, reversed(term.args) if function.nulls is Nulls.DIVISOR else term.args, strict=True):
         if isinstance(inner, Lambda):
             # the function is evaluated for every element; one failing element fails the record
-            failures += [f"coalesce(exists({args[0].sql}, {arg.fails}), false)"] if arg.fails is not None else []
+            if arg.fails is not None:
+                failures.append(f"coalesce(exists(transform({args[0].sql}, {arg.fails}), failed -> failed), false)")
         elif arg.fails is not None:
             failures.append(_and([*guards, arg.fails]))
         if is_strict and arg.nullable:

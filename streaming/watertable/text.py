@@ -81,6 +81,14 @@ def regex(pattern: str) -> re.Pattern[str]:
         raise ExpressionError(f"not a regular expression: {pattern!r} ({error})") from None
 
 
+def cutting_regex(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern to cut or replace by; one that matches everywhere is refused: Java would cut characters in halves."""
+    compiled = regex(pattern)
+    if pattern and compiled.match("\U0001f600\U0001f600", 1) is not None:
+        raise ExpressionError(f"the pattern {pattern!r} matches nothing, and so at every place")
+    return compiled
+
+
 def like(pattern: str, escape: str = "\\") -> re.Pattern[str]:
     """Compile the pattern of a LIKE; raise `ExpressionError` where Spark would refuse it."""
     out, i = [], 0
@@ -124,7 +132,7 @@ def replacement(template: str, groups: int) -> Callable[[re.Match[str]], str]:
 
 def split(pattern: str, limit: int) -> Callable[..., list[str]]:
     """Return Java's String.split: no empty piece from a match of nothing at the start, all empty pieces at the end."""
-    compiled = regex(pattern)
+    compiled = cutting_regex(pattern)
 
     def pieces(text: str, *_: object) -> list[str]:
         if not text:

@@ -164,13 +164,14 @@ def _toward_zero(a: int, b: int) -> int:
 
 
 def _whole_months(start: dt.datetime, end: dt.datetime) -> int:
-    months = (end.year - start.year) * 12 + end.month - start.month
-    rest_end, rest_start = (end.day, end.time()), (start.day, start.time())
-    if months > 0 and rest_end < rest_start:
-        return months - 1
-    if months < 0 and rest_end > rest_start:
-        return months + 1
-    return months
+    """Count as Java does: first the day is moved where the time of day falls short, then whole months are taken."""
+    last = end.date()
+    if end.date() > start.date() and end.time() < start.time():
+        last -= dt.timedelta(days=1)
+    elif end.date() < start.date() and end.time() > start.time():
+        last += dt.timedelta(days=1)
+    packed_start, packed_end = ((d.year * 12 + d.month) * 32 + d.day for d in (start.date(), last))
+    return _toward_zero(packed_end - packed_start, 32)
 
 
 def months_between(end: dt.datetime, start: dt.datetime, rounded: bool = True) -> float:
@@ -199,6 +200,11 @@ def from_units(factor: int) -> Callable[[int], dt.datetime]:
 def to_units(factor: int) -> Callable[[dt.datetime], int]:
     """Return unix_seconds, unix_millis or unix_micros, cut downward."""
     return lambda value: micros(value) // factor
+
+
+def unix_timestamp(value: dt.datetime) -> int:
+    """Return the seconds since 1970, cut toward zero (unix_seconds cuts downward)."""
+    return _toward_zero(micros(value), 1_000_000)
 
 
 def from_unix_date(days: int) -> dt.date:
@@ -232,7 +238,7 @@ _WRITE: Final[dict[str, Callable[[dt.datetime], str]]] = {
     "SSSSSS": lambda t: f"{t.microsecond:06}", "DDD": lambda t: f"{t.timetuple().tm_yday:03}",
 }  # fmt: skip
 _READ: Final = {
-    "yyyy": "(?P<year>[0-9]{4})", "MM": "(?P<month>[0-9]{2})", "dd": "(?P<day>[0-9]{2})", "HH": "(?P<hour>[0-9]{2})",
+    "yyyy": "(?P<year>-?[0-9]{4}|[+-][0-9]{5,6})", "MM": "(?P<month>[0-9]{2})", "dd": "(?P<day>[0-9]{2})", "HH": "(?P<hour>[0-9]{2})",
     "mm": "(?P<minute>[0-9]{2})", "ss": "(?P<second>[0-9]{2})", "SSS": "(?P<fraction>[0-9]{3})", "SSSSSS": "(?P<fraction>[0-9]{6})",
     "M": "(?P<month>[0-9]{1,2})", "d": "(?P<day>[0-9]{1,2})", "H": "(?P<hour>[0-9]{1,2})",
 }  # fmt: skip
@@ -279,8 +285,6 @@ def read_format(pattern: str) -> Callable[..., dt.datetime]:
         clock = [int(part.get(n) or 0) for n in ("hour", "minute", "second")]
         if clock[0] > 23 or clock[1] > 59 or clock[2] > 59:
             raise fail(f"{text!r} is no time of day")
-        if int(part["year"]) == 0:
-            raise fail(f"{text!r} has no year")
         date = make_date(int(part["year"]), int(part["month"]), int(part["day"]))
         return dt.datetime(date.year, date.month, date.day, *clock, int((part.get("fraction") or "").ljust(6, "0")), tzinfo=UTC)
 
