@@ -168,3 +168,19 @@ def _plain(value: Any) -> Any:
         case bytearray():
             return bytes(value)
     return value
+
+
+TINY = {  # a batch here has a dozen rows: generating code for it, or shuffling it, takes longer than all else
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+def tiny(spark: SparkSession) -> SparkSession:
+    """Give a session of the same Spark that is quick with batches of a dozen rows."""
+    session = spark.newSession()
+    for name, value in TINY.items():
+        session.conf.set(name, value)
+    return session

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.properties.engines import run_compiler, run_interpreter
+from tests.properties.engines import run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 PLANS = int(os.environ.get("WATERTABLE_PLANS", "300"))
 SEED = int(os.environ.get("WATERTABLE_SEED", "20240301"))
 FLOOR = 0.20
-TINY = {  # a batch here has a dozen rows: generating code for it, or shuffling it, takes longer than all else
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 
 def drawn(number: int, start: int) -> list[Case]:
@@ -74,21 +68,14 @@ def differences(spark: SparkSession, case: Case) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.fixture(scope="module")
-def tiny(spark: SparkSession) -> SparkSession:
-    session = spark.newSession()
-    for name, value in TINY.items():
-        session.conf.set(name, value)
-    return session
-
-
 @pytest.mark.spark
-def test_the_compiler_computes_what_the_interpreter_does(tiny: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compiler_computes_what_the_interpreter_does(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
+    session = tiny(spark)
     plans = drawn(PLANS, SEED)
     reached = Counter(name for case in plans for name, hit in hits(case).items() if hit)
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        verdicts = dict(zip(map(repr, plans), pool.map(lambda case: differences(tiny, case), plans), strict=True))
+        verdicts = dict(zip(map(repr, plans), pool.map(lambda case: differences(session, case), plans), strict=True))
     differing = sum(map(bool, verdicts.values()))
     with capsys.disabled():
         print(f"\n{len(plans)} random plans (seed {SEED}), {differing} differ, {time.monotonic() - started:.0f} s; reached: "
@@ -102,7 +89,7 @@ def test_the_compiler_computes_what_the_interpreter_does(tiny: SparkSession, cap
         @given(cases())
         def judge(case: Case) -> None:
             if repr(case) not in verdicts:
-                verdicts[repr(case)] = differences(tiny, case)
+                verdicts[repr(case)] = differences(session, case)
             assert not verdicts[repr(case)], f"interpreter, then compiler:\n{verdicts[repr(case)]}\n{case}"
 
         judge()

@@ -1,0 +1,232 @@
+"""Kafka Streams' own cases, as data (see SOURCE.md): what our operators cover runs on both engines, what they don't is named.
+
+Kafka's tests often fold values into one string, in the order of processing. Such a fold has no algebra, and so no operator here; but
+its content is checked: how many values, how many different ones, the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import watertable as wt
+from tests.properties.engines import CompilerRun, Result, run_interpreter, tiny
+from watertable.dsl import Stream
+from watertable.interpreter import Record
+from watertable.windows import EPOCH
+
+KafkaCase = dict[str, Any]
+CASES: dict[str, KafkaCase] = {c["id"]: c for c in json.loads((Path(__file__).parent / "kafka-streams-cases.json").read_text())}
+
+NOT_COVERED = {
+    "ktable_ktable_inner_join": "table-table joins",
+    "ktable_ktable_left_join": "table-table joins",
+    "ktable_ktable_outer_join": "table-table joins",
+    "ktable_ktable_inner_join -> ktable_ktable_left_join": "table-table joins",
+    "ktable_ktable_foreign_key_inner_join": "foreign-key joins",
+    "ktable_ktable_foreign_key_left_join": "foreign-key joins",
+    "kstream_ktable_inner_join": "stream-table joins",
+    "kstream_ktable_left_join": "stream-table joins",
+    "kstream_globalktable_inner_join": "global tables",
+    "kstream_globalktable_left_join": "global tables",
+    "kstream_kstream_inner_join": "stream-stream joins",
+    "kstream_kstream_left_join": "stream-stream joins",
+    "kstream_kstream_outer_join": "stream-stream joins",
+    "ktable_groupby_aggregate": "grouping a table",
+    "ktable_groupby_count": "grouping a table",
+    "ktable_groupby_reduce": "grouping a table",
+    "ktable_suppress_time_limit": "suppress",
+    "kstream_session_count": "session windows",
+    "kstream_session_reduce": "session windows",
+    "kstream_session_count_suppress": "session windows",
+    "kstream_cogroup_session": "session windows",
+    "kstream_sliding_aggregate": "sliding windows",
+    "kstream_sliding_reduce": "sliding windows",
+    "kstream_sliding_count": "sliding windows",
+    "kstream_sliding_count_suppress": "sliding windows",
+}
+"""Operators of Kafka Streams that later capabilities bring, and what each waits for."""
+
+CONTENT: dict[str, Any] = {"n": wt.count(), "kinds": wt.count_distinct("v"), "least": wt.min("v"), "greatest": wt.max("v")}
+
+
+# -- a topology for each operator ---------------------------------------------------------------------------------------------------
+
+
+def text(case: KafkaCase, app: wt.App) -> Stream:
+    """Read the case's topics as one stream; where it aggregates one of them with '-', its values say so."""
+    rule = case["settings"].get("aggregation", "")
+    names = case["settings"].get("topics") or [case["settings"]["topic"]]
+    streams = []
+    for name, word in zip(names, ("one", "two"), strict=False):
+        stream = app.topic(name, key="k STRING", value="v STRING").stream()
+        minus = re.search(rf"topic {word}: (agg \+ )?'-'", rule)
+        streams.append(stream.map_values(v="concat('-', v)") if minus else stream.map_values(v="v"))
+    return streams[0].merge(*streams[1:]) if len(streams) > 1 else streams[0]
+
+
+def windows(case: KafkaCase) -> wt.TimeWindows:
+    size, advance, grace = (timedelta(milliseconds=case["settings"][f"{part}_ms"]) for part in ("size", "advance", "grace"))
+    return wt.TimeWindows(size, advance, grace)
+
+
+def numbers(app: wt.App) -> wt.dsl.Table:
+    return app.topic("T", key="k STRING", value="v INT").table()
+
+
+def split(case: KafkaCase, app: wt.App) -> None:
+    stream = app.topic("S", key="k STRING", value="v STRING").stream().split()
+    for name, condition in case["settings"]["branches"]:
+        stream.branch(name, condition.replace("key", "CAST(k AS INT)"))
+    for name, branch in stream.default_branch(case["settings"]["default_branch"]).items():
+        branch.to(name)
+
+
+def flat_map_values(case: KafkaCase, app: wt.App) -> None:
+    stream = app.topic("S", key="k STRING", value="v INT").stream()
+    stream.flat_map_values(v="array(concat('v', v), concat('V', v))").to("updates")
+
+
+def select_key(case: KafkaCase, app: wt.App) -> None:
+    stream = app.topic("S", key="k STRING", value="v INT").stream()
+    stream.select_key(k="CASE v WHEN 1 THEN 'ONE' WHEN 2 THEN 'TWO' WHEN 3 THEN 'THREE' END").to("updates")
+
+
+def keep(table: wt.dsl.Table) -> None:
+    table.materialized_as("t").to_stream().to("updates")
+
+
+TOPOLOGIES: dict[str, Callable[[KafkaCase, wt.App], object]] = {
+    "ktable_source": lambda case, app: keep(numbers(app)),
+    "ktable_filter": lambda case, app: keep(numbers(app).filter("v % 2 = 0")),
+    "ktable_filterNot": lambda case, app: keep(numbers(app).filter_not("v % 2 = 0")),
+    "ktable_mapValues": lambda case, app: keep(app.topic("T", key="k STRING", value="v STRING").table().map_values(v="CAST(v AS INT)")),
+    "kstream_groupbykey_aggregate": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
+    "kstream_groupbykey_reduce": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
+    "kstream_cogroup": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
+    "kstream_cogroup_window": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).agg(**CONTENT)),
+    "kstream_window_aggregate": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).agg(**CONTENT)),
+    "kstream_window_count": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
+    "kstream_window_count_suppress": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
+    "kstream_repartition": lambda case, app: text(case, app).repartition().to("updates"),
+    "kstream_split": split,
+    "kstream_flatMapValues": flat_map_values,
+    "kstream_selectKey": select_key,
+}
+
+
+def run(case: KafkaCase, engine: str, request: pytest.FixtureRequest) -> Result:
+    app = wt.App("case")
+    TOPOLOGIES[case["operator"]](case, app)
+    following: Counter[str] = Counter()
+    records = []
+    for given in case["inputs"]:
+        value = None if given["value"] is None else json.dumps({"v": given["value"]}).encode()
+        key = None if given["key"] is None else given["key"].encode()
+        records.append(Record(given["topic"], 0, following[given["topic"]], EPOCH + timedelta(milliseconds=given["ts"]), key, value))
+        following[given["topic"]] += 1
+    match engine:
+        case "interpreter, record by record":
+            return run_interpreter(app.topology(), [[record] for record in records])
+        case "interpreter, one batch":
+            return run_interpreter(app.topology(), [records])
+        case _:
+            half = (len(records) + 1) // 2
+            return CompilerRun(tiny(request.getfixturevalue("spark")), app.topology()).run([records[:half], records[half:]])
+
+
+# -- what is expected, in our shape ---------------------------------------------------------------------------------------------------
+
+
+def content(folded: str) -> dict[str, object]:
+    """Say what a string holds that Kafka's test folded: '0-1-1+2' of '-1', '-1' and '2'; the '0' it began with is no value."""
+    values = [value.removeprefix("+") for value in re.findall(r"[+-]?[^+-]+", folded) if value != "0"]
+    if not re.search(r"[+-]", folded):
+        values = list(folded)
+    return {"n": len(values), "kinds": len(set(values)), "least": min(values), "greatest": max(values)}
+
+
+def plain_value(value: object) -> dict[str, object]:
+    return content(value) if isinstance(value, str) else {"v": value}
+
+
+def wanted_table(case: KafkaCase) -> dict[tuple[object, ...], dict[str, object]]:
+    rows = case["expect_table"]
+    if isinstance(rows, dict):
+        return {(key,): {"k": key, **plain_value(value)} for key, value in rows.items()}
+    wanted = {}
+    for row in rows:
+        bounds = tuple(EPOCH + timedelta(milliseconds=row[side]) for side in ("window_start", "window_end"))
+        key = {"k": row["key"], "window_start": bounds[0], "window_end": bounds[1]}
+        wanted[tuple(key.values())] = key | plain_value(row["value"])
+    return wanted
+
+
+COVERED = [case for case in CASES.values() if case["operator"] in TOPOLOGIES]
+ENGINES = ["interpreter, record by record", "interpreter, one batch", pytest.param("compiler", marks=pytest.mark.spark)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", COVERED, ids=lambda case: case["id"])
+def test_a_case_of_kafka_streams_comes_out_the_same(case: KafkaCase, engine: str, request: pytest.FixtureRequest) -> None:
+    result = run(case, engine, request)
+    checked = 0
+    if "expect_table" in case:
+        assert result.tables["t"] == wanted_table(case)
+        checked += 1
+    if "expect_dropped" in case:
+        dropped = {key: n for key, n in (result.dropped | result.late).items() if n}
+        assert sum(dropped.values()) == case["expect_dropped"]
+        checked += 1
+    if "expect_branches" in case:
+        assert {name: [json.loads(value)["v"] for _, value, _ in found] for name, found in result.outputs.items()} == case[
+            "expect_branches"
+        ]  # type: ignore[arg-type]
+        checked += 1
+    if (updates := wanted_updates(case)) is not None:
+        assert [(key, value) for key, value, _ in result.outputs.get("updates", [])] == updates
+        checked += 1
+    assert checked
+
+
+def wanted_updates(case: KafkaCase) -> list[tuple[bytes | None, bytes | None]] | None:
+    """Give the records to see in order: where values are plain, and where no tombstones of rows that never were are among them."""
+    rows = case.get("unsuppressed_records", case.get("expect_records"))
+    if rows is None or case["operator"] in ("ktable_filter", "ktable_filterNot") or case["settings"].get("emit") == "on_window_close":
+        return None
+    if any(isinstance(row["value"], str) for row in rows) and "aggregation" in case["settings"]:
+        return None
+    updates = []
+    for row in rows:
+        key = row["key"]
+        if "window_start" in row:
+            bounds = {side: EPOCH + timedelta(milliseconds=row[side]) for side in ("window_start", "window_end")}
+            key = json.dumps({"k": key} | {side: f"{at:%Y-%m-%dT%H:%M:%S.%f}Z" for side, at in bounds.items()}, separators=(",", ":"))
+        value = None if row["value"] is None else json.dumps({"v": row["value"]}, separators=(",", ":")).encode()
+        updates.append((key.encode(), value))
+    return updates
+
+
+def test_every_case_is_covered_or_waits_for_a_named_capability() -> None:
+    assert {case["operator"] for case in CASES.values()} == {*TOPOLOGIES, *NOT_COVERED}
+    assert not {*TOPOLOGIES} & {*NOT_COVERED}
+    assert (len(CASES), len(COVERED)) == (69, 19)
+    waiting = Counter(NOT_COVERED[case["operator"]] for case in CASES.values() if case["operator"] in NOT_COVERED)
+    assert waiting == {
+        "foreign-key joins": 8,
+        "global tables": 3,
+        "grouping a table": 5,
+        "session windows": 8,
+        "sliding windows": 5,
+        "stream-stream joins": 8,
+        "stream-table joins": 5,
+        "suppress": 2,
+        "table-table joins": 6,
+    }
