@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
@@ -42,6 +43,8 @@ class Commit:
     restored: int | None
     rows: Mapping[str, int]
     """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
+    files: Mapping[str, tuple[str, ...]]
+    """Files added by the value of the partition column `table`, as paths below the table's own."""
 
 
 class Snapshot:
@@ -204,6 +207,7 @@ def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     rows: Counter[str] = Counter()
+    files: dict[str, tuple[str, ...]] = {}
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             info = json.loads(line)["commitInfo"]
@@ -212,10 +216,12 @@ def _commit(version: int, text: str) -> Commit:
             transactions[txn["appId"]] = int(txn["version"])
         elif line.startswith('{"add"'):
             add = json.loads(line)["add"]
-            if (table := add.get("partitionValues", {}).get("table")) is not None and add.get("stats"):
-                rows[table] += int(json.loads(add["stats"])["numRecords"])
+            if (table := add.get("partitionValues", {}).get("table")) is not None:
+                rows[table] += int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
+                files[table] = (*files.get(table, ()), unquote(add["path"]))
     restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
+        files=files,
     )  # fmt: skip

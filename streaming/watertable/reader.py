@@ -8,6 +8,7 @@ then takes base ⊕ (folded, position] for every table of the app. Folds may run
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge
-from watertable.algebra import finish, merge, spread
+from watertable.algebra import change_struct, finish, merge, spread
 from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position
 from watertable.deltalog import DeltaLog, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
@@ -68,6 +69,29 @@ class Base:
 _EMPTY: Final = Base(None, 0, 0)
 
 
+class Recent:
+    """Remember the files of a writer's own commits, so that a look-up needn't rebuild the state of a log that grows with each batch.
+
+    The files stay: OPTIMIZE leaves them to readers for as long as the changelog's retention says, and a tail is a few folds long.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._commits: deque[tuple[int, Mapping[str, tuple[str, ...]]]] = deque(maxlen=4 * BUCKET)
+
+    def add(self, seq: int, files: Mapping[str, tuple[str, ...]]) -> None:
+        """Remember the files of the next commit."""
+        if len(self._commits) == self._commits.maxlen:
+            self._after = self._commits[0][0]
+        self._commits.append((seq, files))
+
+    def files(self, table: str, after: int, upto: int) -> list[str] | None:
+        """List the files of a table in commits (after, upto]; None when they reach back before the writer's first."""
+        if after < self._after or (self._commits and self._commits[-1][0] < upto):
+            return None
+        return [f for seq, files in self._commits if after < seq <= upto for f in files.get(table, ())]
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Hold tables of an app pinned at one position."""
@@ -78,6 +102,7 @@ class View:
     lineage: Lineage
     position: Position
     bases: Mapping[str, Base]
+    recent: Recent | None = None
 
     def tail(self, table: TableDef) -> DataFrame:
         """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key.
@@ -140,16 +165,18 @@ class View:
 
     def changes(self, table: TableDef, after: int, upto: int) -> DataFrame:
         """Read the changelog's rows of a table in commits (after, upto] of this lineage."""
-        where = self.lineage.where(after, upto)
         column = quote(table.state_column)
-        if table.state_column not in self.snapshot.columns:
-            where = "false"
-            return self.snapshot.frame().where(where).selectExpr(
-                f"CAST(NULL AS {table.key.struct().sql()}) AS key", f"CAST(NULL AS {_state_type(table)}) AS state",
-                "CAST(NULL AS TIMESTAMP) AS st", "epoch", "seq",
-            )  # fmt: skip
-        found = self.snapshot.frame().where(f"`table` = '{table.name}' AND {where}")
-        return spread(table, found.selectExpr(f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq"))
+        wanted = (f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st")
+        files = None if self.recent is None else self.recent.files(table.name, after, upto)
+        if files:
+            ddl = f"seq BIGINT, {column} {change_struct(table).sql()}"
+            rows = self.changelog.spark.read.schema(ddl).parquet(*(f"{self.changelog.path}/{f}" for f in files))
+            return spread(table, rows.selectExpr(*wanted, f"{self.position.epoch} AS epoch", "seq"))
+        if files == [] or table.state_column not in self.snapshot.columns:
+            nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
+            return self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq").selectExpr(*wanted, "epoch", "seq")
+        found = self.snapshot.frame().where(f"`table` = '{table.name}' AND {self.lineage.where(after, upto)}")
+        return spread(table, found.selectExpr(*wanted, "epoch", "seq"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +285,14 @@ class Reader:
             bases[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
         return View(self.changelog, snapshot, head, head.lineage, position, bases)
 
+    def view_for(self, table: TableDef, head: Head, position: Position, recent: Recent) -> View:
+        """Pin a table for its one writer, who knows where the app stands."""
+        base, snapshot = self.newest(table), self.changelog.snapshot()
+        if base.snapshot is not None and not head.lineage.holds(base.epoch, base.seq):
+            base = self._older(table, position, head, snapshot)
+        base = self._with_tombstones(table, base, head, snapshot)
+        return View(self.changelog, snapshot, head, head.lineage, position, {table.name: base}, recent)
+
     def log(self, base: str) -> DeltaLog:
         """Follow the Delta table that holds a table's base."""
         if base not in self._logs:
@@ -314,9 +349,10 @@ class Reader:
             return max((m.tombstones_from for m in marks if m.table == table.name and m.seq <= base.seq), default=0)
 
         found = best([m for m in head.folds if m.seq == base.seq])
-        if not found:  # not confirmed (a fold died right after its merge), or older than what the head was looked for in
-            rows = self.changelog.rows(snapshot, f"c.kind = 'fold' AND {head.lineage.where(0, base.seq)}")
-            found = best([m for row in rows for m in row.folds])
+        for after in (base.seq - 1, 0):  # all of them, where the fold isn't confirmed because it died right after its merge
+            if not found:
+                rows = self.changelog.rows(snapshot, f"c.kind = 'fold' AND {head.lineage.where(after, base.seq)}")
+                found = best([m for row in rows for m in row.folds])
         return Base(base.snapshot, base.epoch, base.seq, found)
 
     def _resolve(self, at: At, names: Sequence[str], snapshot: Snapshot) -> Position:
@@ -438,10 +474,6 @@ def _common(older: View, newer: View) -> int:
         if a.upto != b.upto:
             break
     return common
-
-
-def _state_type(table: TableDef) -> str:
-    return "STRUCT<" + ", ".join(f"{quote(f.name)}: {f.type.sql()}" for f in table.state) + ">"
 
 
 def _at_offsets(offsets: Offsets) -> str:

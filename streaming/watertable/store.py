@@ -19,7 +19,7 @@ from watertable.changelog import Changelog, CommitInfo, Head, Position, now_afte
 from watertable.errors import Fenced, StoreError
 from watertable.fold import Folder
 from watertable.plan import TableDef
-from watertable.reader import SEQ_BITS, Reader, materialise
+from watertable.reader import SEQ_BITS, Reader, Recent, materialise
 from watertable.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Writer:
 
     def __init__(self, store: Store, head: Head, fence: CommitInfo, version: int) -> None:
         self._store, self._fence, self._version = store, fence, version
-        self._last = head.last
+        self._head, self._last, self._recent = head, head.last, Recent(head.position.seq)
         self.position = head.position
         self.rows: Mapping[str, int] = {}
         """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
@@ -173,7 +173,8 @@ class Writer:
             note=_note("batch", position, info), point="store.commit",
         )  # fmt: skip
         failpoints.hit("store.commit.after_commit")
-        self._version, self.rows = made.version, dict(made.rows)
+        self._version, self.rows = made.version, made.rows
+        self._recent.add(info.seq, made.files)
         self._last, self.position, self._usable = info, position, True
         return position
 
@@ -181,9 +182,7 @@ class Writer:
         """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut."""
 
         def look(table: TableDef, keys: DataFrame) -> DataFrame:
-            view = self._store.reader.view([table.name])
-            if view.position != self.position:
-                raise Fenced(f"{self._store.app} is at {view.position}, not at {self.position} where this writer left it")
+            view = self._store.reader.view_for(table, self._head, self.position, self._recent)
             return materialise(view.states(table, keys).select("key", "state"))
 
         return look

@@ -79,35 +79,44 @@ class Ledger:
 
     def sums(self, name: str, change: Mapping[str, int], at: float = 0) -> DataFrame:
         """Make changes of a table whose state is one sum."""
-        return self.deltas(name, [f"named_struct('k', '{k}'), named_struct('q', {q}L), timestamp'{minute(at):%F %T}'" for k, q in change.items()])
+        st = f"timestamp'{minute(at):%F %T}'"
+        return self.deltas(name, [f"named_struct('k', '{k}'), named_struct('q', {q}L), {st}" for k, q in change.items()])
 
     def names(self, change: Mapping[str, tuple[float, str | None]]) -> DataFrame:
         """Make changes of `names`: key → (stream time in minutes, name or None for a tombstone)."""
         rows = []
         for key, (at, name) in change.items():
-            place = f"named_struct('st', timestamp'{minute(at):%F %T}', 'topic', 'names', 'partition', 0, 'offset', {next(self.numbers)}L, 'ord', 0)"
+            st = f"timestamp'{minute(at):%F %T}'"
+            place = f"named_struct('st', {st}, 'topic', 'names', 'partition', 0, 'offset', {next(self.numbers)}L, 'ord', 0)"
             value = "CAST(NULL AS STRUCT<name: STRING>)" if name is None else f"named_struct('name', '{name}')"
-            rows.append(f"named_struct('k', '{key}'), named_struct('row', named_struct('order', {place}, 'value', {value})), timestamp'{minute(at):%F %T}'")
+            rows.append(f"named_struct('k', '{key}'), named_struct('row', named_struct('order', {place}, 'value', {value})), {st}")
         return self.deltas("names", rows)
 
     def info(self, records: int = 10, reached: Mapping[str, float | None] | None = None) -> CommitInfo:
         """Describe a batch of so many records of each topic, after which the stream times are these minutes."""
         begin = {(topic, 0): self.offsets.get((topic, 0), 0) for topic in ("moves", "names")}
-        self.offsets = {p: o + records for p, o in begin.items()}
         times = {(t, 0): None if m is None else minute(m) for t, m in (reached or {"moves": 0, "names": 0}).items()}
-        return CommitInfo(begin=begin, next=dict(self.offsets), stream_times=times, topic_ids={"moves": "id-m", "names": "id-n"})
+        after = {p: o + records for p, o in begin.items()}
+        return CommitInfo(begin=begin, next=after, stream_times=times, topic_ids={"moves": "id-m", "names": "id-n"})
+
+    def commit(self, frames: Mapping[str, DataFrame], reached: Mapping[str, float | None] | None = None) -> Position:
+        """Commit one batch of any tables."""
+        info = self.info(reached=reached)
+        position = self.writer.commit(frames, info)
+        self.offsets |= info.next
+        return position
 
     def sell(self, reached: Mapping[str, float | None] | None = None, **change: int) -> Position:
         """Commit one batch that changes stock by these amounts, with `low` and `ids` beside it."""
         frames = {"stock": self.sums("stock", change), "low": self.sums("low", change)}
-        position = self.writer.commit(frames, self.info(reached=reached))
+        position = self.commit(frames, reached)
         for key, quantity in change.items():
             self.stock[key] = self.stock.get(key, 0) + quantity
         return position
 
     def name(self, reached: float, **change: tuple[float, str | None]) -> Position:
         """Commit one batch of names."""
-        return self.writer.commit({"names": self.names(change)}, self.info(reached={"moves": reached, "names": reached}))
+        return self.commit({"names": self.names(change)}, {"moves": reached, "names": reached})
 
     def read(self, table: str, at: object = None) -> dict[object, object]:
         """Read a table as key → value, where both are one column."""

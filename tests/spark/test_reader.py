@@ -1,0 +1,197 @@
+"""Hold reading to its law: all tables at one position, whatever folds and trims do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.ledger import Ledger, minute
+from watertable import changelog, fold, reader, upkeep
+from watertable.changelog import CommitInfo, Position
+from watertable.errors import TableNotFound, UnknownPosition
+from watertable.reader import event_time
+from watertable.store import WRITER_LINE, Retention
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    """Open a new store."""
+    return Ledger.open(spark, str(tmp_path))
+
+
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trim by two commits rather than by a thousand."""
+    for module in (changelog, fold, reader, upkeep):
+        if hasattr(module, "BUCKET"):
+            monkeypatch.setattr(module, "BUCKET", 2)
+
+
+def test_a_reader_sees_one_position_of_all_tables_while_folds_land_between_its_pins(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1)
+    pin: Callable[[], object] = ledger.store.changelog.snapshot
+    seen: list[int] = []
+
+    def meanwhile() -> object:
+        if not seen:  # the bases are pinned already: `stock` before this fold, `low` before its first
+            seen.append(1)
+            ledger.sell(a=1, b=1)
+            ledger.store.folder.fold_all(["stock", "low"])
+            ledger.sell(b=1)
+        return pin()
+
+    monkeypatch.setattr(ledger.store.reader.changelog, "snapshot", meanwhile)
+    tables = ledger.store.reader.read_all(["stock", "low"])
+    found = {name: {r[0]: r[1] for r in frame.collect()} for name, frame in tables.items()}
+    assert found == {"stock": {"a": 3, "b": 3}, "low": {"a": 3, "b": 3}}
+
+
+def test_a_frame_that_was_read_does_not_change_when_the_table_does(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1)
+    frame = ledger.store.reader.read("stock")
+    ledger.sell(a=1)
+    ledger.store.fold("stock")
+    assert [tuple(r) for r in frame.collect()] == [("a", 2)]
+
+
+def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
+    times = []
+    for number in range(1, 5):
+        ledger.sell(reached={"moves": number * 10, "names": None}, a=1)
+        last = ledger.writer.last
+        assert last is not None
+        times.append(last.commit_time)
+        if number == 2:
+            ledger.store.fold("stock")
+    read = ledger.read
+    assert [read("stock", f"shop@1.{n}") for n in range(1, 5)] == [{"a": n} for n in range(1, 5)]
+    assert read("stock", Position("shop", 1, 3)) == {"a": 3}
+    assert read("stock", times[2]) == {"a": 3}
+    assert read("stock", times[2] - timedelta(microseconds=1)) == {"a": 2}
+    assert read("stock", event_time(minute(20))) == {"a": 2}
+    assert read("stock", event_time(minute(39))) == {"a": 3}
+    assert read("stock", {("moves", 0): 30}) == {"a": 3}
+    assert read("stock", {("moves", 0): 29, ("names", 0): 1000}) == {"a": 2}
+    version = ledger.store.reader.view(["stock"]).bases["stock"].snapshot
+    assert version is not None
+    assert read("stock", version.version) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [("shop@1.9", "isn't there yet"), ("other@1.1", "app 'other'"), ("nonsense", "no position"), (datetime(2026, 1, 1), "no time zone"),
+     (datetime(2001, 1, 1, tzinfo=UTC), "at or before"), (77, "no version 77"), ({("moves", 0): 3}, "at or before")],
+)  # fmt: skip
+def test_a_position_that_never_was_is_refused_with_the_reason(ledger: Ledger, at: object, why: str) -> None:
+    ledger.sell(a=1)
+    with pytest.raises(UnknownPosition, match=why):
+        ledger.read("stock", at)
+
+
+def test_an_unknown_table_is_named_beside_those_there_are(ledger: Ledger) -> None:
+    with pytest.raises(TableNotFound, match="hourly, ids, low, names, stock"):
+        ledger.store.reader.read("stok")
+
+
+def test_changes_are_old_and_new_rows_of_the_keys_that_differ(ledger: Ledger) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=5, c=2)
+    ledger.sell(c=-2, b=1)
+    ledger.sell(b=-1)
+    ledger.store.fold("stock")
+
+    def changes(table: str, start: str, end: str | None = None) -> dict[str, tuple[int | None, int | None]]:
+        rows = ledger.store.reader.changes(table, start, end).collect()
+        return {r["key"]["k"]: tuple(None if v is None else v["qty"] for v in (r["old"], r["new"])) for r in rows}  # type: ignore[misc]
+
+    assert changes("stock", "shop@1.0", "shop@1.1") == {"a": (None, 1), "b": (None, 1)}
+    assert changes("stock", "shop@1.1") == {"a": (1, 6), "c": (None, 0)}
+    assert changes("stock", "shop@1.3", "shop@1.1") == {"a": (6, 1), "b": (2, 1), "c": (0, None)}
+    assert changes("stock", "shop@1.4") == {}
+    ledger.sell(a=10)
+    assert changes("low", "shop@1.4") == {"a": (6, None)}
+
+
+def test_status_tells_how_far_each_table_is_behind(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1, b=1)
+    status = ledger.store.reader.status()
+    assert status.position == Position("shop", 1, 2)
+    stock, low = status.tables["stock"], status.tables["low"]
+    assert (stock.folded.seq, stock.commits_behind, stock.folded_rows) == (1, 1, 1)
+    assert (low.version, low.commits_behind) == (None, 2)
+    assert timedelta(0) < stock.behind < low.behind < timedelta(minutes=10)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSession, tmp_path: Path) -> None:
+    ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7), timedelta(days=1)))
+    for number in range(1, 9):
+        ledger.sell(a=1)
+        if number % 3 == 0:
+            ledger.store.folder.fold_all()
+    keeper = ledger.store.upkeep
+    assert keeper.trim() == 0, "everything is within the horizon"
+    assert keeper.trim([Position("shop", 1, 1)], now=datetime.now(UTC) + timedelta(days=30)) == 1, "a consumer still reads from seq 2"
+    assert keeper.trim(now=datetime.now(UTC) + timedelta(days=30)) == 3, "tables are folded up to seq 6"
+    assert ledger.read("stock") == ledger.stock == {"a": 8}
+    assert [ledger.read("stock", f"shop@1.{n}") for n in (6, 7, 8)] == [{"a": 6}, {"a": 7}, {"a": 8}]
+    with pytest.raises(UnknownPosition, match="trimmed up to seq"):
+        ledger.read("stock", "shop@1.2")
+    again = ledger.restart()
+    again.sell(a=1)
+    assert again.read("stock") == {"a": 9}
+
+
+def test_upkeep_beside_a_writer_changes_no_row_and_stops_nobody(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.sell(a=1)
+    ledger.store.fold("stock")
+    from watertable import failpoints
+
+    with failpoints.armed("upkeep.after_optimize", lambda: ledger.sell(a=1) and None):
+        ledger.store.upkeep.maintain()
+    ledger.sell(a=1)
+    assert ledger.read("stock") == ledger.stock == {"a": 5}
+    assert ledger.read("stock", "shop@1.2") == {"a": 2}
+
+
+def test_an_epoch_reads_its_parent_up_to_the_fork_and_a_fold_repairs_the_table(ledger: Ledger) -> None:
+    for _ in range(4):
+        ledger.sell(a=1)
+    ledger.store.fold("stock", upto=2)
+    ledger.store.fold("stock")
+    log = ledger.store.changelog
+    fork = CommitInfo(kind="epoch", epoch=2, seq=2, generation=9, parent=1, fork=2)
+    rows = log.append_rows([], fork, bucket=-1)
+    log.log.append(rows, line=WRITER_LINE, number=9 << 40, since=log.snapshot().version, note="epoch shop@2.2")
+    assert ledger.store.reader.position() == Position("shop", 2, 2)
+    assert ledger.read("stock") == {"a": 2}
+    again = ledger.restart()
+    assert again.writer.generation == 10
+    again.offsets = {("moves", 0): 20, ("names", 0): 20}
+    assert again.sell(a=100) == Position("shop", 2, 3)
+    assert again.read("stock") == {"a": 102}
+    assert again.read("stock", "shop@1.4") == {"a": 4}
+    assert again.store.fold("stock") == 3
+    assert again.read("stock") == {"a": 102}
+    assert again.read("stock", "shop@1.3") == {"a": 3}
+    rows = again.store.reader.changes("stock", "shop@1.4", "shop@2.3").collect()
+    assert [(r["old"]["qty"], r["new"]["qty"]) for r in rows] == [(4, 102)]

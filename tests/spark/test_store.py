@@ -1,0 +1,202 @@
+"""Hold the store to its laws: one append is one transaction, commits have no gap, and one writer at a time makes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.ledger import Ledger, minute
+from watertable import failpoints
+from watertable.changelog import Advance, CommitInfo, Lineage, Position, Span
+from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
+from watertable.reader import Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    """Open a new store."""
+    return Ledger.open(spark, str(tmp_path))
+
+
+def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_one_table(ledger: Ledger, spark: SparkSession) -> None:
+    outbox = spark.sql(
+        "SELECT 'orders.v1' AS topic, X'01' AS key, X'02' AS value, current_timestamp() AS timestamp, current_timestamp() AS st, "
+        "'moves' AS src_topic, 0 AS src_partition, 7L AS src_offset, 0L AS ord, 0L AS ordinal"
+    )
+    quarantine = spark.sql(
+        "SELECT 'moves' AS topic, 0 AS partition, 3L AS offset, current_timestamp() AS timestamp, X'6b' AS key, X'ff' AS value, "
+        "'sales' AS node, 'app.py:3' AS location, 'not JSON' AS reason"
+    )
+    before = ledger.store.changelog.snapshot().version
+    frames = {"stock": ledger.sums("stock", {"a": 2, "b": 3}), "low": ledger.sums("low", {"a": 2})}
+    position = ledger.writer.commit(frames, ledger.info(), outbox=outbox, quarantine=quarantine)
+    snapshot = ledger.store.changelog.snapshot()
+    assert (position, snapshot.version) == (Position("shop", 1, 1), before + 1)
+    rows = {r["table"]: r["count"] for r in snapshot.frame().where("seq = 1").groupBy("table").count().collect()}
+    assert rows == {"stock": 2, "low": 1, "__out_orders.v1": 1, "__quarantine": 1, "__commit": 1}
+    assert dict(ledger.writer.rows) == rows
+    assert snapshot.frame().where("seq = 1 AND out_v1.src_offset = 7").count() == 1
+    assert ledger.read("stock") == {"a": 2, "b": 3}
+
+
+def test_the_number_of_tables_does_not_change_the_number_of_spark_jobs(ledger: Ledger, spark: SparkSession) -> None:
+    jobs = []
+    for number, tables in enumerate((["stock"], ["stock", "low"])):
+        frames = {name: ledger.sums(name, {"a": 1}) for name in tables}
+        spark.sparkContext.setJobGroup(f"commit {number} {id(ledger)}", "a commit")
+        ledger.commit(frames)
+        jobs.append(len(spark.sparkContext.statusTracker().getJobIdsForGroup(f"commit {number} {id(ledger)}")))
+    assert jobs == [1, 1]
+
+
+def test_a_commit_row_says_everything_it_was_told_to_the_microsecond(ledger: Ledger) -> None:
+    told = CommitInfo(
+        begin={("moves", 0): 0, ("moves", 1): 5}, next={("moves", 0): 10, ("moves", 1): 5},
+        stream_times={("moves", 0): datetime(2010, 12, 1, 8, 26, 0, 123456, tzinfo=UTC), ("moves", 1): None},
+        topic_ids={"moves": "Xy_-1"}, advances=(Advance("moves", 1, 5, minute(7)),),
+        counters={"records": 10, "dropped:app.py:3:null_key": 1},
+    )  # fmt: skip
+    ledger.writer.commit({}, told)
+    found = ledger.store.head().last
+    assert found is not None
+    for name in ("begin", "next", "stream_times", "topic_ids", "advances", "counters"):
+        assert getattr(found, name) == getattr(told, name)
+    assert (found.kind, found.seq, found.writer) == ("batch", 1, ledger.writer._fence.writer)
+    assert found.low_stream_time is None
+    assert abs(datetime.now(UTC) - found.commit_time) < timedelta(minutes=5)
+
+
+def test_a_batch_must_begin_where_the_last_commit_ended(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    for begin, end in ((11, 12), (9, 12), (10, 8)):
+        with pytest.raises(StoreError, match=r"offset|back"):
+            ledger.writer.commit({}, CommitInfo(begin={("moves", 0): begin}, next={("moves", 0): end}))
+    ledger.sell(a=1)
+    assert ledger.store.head().position == Position("shop", 1, 2)
+
+
+def test_a_start_goes_on_where_the_last_commit_ended_and_partitions_it_does_not_name_stay(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    again = ledger.restart()
+    again.writer.commit({}, CommitInfo(begin={("moves", 0): 10}, next={("moves", 0): 15}, stream_times={("moves", 0): minute(3)}))
+    last = ledger.restart().writer.last
+    assert last is not None
+    assert last.next == {("moves", 0): 15, ("names", 0): 10}
+    assert last.stream_times == {("moves", 0): minute(3), ("names", 0): minute(0)}
+
+
+def test_a_zombies_batches_after_a_fence_are_refused_the_first_and_the_second(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    zombie = ledger
+    live = ledger.restart()
+    live.sell(a=10)
+    for _ in range(2):
+        with pytest.raises((Fenced, StoreError)):
+            zombie.sell(a=100)
+    zombie.writer._usable = True  # even a writer that forgets that it failed
+    with pytest.raises(Fenced):
+        zombie.sell(a=100)
+    live.sell(a=10)
+    assert live.read("stock") == {"a": 21}
+    assert live.store.head().position.seq == 3
+
+
+def test_a_writer_fenced_in_the_middle_of_its_write_is_refused(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    live: list[Ledger] = []
+    with failpoints.armed("store.commit.after_write", lambda: live.append(ledger.restart())):
+        with pytest.raises(Fenced):
+            ledger.sell(a=100)
+    live[0].sell(a=10)
+    assert live[0].read("stock") == {"a": 11}
+
+
+def test_of_two_starts_at_once_both_get_a_generation_and_one_stays(ledger: Ledger) -> None:
+    others: list[Ledger] = []
+    with failpoints.armed("store.fence.after_write", lambda: others.append(ledger.restart())):
+        later = ledger.restart()
+    assert {ledger.writer.generation, others[0].writer.generation, later.writer.generation} == {1, 2, 3}
+    with pytest.raises(Fenced):
+        others[0].sell(a=1)
+    later.sell(a=1)
+
+
+def test_what_a_writer_had_begun_when_it_died_is_not_there_and_what_it_had_committed_is(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    for point, there in (("store.commit.before_write", 1), ("store.commit.after_write", 1), ("store.commit.after_commit", 2)):
+        with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
+            ledger.sell(a=1)
+        with pytest.raises(StoreError, match="failed before"):
+            ledger.sell(a=1)
+        ledger = ledger.restart()
+        assert (ledger.writer.position.seq, ledger.read("stock")) == (there, {"a": there})
+
+
+def test_an_idle_app_keeps_its_position_through_optimize_vacuum_and_log_clean_up(ledger: Ledger, spark: SparkSession) -> None:
+    for _ in range(3):
+        ledger.sell(a=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1)
+    ledger.store.upkeep.maintain()
+    for log in (ledger.store.changelog.log, ledger.store.reader.log("stock")):
+        log._log.checkpoint()
+        newest = log.latest()
+        assert newest is not None
+        for commit in Path(log.path, "_delta_log").glob("*.json"):
+            if int(commit.stem) <= newest.version:
+                commit.unlink()
+                (commit.parent / f".{commit.name}.crc").unlink(missing_ok=True)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    again = ledger.restart()
+    assert again.writer.position == Position("shop", 1, 4)
+    assert again.writer.last is not None
+    assert again.writer.last.next[("moves", 0)] == 40
+    again.sell(a=1)
+    assert again.read("stock") == {"a": 5}
+    assert again.store.fold("stock") == 5
+    assert again.read("stock") == {"a": 5}
+
+
+def test_a_store_of_a_newer_format_is_refused_and_one_that_is_not_there_is_named(
+    ledger: Ledger, spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.sql(f"ALTER TABLE delta.`{ledger.store.changelog.path}` SET TBLPROPERTIES ('watertable.format' = '2')")
+    with pytest.raises(FormatError, match="upgrade"):
+        ledger.restart()
+    with pytest.raises(TableNotFound, match="nowhere"):
+        Reader(spark, str(tmp_path), "nowhere", ()).position()
+
+
+def test_old_rows_are_looked_up_from_base_and_tail_in_one_go(ledger: Ledger, spark: SparkSession) -> None:
+    ledger.sell(a=1, b=2)
+    ledger.store.fold("stock")
+    ledger.sell(a=10, c=3)
+    keys = spark.sql("SELECT named_struct('k', k) AS key FROM VALUES ('a'), ('b'), ('c'), ('never') AS v(k)")
+    found = ledger.writer.lookup()(ledger.table("stock"), keys).collect()
+    assert {r["key"]["k"]: r["state"][0] for r in found} == {"a": 11, "b": 2, "c": 3}
+
+
+def test_positions_are_written_and_read_alike() -> None:
+    assert Position.parse("retail@3.48211") == Position("retail", 3, 48211)
+    assert str(Position("retail", 3, 48211)) == "retail@3.48211"
+    for wrong in ("retail", "retail@3", "@1.2", "retail@1.2.3", "retail@-1.2"):
+        with pytest.raises(UnknownPosition):
+            Position.parse(wrong)
+
+
+def test_a_lineage_takes_each_commit_from_one_epoch_only() -> None:
+    forks = [CommitInfo(kind="epoch", epoch=2, parent=1, fork=50), CommitInfo(kind="epoch", epoch=3, parent=2, fork=70),
+             CommitInfo(kind="epoch", epoch=4, parent=3, fork=40)]  # fmt: skip
+    assert Lineage.of(1, forks).spans == (Span(1, 0, None),)
+    assert Lineage.of(3, forks).spans == (Span(1, 0, 50), Span(2, 50, 70), Span(3, 70, None))
+    lineage = Lineage.of(4, forks)
+    assert [(e, s) for e in (1, 2, 3, 4) for s in (40, 41, 60, 80) if lineage.holds(e, s)] == [(1, 40), (4, 41), (4, 60), (4, 80)]
+    assert lineage.where(0, 40) == "((epoch = 1 AND bucket BETWEEN 0 AND 0 AND seq > 0 AND seq <= 40))"

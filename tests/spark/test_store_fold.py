@@ -1,0 +1,168 @@
+"""Hold folds to their law: whatever folds do, race or die of, a table is the fold of its changelog, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deltalake
+import polars
+import pytest
+
+from tests.spark.ledger import Ledger, minute
+from watertable import failpoints
+from watertable.fold import Folder
+from watertable.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    """Open a new store."""
+    return Ledger.open(spark, str(tmp_path))
+
+
+def folder(ledger: Ledger) -> Folder:
+    """Make a second folder, as another process would have."""
+    return Store(ledger.spark, ledger.store.warehouse, "shop", ledger.topology.tables).folder
+
+
+def plain(ledger: Ledger, table: str) -> dict[object, object]:
+    """Read a table without a JVM, as any Delta reader would."""
+    rows = polars.scan_delta(f"{ledger.store.warehouse}/shop/{table}").collect().rows()
+    return {r[0]: r[1] for r in rows}
+
+
+def test_any_delta_reader_sees_the_table_whole_at_its_folded_position_with_the_users_columns_first(ledger: Ledger) -> None:
+    ledger.sell(a=1, b=2)
+    assert ledger.store.fold("stock") == 1
+    ledger.sell(a=5)
+    assert plain(ledger, "stock") == {"a": 1, "b": 2}
+    assert ledger.read("stock") == {"a": 6, "b": 2}
+    assert ledger.store.fold("stock") == 2
+    assert plain(ledger, "stock") == {"a": 6, "b": 2}
+    table = deltalake.DeltaTable(f"{ledger.store.warehouse}/shop/stock")
+    assert [f.name for f in table.schema().fields] == ["k", "qty", "_wt"]
+    allowed = {"deletionVectors", "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"}
+    assert set(table.protocol().writer_features or ()) <= allowed
+
+
+@pytest.mark.parametrize("big", [False, True], ids=["by merge", "by overwrite"])
+def test_a_stale_fold_resumed_after_a_newer_one_changes_nothing(ledger: Ledger, big: bool) -> None:
+    ledger.sell(**{f"k{i}": 1 for i in range(2 if big else 2000)})
+    assert ledger.store.fold("stock") == 1
+    ledger.sell(k0=1, k1=-1)
+
+    def newer() -> None:
+        ledger.sell(k0=5)
+        ledger.sell(k1=7)
+        assert folder(ledger).fold("stock") == 4
+
+    with failpoints.armed("fold.before_merge", newer):
+        assert ledger.store.fold("stock") is None
+    assert ledger.read("stock") == plain(ledger, "stock") == ledger.stock
+    assert ledger.store.fold("stock") is None
+    ledger.sell(k0=1)
+    assert ledger.store.fold("stock") == 5
+    assert ledger.read("stock") == plain(ledger, "stock") == ledger.stock
+
+
+def test_two_folds_of_the_same_commits_change_a_table_once(ledger: Ledger) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1)
+    with failpoints.armed("fold.before_merge", lambda: folder(ledger).fold("stock") and None):
+        ledger.store.fold("stock")
+    assert ledger.read("stock") == plain(ledger, "stock") == {"a": 2, "b": 1}
+
+
+def test_a_fold_that_dies_before_it_is_confirmed_is_found_by_its_transaction(ledger: Ledger) -> None:
+    for point in ("fold.after_merge", "fold.before_merge", "fold.after_pin"):
+        ledger.sell(a=1)
+        with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
+            ledger.store.fold("stock")
+        assert ledger.read("stock") == ledger.stock
+        ledger = ledger.restart()
+        ledger.sell(a=1)
+        assert ledger.read("stock") == ledger.stock
+    assert ledger.store.fold("stock") == 6
+    assert ledger.read("stock") == plain(ledger, "stock") == {"a": 6}
+
+
+def test_a_delete_overtaken_by_an_earlier_put_after_a_fold_stays_deleted(ledger: Ledger) -> None:
+    ledger.name(3, x=(1, "one"), y=(1, "other"))  # another partition's stream time is still at 3
+    ledger.store.fold("names")
+    ledger.name(3, x=(5, None))
+    assert ledger.store.fold("names") == 2
+    assert plain(ledger, "names") == ledger.read("names") == {"y": "other"}
+    ledger.name(3, x=(4, "earlier than its deletion"))
+    assert ledger.read("names") == {"y": "other"}
+    assert ledger.store.fold("names") == 3
+    assert plain(ledger, "names") == ledger.read("names") == {"y": "other"}
+    ledger.name(6, x=(6, "again"))
+    assert ledger.read("names") == {"x": "again", "y": "other"}
+    ledger.store.fold("names")
+    assert plain(ledger, "names") == {"x": "again", "y": "other"}
+
+
+def test_a_tombstone_is_let_go_once_no_earlier_record_can_come(ledger: Ledger) -> None:
+    ledger.name(5, x=(1, "one"))
+    ledger.name(5, x=(5, None))
+    ledger.store.fold("names")
+    assert ledger.store.reader.view(["names"]).bases["names"].tombstones_from == 2
+    ledger.name(6, y=(6, "passes it by"))
+    ledger.store.fold("names")
+    assert ledger.store.reader.view(["names"]).bases["names"].tombstones_from == 4
+    assert ledger.read("names") == {"y": "passes it by"}
+
+
+def test_a_sum_that_a_filter_hides_goes_on_and_plain_readers_never_see_it(ledger: Ledger) -> None:
+    ledger.sell(a=4, b=20)
+    ledger.store.fold("low")
+    assert plain(ledger, "low") == ledger.read("low") == {"a": 4}
+    ledger.sell(b=-15, a=100)
+    assert ledger.read("low") == {"b": 5}
+    ledger.store.fold("low")
+    assert plain(ledger, "low") == ledger.read("low") == {"b": 5}
+    ledger.sell(a=-100)
+    ledger.store.fold("low")
+    assert plain(ledger, "low") == ledger.read("low") == {"a": 4, "b": 5}
+
+
+def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger) -> None:
+    def count(hour: int, n: int) -> None:
+        start, end = (f"timestamp'{minute(60 * h):%F %T}'" for h in (hour, hour + 1))
+        key = f"named_struct('k', 'a', 'window_start', {start}, 'window_end', {end})"
+        frame = ledger.deltas("hourly", [f"{key}, named_struct('n', {n}L), {start}"])
+        ledger.commit({"hourly": frame})
+
+    for hour in range(3):
+        count(hour, 1)
+    ledger.store.fold("hourly")
+    count(1, 10)
+    expected = [(minute(0), 1), (minute(60), 11), (minute(120), 1)]
+    for _ in range(2):
+        rows = ledger.store.reader.read("hourly").selectExpr("unix_micros(window_start) div 60000000 AS m", "n").orderBy("m").collect()
+        assert [(r["m"], r["n"]) for r in rows] == [(int(t.timestamp()) // 60, n) for t, n in expected]
+        ledger.store.fold("hourly")
+
+
+def test_a_set_is_folded_without_repeats_however_often_its_parts_come(ledger: Ledger) -> None:
+    for part in ("1L, 2L", "2L", "5L, 1L"):
+        frame = ledger.deltas("ids", [f"named_struct('k', 'a'), named_struct('seen', array({part})), timestamp'{minute(0):%F %T}'"])
+        ledger.commit({"ids": frame})
+        ledger.store.fold("ids")
+    assert plain(ledger, "ids") == ledger.read("ids") == {"a": 3}
+
+
+def test_a_fold_may_stop_short_of_the_head(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.sell(a=1)
+    assert ledger.store.fold("stock", upto=2) == 2
+    assert plain(ledger, "stock") == {"a": 2}
+    assert ledger.store.fold("stock", upto=1) is None
+    assert ledger.read("stock") == {"a": 3}
