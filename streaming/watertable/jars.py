@@ -192,16 +192,19 @@ def _ivy(jars: list[Jar], mirror: str | None, work: Path) -> None:
          "-retrieve", f"{work}{os.sep}[artifact]-[revision].[ext]"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    missing = [jar.name for jar in jars if not (work / f"{jar.artifact}-{jar.version}.jar").is_file()]
-    if missing:
-        telling = re.compile(r"exception|error|not found|refused|timed out", re.I)
-        said = [line.strip() for line in (run.stdout + run.stderr).splitlines() if telling.search(line)]
-        raise SettingsError(
-            f"{len(missing)} of {len(jars)} jars can't be had from {mirror or 'the default Maven repository'} (first: {missing[0]}"
-            + (f"; Ivy said: {said[0][:300]}" if said else "")
-            + "). Behind a proxy or a mirror, name your Maven repository: WATERTABLE_MAVEN_MIRROR=https://... "
-            "or `maven_mirror` under [tool.watertable] in pyproject.toml."
-        )
+    if all((work / f"{jar.artifact}-{jar.version}.jar").is_file() for jar in jars):
+        return
+    output = run.stdout + run.stderr
+    missing = [
+        jar for jar in jars if f"{jar.group}#{jar.artifact};{jar.version}: not found" in output
+    ] or jars  # one lacks: Ivy brings none
+    problem = re.search(r".*(?:Exception|access error|refused|timed out).*", output) or re.search(r".*not found.*", output)
+    raise SettingsError(
+        f"{len(missing)} of {len(jars)} jars can't be had from {mirror or 'the default Maven repository'} (first: {missing[0].name}"
+        + (f"; Ivy said: {problem.group().strip()[:300]}" if problem else "")
+        + "). Behind a proxy or a mirror, name your Maven repository: WATERTABLE_MAVEN_MIRROR=https://... "
+        "or `maven_mirror` under [tool.watertable] in pyproject.toml."
+    )
 
 
 def _maven_mirror() -> str | None:

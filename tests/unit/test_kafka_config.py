@@ -1,0 +1,122 @@
+"""One description of a cluster, in Kafka's own words, reaches Spark and librdkafka alike."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from watertable.errors import SettingsError
+from watertable.kafka.config import ClientConfig, Cluster
+
+PLAIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="p\\"w;d";'
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", 'p"w;d')
+    monkeypatch.setenv("JAAS", PLAIN)
+
+
+def client(**options: str) -> ClientConfig:
+    config = Cluster("b:9093", {name.replace("_", "."): value for name, value in options.items()}).client_config()
+    return {name: value for name, value in config.items() if name not in ("bootstrap.servers", "log_level")}
+
+
+def test_names_may_carry_sparks_prefix() -> None:
+    assert Cluster("b:1", {"kafka.security.protocol": "SSL"}) == Cluster("b:1", {"security.protocol": "SSL"})
+
+
+def test_user_and_password_become_the_jaas_line_that_java_wants() -> None:
+    cluster = Cluster("b:1", {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "env:PASSWORD"})
+    assert cluster.spark_options() == {
+        "kafka.bootstrap.servers": "b:1", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": PLAIN,
+    }  # fmt: skip
+    assert client(sasl_mechanism="PLAIN", sasl_username="me", sasl_password="env:PASSWORD") == {
+        "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'p"w;d',
+    }  # fmt: skip
+
+
+def test_a_scram_mechanism_gets_its_own_login_module() -> None:
+    cluster = Cluster("b:1", {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "env:PASSWORD"})
+    assert "scram.ScramLoginModule required" in cluster.spark_options()["kafka.sasl.jaas.config"]
+
+
+def test_a_jaas_line_becomes_the_user_and_password_that_librdkafka_wants() -> None:
+    assert client(sasl_mechanism="PLAIN", sasl_jaas_config="env:JAAS") == {
+        "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'p"w;d',
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("jaas", "config"),
+    [
+        (
+            'OAuthBearerLoginModule required clientId="c" clientSecret="s" scope="k";',
+            {
+                "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "c", "sasl.oauthbearer.client.secret": "s",
+                "sasl.oauthbearer.scope": "k",
+            },
+        ),
+        (
+            'Krb5LoginModule required useKeyTab=true keyTab="/me.keytab" principal="me@REALM";',
+            {"sasl.kerberos.keytab": "/me.keytab", "sasl.kerberos.principal": "me@REALM"},
+        ),
+    ],
+)  # fmt: skip
+def test_other_logins_are_taken_from_their_jaas_line(jaas: str, config: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAAS", jaas)
+    assert client(sasl_jaas_config="env:JAAS") == config
+
+
+def test_a_jaas_line_without_credentials_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAAS", 'Module required token="s3cret";')
+    with pytest.raises(SettingsError, match="it names token") as refused:
+        client(sasl_jaas_config="env:JAAS")
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        ({"ssl_truststore_location": "/ca.pem", "ssl_truststore_type": "PEM"}, {"ssl.ca.location": "/ca.pem"}),
+        (
+            {"ssl_keystore_location": "/me.p12", "ssl_keystore_type": "PKCS12", "ssl_keystore_password": "env:PASSWORD"},
+            {"ssl.keystore.location": "/me.p12", "ssl.keystore.password": 'p"w;d'},
+        ),
+        (
+            {"ssl_keystore_location": "/me.pem", "ssl_keystore_type": "PEM"},
+            {"ssl.certificate.location": "/me.pem", "ssl.key.location": "/me.pem"},
+        ),
+        ({"ssl_truststore_certificates": "PEM"}, {"ssl.ca.pem": "PEM"}),
+        ({"ssl_endpoint_identification_algorithm": ""}, {"ssl.endpoint.identification.algorithm": "none"}),
+        ({"request_timeout_ms": "20000"}, {"socket.timeout.ms": "20000"}),
+    ],
+    ids=str,
+)
+def test_stores_and_time_limits_are_translated(options: dict[str, str], config: dict[str, str]) -> None:
+    assert client(**options) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ssl_truststore_location": "/ca.jks"}, r"ssl\.truststore\.type is JKS.*set ssl\.truststore\.type to PEM"),
+        ({"ssl_truststore_location": "/ca.p12", "ssl_truststore_type": "PKCS12"}, r"is PKCS12, which librdkafka can't read"),
+        ({"fetch_max_bytes": "1"}, r"'fetch\.max\.bytes' has no counterpart"),
+    ],
+    ids=str,
+)
+def test_what_one_side_can_not_express_is_refused_not_dropped(options: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        client(**options)
+
+
+def test_librdkafka_takes_what_we_translate() -> None:
+    options = {
+        "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "env:JAAS", "request.timeout.ms": "20000",
+        "connections.max.idle.ms": "540000", "send.buffer.bytes": "65536", "receive.buffer.bytes": "65536", "metadata.max.age.ms": "60000",
+        "reconnect.backoff.ms": "50", "reconnect.backoff.max.ms": "1000", "retry.backoff.ms": "100", "retry.backoff.max.ms": "1000",
+        "client.id": "us", "client.rack": "r1", "ssl.endpoint.identification.algorithm": "https", "enable.metrics.push": "false",
+        "socket.connection.setup.timeout.ms": "10000", "ssl.cipher.suites": "ALL",
+    }  # fmt: skip
+    AdminClient(Cluster("127.0.0.1:1", options).client_config())  # raises at a name or value that librdkafka doesn't know

@@ -1,0 +1,105 @@
+"""Settings: one place, the environment over the file, secrets never written down or shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from watertable.errors import SettingsError
+from watertable.kafka.config import Cluster
+from watertable.settings import Secret, Settings, find_project, resolve
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.watertable]\nassets = ["apps"]\nkafka = "broker:9093"\nwarehouse = "lake"\n'
+        '[tool.watertable.kafka_options]\n"kafka.security.protocol" = "SASL_SSL"\n"sasl.password" = "env:KAFKA_PASSWORD"\n'
+        '[tool.watertable.spark]\n"spark.sql.shuffle.partitions" = "7"\n"spark.hadoop.fs.s3a.secret.key" = "env:S3_SECRET"\n'
+    )
+    return tmp_path
+
+
+def test_the_project_is_found_from_any_folder_below(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = project / "a" / "b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert find_project() == project
+    settings = Settings.load()
+    assert (settings.project, settings.assets, settings.kafka) == (project, ("apps",), "broker:9093")
+    assert settings.warehouse_uri == str(project / "lake")
+    assert settings.home_folder == project / ".watertable"
+
+
+def test_the_environment_wins_over_the_file_and_the_caller_over_both(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATERTABLE_KAFKA", "elsewhere:1")
+    assert Settings.load(project).kafka == "elsewhere:1"
+    assert Settings.load(project, kafka="mine:2").kafka == "mine:2"
+
+
+def test_without_a_table_everything_has_its_default(tmp_path: Path) -> None:
+    settings = Settings.load(tmp_path)
+    assert (settings.kafka, settings.master, settings.env) == ("127.0.0.1:9092", "local[*]", "")
+    assert settings.warehouse_uri == str(tmp_path / ".watertable" / "warehouse")
+
+
+@pytest.mark.parametrize("uri", ["s3a://bucket/lake", "abfss://c@account.dfs.core.windows.net/lake", "hdfs:///lake", "file:///lake"])
+def test_a_warehouse_uri_is_kept_as_it_is(tmp_path: Path, uri: str) -> None:
+    assert Settings.load(tmp_path, warehouse=uri + "/").warehouse_uri == uri
+
+
+def test_unknown_and_wrong_settings_are_named_with_their_file(project: Path) -> None:
+    (project / "pyproject.toml").write_text('[tool.watertable]\nasset = ["x"]\nenv = "Not OK"\n')
+    with pytest.raises(SettingsError, match=r"pyproject\.toml.*asset: Extra inputs.*|env: "):
+        Settings.load(project)
+    (project / "pyproject.toml").write_text("[tool.watertable\n")
+    with pytest.raises(SettingsError, match=r"pyproject\.toml: "):
+        Settings.load(project)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kafka_options": {"sasl.password": "hunter2"}},
+        {"kafka_options": {"kafka.sasl.jaas.config": "PlainLoginModule required password=x;"}},
+        {"kafka_options": {"ssl.keystore.password": "hunter2"}},
+        {"spark": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}},
+        {"spark": {"spark.hadoop.fs.azure.account.key.me.dfs.core.windows.net": "hunter2"}},
+    ],
+    ids=str,
+)
+def test_a_secret_written_down_is_refused_and_not_repeated(tmp_path: Path, options: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(SettingsError, match="env:NAME") as refused:
+        Settings.load(tmp_path, **options)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_is_no_secret_may_be_written_down(tmp_path: Path) -> None:
+    options = {"ssl.truststore.location": "/ca.pem", "sasl.oauthbearer.token.endpoint.url": "https://idp/token"}
+    assert Settings.load(tmp_path, kafka_options=options).kafka_options == options
+
+
+def test_a_secret_shows_nowhere_until_it_is_revealed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    settings = Settings.load(project)
+    cluster = Cluster.of(settings)
+    found = resolve("sasl.password", settings.kafka_options["sasl.password"])
+    assert isinstance(found, Secret)
+    assert found.reveal() == "hunter2"
+    shown = f"{settings} {settings!r} {settings.model_dump_json()} {cluster} {cluster!r} {found} {found!r} {[found]}"
+    assert "hunter2" not in shown
+    monkeypatch.delenv("KAFKA_PASSWORD")
+    with pytest.raises(SettingsError, match=r"sasl\.password = 'env:KAFKA_PASSWORD', but KAFKA_PASSWORD is not set"):
+        cluster.client_config()
+
+
+def test_spark_gets_our_settings_and_the_users_over_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_SECRET", "s3cret")
+    conf = Settings.load(project).spark_conf()
+    assert conf["spark.sql.session.timeZone"] == "UTC"
+    assert conf["spark.sql.ansi.enabled"] == "true"
+    assert len(conf["spark.jars"].split(",")) == 7
+    assert "spark.jars.packages" not in conf  # nothing is resolved when Spark starts
+    assert conf["spark.sql.shuffle.partitions"] == "7"
+    assert conf["spark.hadoop.fs.s3a.secret.key"] == "s3cret"
