@@ -143,7 +143,7 @@ class TopicSource:
         where = _here()
         _check_key(self.topic.key, where, "table")
         plan.check_columns(self.topic.key, self.topic.value, where)
-        return Table(self.app, plan.Latest(parent=plan.Source(topic=self.topic, location=where), location=where))
+        return Table(self.app, plan.Latest(parent=plan.Source(topic=self.topic, location=where), is_source=True, location=where))
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,14 +158,13 @@ class ToStream(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest(Node):
-    """Keep each key's last value in log order; a null value deletes the row."""
+    """Keep each key's last value in log order; a null value deletes the row.
+
+    `is_source` marks a table straight from a topic, where a record without a key is an error in the data; elsewhere it is dropped.
+    """
 
     parent: Stream
-
-    @property
-    def is_source(self) -> bool:
-        """Tell whether this is a table straight from a topic, where a record without a key is an error in the data."""
-        return isinstance(self.parent, Source)
+    is_source: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

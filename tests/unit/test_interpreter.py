@@ -1,0 +1,358 @@
+"""The interpreter, operator by operator: what Kafka Streams defines, and where we say what we do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import watertable as wt
+from watertable.dsl import Stream
+from watertable.errors import DefinitionError
+from watertable.interpreter import Advance, Interpreter, Record
+from watertable.windows import EPOCH
+
+VALUE = "g STRING, x INT, tags ARRAY<STRING>"
+
+
+def at(seconds: float) -> datetime:
+    return EPOCH + timedelta(seconds=seconds)
+
+
+class Feed:
+    """Write records with rising offsets."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[str, int], int] = {}
+
+    def __call__(self, seconds: float, key: str | None = "k", topic: str = "t", partition: int = 0, **value: Any) -> Record:
+        data = None if value == {"value": None} else json.dumps(value).encode()
+        offset = self.offsets.get((topic, partition), 0)
+        self.offsets[topic, partition] = offset + 1
+        return Record(topic, partition, offset, at(seconds), None if key is None else key.encode(), data)
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed()
+
+
+Define = Callable[[wt.App, Stream], object]
+
+
+def ran(define: Define, *batches: list[Record]) -> Interpreter:
+    app = wt.App("a")
+    define(app, app.topic("t", key="k STRING", value=VALUE).stream())
+    engine = Interpreter(app.topology())
+    for batch in batches:
+        engine.read(batch)
+    return engine
+
+
+def values(engine: Interpreter, topic: str = "out") -> list[Any]:
+    return [None if o.value is None else json.loads(o.value) for o in engine.outputs if o.topic == topic]
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_filter_keeps_what_is_true_and_filter_not_drops_it(feed: Feed) -> None:
+    records = [feed(0, x=1), feed(1, x=5), feed(2, x=None)]
+    kept = ran(lambda a, s: s.filter("x > 3").map_values(x="x").to("out"), records)
+    dropped = ran(lambda a, s: s.filter_not("x > 3").map_values(x="x").to("out"), records)
+    assert values(kept) == [{"x": 5}]
+    assert values(dropped) == [{"x": 1}, {"x": None}]
+
+
+def test_a_null_value_passes_map_values_untouched_and_filters_see_it(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.filter("x IS NULL").map_values(x="10 div length(k) - 1").to("out"), [feed(0, value=None)])
+    assert values(engine) == [None]
+
+
+def test_map_makes_a_new_key_and_keeps_a_tombstone(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.map(key={"n": "concat(k, '!')"}, value={"y": "x"}).to("out"), [feed(0, x=1), feed(1, value=None)])
+    assert [(o.key, o.value) for o in engine.outputs] == [(b"k!", b'{"y":1}'), (b"k!", None)]
+
+
+def test_flat_map_values_makes_one_record_per_element_in_order_and_none_of_nothing(feed: Feed) -> None:
+    records = [feed(0, x=1, tags=["b", None, "a"]), feed(1, tags=[]), feed(2, tags=None), feed(3, value=None)]
+    engine = ran(lambda a, s: s.flat_map_values(tag="tags", x="x").to("out"), records)
+    assert values(engine) == [{"tag": "b", "x": 1}, {"tag": None, "x": 1}, {"tag": "a", "x": 1}]
+    assert [o.place.ord for o in engine.outputs] == [0, 1, 2]
+
+
+def test_nested_flat_maps_keep_the_order_of_their_elements(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.flat_map_values(one="tags", tags="tags", explode="one").flat_map_values(one="one", two="tags").to("out")
+
+    engine = ran(define, [feed(0, tags=["a", "b"])])
+    assert [v["one"] + v["two"] for v in values(engine)] == ["aa", "ab", "ba", "bb"]
+    assert [o.place.ord for o in engine.outputs] == [0, 1, 65536, 65537]
+
+
+def test_merged_streams_are_in_log_order_whatever_the_order_of_arrival(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.merge(app.topic("u", key="k STRING", value=VALUE).stream()).map_values(x="x").to("out")
+
+    engine = ran(define, [feed(5, x=5), feed(1, topic="u", x=1), feed(7, topic="u", x=7), feed(6, x=6)])
+    assert [v["x"] for v in values(engine)] == [1, 5, 6, 7]
+
+
+def test_two_records_made_of_one_and_merged_again_stay_apart(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        merged = s.map_values(v="'left'").merge(s.map_values(v="'right'"))
+        merged.group_by_key().agg(first=wt.first("v"), last=wt.last("v"), n=wt.count()).materialized_as("t1")
+
+    engine = ran(define, [feed(0, x=1), feed(1, x=1)])
+    assert list(engine.tables["t1"].values()) == [{"k": "k", "first": "left", "last": "right", "n": 4}]
+
+
+def test_split_sends_each_record_to_its_first_branch(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        for name, branch in s.split().branch("big", "x > 5").branch("some", "x > 1").default_branch("rest").items():
+            branch.map_values(x="x").to(name)
+
+    engine = ran(define, [feed(i, x=x) for i, x in enumerate([9, 3, 0, None])])
+    assert {name: values(engine, name) for name in ("big", "some", "rest")} == {
+        "big": [{"x": 9}],
+        "some": [{"x": 3}],
+        "rest": [{"x": 0}, {"x": None}],
+    }
+
+
+@pytest.mark.parametrize(("verdict", "passed", "refused", "counted"), [("quarantine", 1, 1, 0), ("drop", 1, 0, 1), ("warn", 2, 0, 1)])
+def test_a_rule_quarantines_drops_or_only_counts(feed: Feed, verdict: str, passed: int, refused: int, counted: int) -> None:
+    engine = ran(lambda a, s: s.expect("positive", "x > 0", on_fail=verdict).to("out"), [feed(0, x=1), feed(1, x=-1)])
+    assert len(engine.outputs) == passed
+    assert [q.node for q in engine.quarantine] == ["expect:positive"] * refused
+    assert [(d.node, d.reason) for d in engine.dropped] == [("expect:positive", "rule:positive")] * counted
+
+
+def test_a_rule_that_is_null_keeps_and_one_that_fails_refuses_whatever_its_verdict(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.expect("ratio", "10 div x > 1", on_fail="warn").to("out"), [feed(0, x=None), feed(1, x=0)])
+    assert len(engine.outputs) == 1
+    assert [q.record.offset for q in engine.quarantine] == [1]
+
+
+def test_peek_counts_and_repartition_drops_records_without_key(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.peek("seen").repartition().to("out"), [feed(0, key=None, x=1), feed(1, x=2)])
+    assert engine.peeked == {"seen": 2}
+    assert len(engine.outputs) == 1
+    assert [(d.node, d.reason) for d in engine.dropped] == [("repartition", "null_key")]
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_fails_is_refused_once_with_the_line_and_other_branches_go_on(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        risky = s.map_values(y="10 div x")
+        risky.filter("y > 0").to("one")
+        risky.group_by_key().count().materialized_as("t1")
+        s.to("two")
+
+    engine = ran(define, [feed(0, x=0), feed(1, x=5)])
+    (refused,) = engine.quarantine
+    assert (refused.node, refused.record.offset) == ("map_values", 0)
+    assert refused.location == f"tests/unit/test_interpreter.py:{define.__code__.co_firstlineno + 1}"
+    assert "zero" in refused.reason
+    assert (len(values(engine, "one")), len(values(engine, "two"))) == (1, 2)
+
+
+def test_a_group_or_an_aggregate_that_fails_is_refused_at_the_table(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.group_by_key().agg(n=wt.sum("10 div x")).materialized_as("t1"), [feed(0, x=0), feed(1, x=5)])
+    assert [(q.node, q.record.offset) for q in engine.quarantine] == [("t1", 0)]
+    assert engine.tables["t1"]["k",]["n"] == 2
+
+
+def test_what_cannot_be_read_moves_no_stream_time(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.to("out"), [Record("t", 0, 0, at(900), b"k", b"{"), Record("t", 0, 1, at(5), b"k", b"{}")])
+    assert engine.stream_times == {("t", 0): at(5)}
+
+
+def test_an_event_time_that_is_null_or_before_1970_is_refused(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        app.topic("u", value="at TIMESTAMP", timestamp="at").stream().to("out")
+        s.to("same")
+
+    batch = [feed(0, topic="u", at=None), feed(-1), feed(7, topic="u", value=None), feed(0, topic="u", at="1969-12-31T23:59:59Z")]
+    engine = ran(define, batch)
+    assert [(q.record.topic, q.record.offset, q.node) for q in engine.quarantine] == [
+        ("t", 0, "topic"),
+        ("u", 0, "topic"),
+        ("u", 2, "topic"),
+    ]
+    assert [o.timestamp for o in engine.outputs] == [at(7)]  # a tombstone has its record's own time
+
+
+def test_a_topic_that_the_app_does_not_read_is_no_input(feed: Feed) -> None:
+    with pytest.raises(DefinitionError, match="doesn't read topic 'x'; it reads t"):
+        ran(lambda a, s: s.to("out"), [feed(0, topic="x")])
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_null_keys_and_null_values_are_dropped_and_counted_where_kafka_streams_does(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.group_by("g").count().materialized_as("by_g")
+        s.group_by_key().windowed_by(wt.tumbling(seconds=10)).count().materialized_as("windowed")
+        s.to_table().materialized_as("latest")
+
+    engine = ran(define, [feed(0, key=None, g=None), feed(1, g="a"), feed(2, g="a"), feed(3, value=None)])
+    assert {(d.node, d.reason, d.offset) for d in engine.dropped} == {
+        ("by_g", "null_key", 0), ("by_g", "null_value", 3), ("windowed", "null_key", 0), ("latest", "null_key", 0),
+    }  # fmt: skip
+    assert engine.tables["by_g"]["a",]["count"] == 2
+    assert [row["count"] for row in engine.tables["windowed"].values()] == [3]  # windowed aggregates see null values
+    assert engine.tables["latest"] == {}
+
+
+def test_a_key_with_a_null_in_it_is_no_key(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.group_by("k", "g").count().materialized_as("t1"), [feed(0, g=None), feed(1, g="a")])
+    assert list(engine.tables["t1"]) == [("k", "a")]
+    assert [d.reason for d in engine.dropped] == ["null_key"]
+
+
+def test_a_record_without_key_is_an_error_in_a_table_topic(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        app.topic("rows", key="k STRING", value="x INT").table().materialized_as("rows_table")
+        s.to("out")
+
+    engine = ran(define, [feed(0, key=None, topic="rows", x=1), feed(1, topic="rows", x=2)])
+    assert [(q.node, q.record.offset) for q in engine.quarantine] == [("rows_table", 0)]
+    assert engine.dropped == []
+
+
+def test_a_table_follows_offsets_within_a_partition_and_a_tombstone_deletes(feed: Feed) -> None:
+    records = [feed(9, x=1), feed(1, x=2), feed(2, key="gone", x=3), feed(0, key="gone", value=None)]
+    engine = ran(lambda a, s: s.to_table().materialized_as("t1"), records)
+    assert [row["x"] for row in engine.tables["t1"].values()] == [2]
+
+
+def test_a_tombstone_wins_over_an_earlier_value_that_comes_after_it(feed: Feed) -> None:
+    first, second = [feed(9, value=None)], [feed(5, partition=1, x=5)]
+    engine = ran(lambda a, s: s.to_table().materialized_as("t1"), first, second)
+    assert engine.tables["t1"] == {}
+
+
+def test_last_and_first_follow_log_order_over_partitions_and_skip_nulls(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.group_by_key().agg(first=wt.first("x"), last=wt.last("x")).materialized_as("t1")
+
+    engine = ran(define, [feed(5, x=5), feed(9, x=None)], [feed(1, partition=1, x=1), feed(7, partition=1, x=7)])
+    assert list(engine.tables["t1"].values()) == [{"k": "k", "first": 1, "last": 7}]
+
+
+def test_sums_and_averages_of_nothing_but_nulls_are_null_and_counts_are_zero(feed: Feed) -> None:
+    aggregates = {"s": wt.sum("x"), "a": wt.avg("x"), "n": wt.count("x"), "d": wt.count_distinct("x"), "m": wt.max("x")}
+    engine = ran(lambda app, s: s.group_by_key().agg(**aggregates).materialized_as("t1"), [feed(0, x=None)])
+    assert list(engine.tables["t1"].values()) == [{"k": "k", "s": None, "a": None, "n": 0, "d": 0, "m": None}]
+
+
+def test_a_late_record_still_updates_its_open_windows(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        hopping = wt.hopping(seconds=10, every=wt.seconds(5), grace=wt.seconds(1))
+        s.group_by_key().windowed_by(hopping).count().materialized_as("t1")
+
+    engine = ran(define, [feed(11, x=1), feed(7, x=1)])  # [0,10) closed at 11; [5,15) is open
+    assert [(d.reason, d.window) for d in engine.dropped] == [("late", (at(0), at(10)))]
+    assert {row["window_start"]: row["count"] for row in engine.tables["t1"].values()} == {at(5): 2, at(10): 1}
+
+
+def test_lateness_is_judged_by_the_partition_where_the_record_was_read(feed: Feed) -> None:
+    define: Define = lambda a, s: s.group_by("g").windowed_by(wt.tumbling(seconds=10)).count().materialized_as("t1")  # noqa: E731
+    engine = ran(define, [feed(50, g="a"), feed(1, partition=1, g="a"), feed(2, g="a")])
+    assert [(d.partition, d.offset) for d in engine.dropped] == [(0, 1)]
+
+
+def test_stream_time_passes_over_filtered_records_and_between_batches(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.filter("x > 0").group_by_key().windowed_by(wt.tumbling(seconds=10)).count().materialized_as("t1")
+
+    engine = ran(define, [feed(50, x=0)], [feed(1, x=1)])
+    assert [d.reason for d in engine.dropped] == ["late"]
+
+
+def test_an_advance_counts_from_its_offset_on(feed: Feed) -> None:
+    define: Define = lambda a, s: s.group_by_key().windowed_by(wt.tumbling(seconds=10)).count().materialized_as("t1")  # noqa: E731
+    engine = ran(define, [Advance("t", 0, 1, at(100)), feed(1, x=1), feed(2, x=1)])
+    assert [d.offset for d in engine.dropped] == [1]
+    assert engine.stream_times["t", 0] == at(100)
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_comes_for_each_record_even_if_nothing_changed(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        changes = s.group_by_key().agg(m=wt.max("x")).materialized_as("t1").to_stream()
+        changes.map_values(old="old.m", new="m").to("out")
+
+    engine = ran(define, [feed(0, x=5), feed(1, x=3), feed(2, x=9)])
+    assert values(engine) == [{"old": None, "new": 5}, {"old": 5, "new": 5}, {"old": 5, "new": 9}]
+
+
+def test_a_row_that_a_filter_hides_is_published_as_a_tombstone_once(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.group_by_key().agg(s=wt.sum("x")).filter("s > 3").materialized_as("t1").to_stream().to("out")
+
+    engine = ran(define, [feed(i, x=x) for i, x in enumerate([1, 4, -3, -1, 9])])
+    assert values(engine) == [{"s": 5}, None, {"s": 10}]
+
+
+def test_each_window_that_a_record_updates_has_its_own_change_with_its_window(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        hopping = wt.hopping(seconds=10, every=wt.seconds(5))
+        s.group_by_key().windowed_by(hopping).count("n").materialized_as("t1").to_stream().map_values(at="window.start", n="n").to("out")
+
+    engine = ran(define, [feed(7, x=1)])
+    assert values(engine) == [{"at": "1970-01-01T00:00:00.000000Z", "n": 1}, {"at": "1970-01-01T00:00:05.000000Z", "n": 1}]
+    assert [o.place.ord for o in engine.outputs] == [0, 1]
+
+
+def test_changes_follow_log_order_within_a_batch_and_arrival_between_batches(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.group_by("g").agg(s=wt.sum("x")).materialized_as("t1").to_stream().map_values(s="s").to("out")
+
+    early, late = feed(1, partition=1, g="a", x=1), feed(5, g="a", x=5)
+    together, apart = ran(define, [late, early]), ran(define, [late], [early])
+    assert [v["s"] for v in values(together)] == [1, 6]
+    assert [v["s"] for v in values(apart)] == [5, 6]
+    assert together.tables == apart.tables
+
+
+def test_a_table_can_be_made_of_another_tables_changes(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        stock = s.group_by_key().agg(s=wt.sum("x")).materialized_as("stock")
+        stock.to_stream().filter("old.s >= 5 AND new.s < 5").group_by("k").count("dips").materialized_as("dips")
+
+    engine = ran(define, [feed(i, x=x) for i, x in enumerate([9, -5, 2, -3, 8, -8])])
+    assert engine.tables["dips"]["k",]["dips"] == 3
+
+
+def test_tables_of_one_aggregation_share_its_drops(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        counts = s.group_by("g").count("n")
+        counts.materialized_as("all_counts")
+        counts.filter("n > 1").materialized_as("many")
+
+    engine = ran(define, [feed(0, g=None), feed(1, g="a"), feed(2, g="b"), feed(3, g="b")])
+    assert [(d.node, d.reason) for d in engine.dropped] == [("all_counts", "null_key")]
+    assert [row["g"] for row in engine.tables["many"].values()] == ["b"]
+
+
+def test_a_stage_that_fails_on_a_row_gives_null_and_refuses_no_record(feed: Feed) -> None:
+    define: Define = lambda a, s: s.group_by_key().agg(s=wt.sum("x")).map_values(r="10 div s").materialized_as("t1")  # noqa: E731
+    engine = ran(define, [feed(0, x=0)])
+    assert engine.tables["t1"]["k",]["r"] is None
+    assert engine.quarantine == []
+
+
+def test_headers_and_gaps_in_offsets_change_nothing() -> None:
+    record = Record("t", 0, 1000, datetime(2024, 1, 1, tzinfo=UTC), b"k", b'{"x":1}', (("trace", b"1"),))
+    engine = ran(lambda a, s: s.group_by_key().count().materialized_as("t1"), [record])
+    assert engine.tables["t1"]["k",]["count"] == 1
