@@ -1,0 +1,60 @@
+"""Hold the documentation to the code: examples run, printed pages are current, every operator has its line, no link is dead."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from watertable import dsl
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+CODE = re.compile(r"^# fmt: off\n(app = wt\.App\(\"retail\".*?)^# fmt: on$", re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_printed_pages_are_current(build: ModuleType) -> None:
+    stale = [page.name for page, text in build.pages().items() if page.read_text(encoding="utf-8") != text]
+    assert stale == [], "run: python docs/build.py --pages"
+
+
+def test_every_operator_has_its_line() -> None:
+    operators = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    shown = (dsl.Stream, dsl.Branches, dsl.GroupedStream, dsl.WindowedStream, dsl.Table)
+    names = {name for kind in shown for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_")}
+    assert {name for name in names if not re.search(rf"\b{name}\(", operators)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    local = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link) and not link.startswith("#")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_examples_give_what_they_say(page: Path) -> None:
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    assert doctest.testfile(str(page), module_relative=False, optionflags=flags).failed == 0
+
+
+def test_the_readme_shows_the_app_as_it_runs() -> None:
+    found = CODE.search((ROOT / "assets" / "retail" / "app.py").read_text(encoding="utf-8"))
+    assert found is not None
+    assert found[1].strip() in (ROOT / "README.md").read_text(encoding="utf-8")
