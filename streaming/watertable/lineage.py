@@ -121,7 +121,8 @@ def label(node: Stream | plan.Table) -> str:
             return "latest value by key"
         case plan.Aggregate():
             windows = f" windowed_by {node.windows}" if node.windows else ""
-            return f"group_by {_named(node.group)}{windows} agg " + ", ".join(f"{a.name}={a.function}" for a in node.aggregates)
+            aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
+            return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
 
 
 def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
