@@ -15,11 +15,11 @@ import dagster as dg
 from pydantic import Field
 
 from watertable.errors import WatertableError
+from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, birth, run_command
 from watertable_platform.lease import Lease
-from watertable.project import LoadedApp
 from watertable_platform.stream_job import environment
 from watertable_platform.translator import TableData, WatertableTranslator, table_key
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
 
+from watertable.project import Broken, LoadedApp, Project
 from watertable_platform import checks
 from watertable_platform.acts import build_tables
-from watertable.project import Broken, LoadedApp, Project
 from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.spark_resource import build_spark_resource
 from watertable_platform.stream_job import build_stream_job
-from watertable_platform.topics import Watched
-from watertable_platform.translator import OutputData, TopicData, WatertableTranslator
+from watertable_platform.topics import Watched, build_topic
+from watertable_platform.translator import OutputData, TopicData, WatertableTranslator, topic_key
 
 LOADS: Final = "definition_loads"
 
@@ -45,9 +46,12 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
             kept.append(one)  # type: ignore[attr-defined]
     batch, failed = _batch(project)
     broken |= failed
-    sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(_watched(apps), settings)] if apps else []
+    watched = _watched(apps)
+    sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(watched, settings)] if apps else []
+    specs = {spec.key: spec for spec in _topics(apps, translator)}
+    topics = [build_topic(specs[topic_key(w.name)], w, settings) for w in watched]
     own = dg.Definitions(
-        assets=[*_topics(apps, translator), *tables, *(_broken_spec(name, b) for name, b in broken.items())],
+        assets=[*topics, *tables, *(_broken_spec(name, b) for name, b in broken.items())],
         asset_checks=[*judged, *(_broken_check(name, b) for name, b in broken.items())],
         jobs=jobs,
         sensors=sensors,
@@ -94,12 +98,19 @@ def _batch(project: Project) -> tuple[list[dg.Definitions], dict[str, Broken]]:
 
 def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Definitions:
     kept = list(modules)
-    if not kept:
-        return dg.Definitions()
-    loaded = dg.load_definitions_from_modules(kept)
-    return loaded.map_asset_specs(
-        func=lambda spec: spec.replace_attributes(group_name=folder) if spec.group_name in (None, "default") else spec
-    )
+    own = [value for module in kept for value in vars(module).values()]
+    return dg.Definitions(
+        assets=dg.load_assets_from_modules(kept),
+        asset_checks=dg.load_asset_checks_from_modules(kept),
+        jobs=_unique(own, (dg.JobDefinition, UnresolvedAssetJobDefinition)),
+        schedules=_unique(own, (dg.ScheduleDefinition,)),
+        sensors=_unique(own, (dg.SensorDefinition,)),
+    ).map_asset_specs(func=lambda spec: spec.replace_attributes(group_name=folder) if spec.group_name in (None, "default") else spec)
+
+
+def _unique(values: Iterable[object], kinds: tuple[type, ...]) -> list[Any]:
+    """Pick what is of a kind, each once however many modules name it."""
+    return list({id(value): value for value in values if isinstance(value, kinds)}.values())
 
 
 def _broken_spec(name: str, broken: Broken) -> dg.AssetSpec:

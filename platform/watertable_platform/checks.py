@@ -14,11 +14,11 @@ from typing import Final
 import dagster as dg
 
 from watertable.plan import TableDef, Topology
+from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform.history import attempts, recorded_code
 from watertable_platform.lease import Lease
-from watertable.project import LoadedApp
 from watertable_platform.supervisor import Crash, Decision, GiveUp, HandOver, Leave, decide
 from watertable_platform.translator import table_key
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import dagster as dg
 
+from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.assembly import build_definitions
-from watertable.project import load_apps
 
 defs: Final[dg.Definitions] = build_definitions(load_apps(Settings.load()))

@@ -17,13 +17,13 @@ from typing import Any, Final
 import dagster as dg
 
 from watertable.errors import KafkaError
+from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import alive
 from watertable_platform.history import attempts, job_name, recorded_code
-from watertable.project import LoadedApp
-from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Tag, decide
+from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Status, Tag, decide
 from watertable_platform.topics import Watched
 from watertable_platform.translator import table_key
 
@@ -117,7 +117,7 @@ def _carry_out(
         case _:
             pass
     code = f"{past[0].fingerprint if past else ''} {app.topology.fingerprint}"
-    if past and now.get("code") != code:
+    if past and past[0].status is not Status.LIVE and now.get("code") != code:  # a live run says it itself, within its own run
         now["code"] = code
         for table in app.topology.tables:
             key = table_key(app.name, table.name)

@@ -16,13 +16,13 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from watertable.errors import KafkaError, WatertableError
+from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, birth, run_command
 from watertable_platform.history import job_name
 from watertable_platform.lease import Lease
-from watertable.project import LoadedApp
 from watertable_platform.reporting import Reporter
 from watertable_platform.supervisor import Crash, Ended, Tag
 from watertable_platform.topics import Watched

@@ -4,12 +4,13 @@ A topic's data version is its id and its schema, never an offset: with offsets, 
 run too. End offsets and lag are numbers beside it, reported when they moved.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import dagster as dg
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
@@ -26,6 +27,23 @@ class Watched:
     name: str
     topic: Topic | None
     readers: tuple[str, ...] = ()
+
+
+def build_topic(spec: dg.AssetSpec, watched: Watched, settings: Settings) -> dg.AssetsDefinition:
+    """Make a topic an asset that is observed: by the sensor, and by a person's click on `Observe`.
+
+    It has to be of this kind: for the staleness of what depends on it, Dagster takes no notice of observations of a bare spec.
+    """
+
+    @dg.multi_observable_source_asset(specs=[spec], name=_op_name(watched.name))  # type: ignore[untyped-decorator]
+    def look(context: dg.AssetExecutionContext) -> dg.ObserveResult:
+        found = observe(settings, [watched])
+        if not found:
+            raise dg.Failure(f"topic {watched.name!r} doesn't exist on {settings.kafka}")
+        version = dg.DataVersion((found[0].tags or {})[DATA_VERSION_TAG])
+        return dg.ObserveResult(asset_key=spec.key, metadata=found[0].metadata, data_version=version)
+
+    return cast("dg.AssetsDefinition", look)
 
 
 def observe(settings: Settings, watched: Collection[Watched], *, timeout: float = 5.0) -> list[dg.AssetObservation]:
@@ -84,3 +102,9 @@ def unseen(instance: dg.DagsterInstance, observations: Iterable[dg.AssetObservat
         if recorded != (observation.tags or {}).get(DATA_VERSION_TAG):
             kept.append(observation)
     return kept
+
+
+def _op_name(topic: str) -> str:
+    """Name a topic's op: topic names may hold dots and dashes, the names of ops can't."""
+    plain = re.sub(r"\W", "_", topic)
+    return f"observe__{plain}" if plain == topic else f"observe__{plain}_{hashlib.sha256(topic.encode()).hexdigest()[:6]}"

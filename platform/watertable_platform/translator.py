@@ -8,6 +8,7 @@ changes while an app runs is on events. Pure: no Spark, no Kafka, no file is tou
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
@@ -208,8 +209,10 @@ def _code(location: str) -> dict[str, dg.CodeReferencesMetadataValue]:
     file, _, line = location.rpartition(":")
     if not line.isdecimal():
         return {}
-    reference = dg.LocalFileCodeReference(file_path=str(Path(file).resolve()), line_number=int(line), label=location)
-    return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        reference = dg.LocalFileCodeReference(file_path=str(Path(file).resolve()), line_number=int(line), label=location)
+        return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
 
 def _paragraphs(*parts: str) -> str:

@@ -1,0 +1,148 @@
+"""The life of a stream in Dagster: launched, watched, stopped, killed, broken, given new code, and gone without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Dagster, Project
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark]
+
+
+def live(dagster: Dagster) -> dict[str, Any] | None:
+    """Give the stream's run once its driver has said where it stands."""
+    found = [r for r in dagster.runs("stream__shop") if r["status"] == "STARTED"]
+    return found[0] if found and found[0]["tags"].get("watertable/fingerprint") else None
+
+
+def drivers(project: Project) -> list[int]:
+    return [pid for pid, command in project.processes().items() if " run shop --json" in command]
+
+
+def on_hand(dagster: Dagster, position: str) -> bool:
+    return any(m["metadata"].get("position") == position for m in dagster.materializations("shop", "stock"))
+
+
+def test_the_life_of_a_stream(project: Project, dagster: Dagster) -> None:
+    # one graph
+    stock = dagster.asset("shop", "stock")
+    assert stock["dependencyKeys"] == [{"path": ["topics", "sales"]}]
+    assert {tuple(k["path"]) for k in stock["dependedByKeys"]} == {("topics", "reorders"), ("shop", "totals")}
+    assert set(stock["kinds"]) == {"kafka", "spark", "deltalake"}
+    assert stock["owners"] == [{"team": "shop"}]
+    assert "wt.read" in stock["description"]
+    assert "fold lag" in stock["description"]
+    # a new app starts stopped
+    dagster.until("the reconcile sensor ticks", lambda: ticks(dagster, "reconcile_streams"))
+    assert dagster.runs("stream__shop") == []
+
+    # launched: tables are materialized while it runs
+    project.send(*[(f"i{n % 10}", n) for n in range(1000)])
+    dagster.launch_stream()
+    first = dagster.until("the stream runs", lambda: live(dagster), 150)
+    dagster.until("stock is materialized", lambda: dagster.materializations("shop", "stock"), 60)
+    newest = dagster.until(
+        "a fold is reported", lambda: next((m for m in dagster.materializations("shop", "stock") if "fold ms" in m["metadata"]), None)
+    )
+    assert newest["runId"] == first["runId"]
+    assert {"records/s", "batch ms", "lag sales", "rows changed", "quarantined", "fold ms", "fold lag s"} <= set(newest["metadata"])
+    dagster.until("it is fresh", lambda: dagster.asset("shop", "stock")["staleStatus"] == "FRESH")
+    for name in ("stream_alive", "deployed_code", "freshness", "fold_lag"):
+        dagster.until(f"{name} passes, for the latest materialization", lambda name=name: dagster.check("stock", name).get("success"))
+    dagster.until("the topic is observed", lambda: dagster.asset("topics", "sales")["assetObservations"])
+
+    # a plain Materialize on a live table: already at head, and no second writer
+    act = dagster.launch("__ASSET_JOB", [["shop", "stock"], ["shop", "hourly"]])
+    dagster.until("the act succeeds", lambda: dagster.run(act)["status"] == "SUCCESS")
+    assert "already at head" in str([m["metadata"].get("act") for m in dagster.materializations("shop", "stock")])
+    assert len(drivers(project)) == 1
+
+    # terminated by a person: stays stopped, leaves no process
+    dagster.terminate(first["runId"])
+    dagster.until("it is canceled", lambda: dagster.run(first["runId"])["status"] == "CANCELED")
+    assert drivers(project) == []
+    seen = ticks(dagster, "reconcile_streams")
+    dagster.until("the sensor has looked twice", lambda: ticks(dagster, "reconcile_streams") >= seen + 2)
+    assert len(dagster.runs("stream__shop")) == 1
+    assert dagster.check("stock", "stream_alive")["severity"] == "WARN"
+
+    # stopped, Materialize is the bounded run
+    project.send(("i1", 5))
+    act = dagster.launch("__ASSET_JOB", [["shop", "stock"]])
+    dagster.until("the bounded run succeeds", lambda: dagster.run(act)["status"] == "SUCCESS", 120)
+    assert drivers(project) == []
+    assert dagster.materializations("shop", "stock")[0]["metadata"]["records"] == 1
+
+    # launched again, its driver killed: it comes back by itself, at a position that it had
+    dagster.launch_stream()
+    second = dagster.until("it runs again", lambda: live(dagster), 150)
+    [driver] = drivers(project)
+    os.kill(driver, signal.SIGKILL)
+    dagster.until("the crash is seen", lambda: dagster.run(second["runId"])["status"] == "FAILURE")
+    third = dagster.until("it came back", lambda: live(dagster), 150)
+    assert third["tags"]["watertable/started_by"] == "supervisor"
+    assert len(drivers(project)) == 1
+
+    # its worker killed outright: the run is a ghost, is buried, and comes back
+    lease = leases_of(project)
+    os.kill(lease["pid"], signal.SIGKILL)
+    dagster.until("the ghost is buried", lambda: dagster.run(third["runId"])["tags"].get("watertable/ended") == "ghost")
+    fourth = dagster.until("it came back", lambda: live(dagster), 150)
+    assert fourth["runId"] != third["runId"]
+    assert len(drivers(project)) == 1
+
+    # new code: drains, commits, resumes with it
+    project.write("app", project.app.replace("sales=wt.count()", "sales=wt.count(), largest=wt.max('qty')"))
+    dagster.reload()
+    dagster.until("it hands over", lambda: dagster.run(fourth["runId"])["tags"].get("watertable/ended") == "hand-over")
+    fifth = dagster.until("the new code runs", lambda: live(dagster), 150)
+    assert fifth["tags"]["watertable/fingerprint"] != fourth["tags"]["watertable/fingerprint"]
+    dagster.until("the code is deployed", lambda: dagster.check("stock", "deployed_code").get("success"))
+    project.write("app", project.app)
+    dagster.reload()
+    old = fourth["tags"]["watertable/fingerprint"]
+    dagster.until("it hands over again", lambda: (now := live(dagster)) and now["tags"]["watertable/fingerprint"] == old, 150)
+
+    # the batch asset reads it
+    batch = dagster.launch("__ASSET_JOB", [["shop", "totals"]])
+    dagster.until("the batch asset is made", lambda: dagster.run(batch)["status"] in ("SUCCESS", "FAILURE"), 150)
+    assert dagster.run(batch)["status"] == "SUCCESS"
+    assert dagster.materializations("shop", "totals")[0]["metadata"] == {"items": 10, "sales": 1001}
+
+    # broken at one record five times: stopped, and the check names the record
+    project.send(("boom", 2**62), ("boom", 2**62))
+    verdict = dagster.until(
+        "it is given up", lambda: (v := dagster.check("stock", "stream_alive")) and "Way out" in (v.get("description") or "") and v, 400
+    )
+    assert verdict["success"] is False
+    assert "topic sales, partition 0, offset 1002" in verdict["description"]
+    crashes = [r for r in dagster.runs("stream__shop") if r["status"] == "FAILURE"]
+    assert len([r for r in crashes if "RecordFailed" in r["tags"].get("watertable/crash", "")]) == 5
+    assert drivers(project) == []
+
+    # no process is left behind
+    dagster.stop()
+    dagster.process = None
+    dagster.until("no process is left", lambda: not project.processes(), 60)
+
+
+def ticks(dagster: Dagster, sensor: str) -> int:
+    selector = {"repositoryLocationName": "watertable", "repositoryName": "__repository__", "sensorName": sensor}
+    found = dagster.query(
+        """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor { sensorState {
+             ticks(limit: 500) { status error { message } } } } } }""",
+        s=selector,
+    )["sensorOrError"]["sensorState"]
+    assert not [t for t in found["ticks"] if t["status"] == "FAILURE"], found["ticks"]
+    return len([t for t in found["ticks"] if t["status"] != "STARTED"])
+
+
+def leases_of(project: Project) -> dict[str, Any]:
+    import json
+
+    return dict(json.loads((project.root / ".watertable" / "leases" / "shop.json").read_text()))

@@ -1,0 +1,234 @@
+"""What Dagster is told about a project: one graph, everything known on the definition, nothing started to know it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from watertable.plan import Sink, TableDef, Topic
+from watertable.project import load_apps
+from watertable.settings import Settings
+from watertable_platform.assembly import build_definitions
+from watertable_platform.translator import OutputData, TableData, TopicData, Translated, WatertableTranslator
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOP = """
+    import watertable as wt
+
+    app = wt.App("shop", owner="team:shop")
+    SALES = "qty BIGINT COMMENT 'pieces', price DECIMAL(9,2), at TIMESTAMP"
+    sales = app.topic("sales", key="item STRING", value=SALES, timestamp="at").stream()
+    other = app.topic("other", key="item STRING", value="qty BIGINT").stream()
+    totals = sales.group_by("item").agg(on_hand=wt.sum("qty"), spend=wt.sum("qty * price"))
+    stock = totals.materialized_as("stock", description="What is there.")
+    low = stock.to_stream().filter("new.on_hand < 0")
+    low.to("reorders")
+    low.group_by(level="new.on_hand").agg(n=wt.count()).materialized_as("levels")
+    other.group_by("item").windowed_by(wt.tumbling(hours=1)).agg(n=wt.count()).materialized_as("hourly")
+"""
+DESK = """
+    import watertable as wt
+    app = wt.App("desk", owner="desk@example.org")
+    app.topic("reorders", key="item STRING", value="on_hand BIGINT").stream().group_by_key().count("n").materialized_as("orders")
+    app.topic("other", key="item STRING", value="qty BIGINT").stream().group_by_key().count("n").materialized_as("others")
+"""
+REPORT = """
+    import dagster as dg
+
+    @dg.asset(deps=[dg.AssetKey(["shop", "stock"])], required_resource_keys={"pyspark"})
+    def report(context: dg.AssetExecutionContext) -> None: ...
+
+    @dg.asset_check(asset=report)
+    def report_is_whole() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+"""
+
+
+def write(root: Path, **files: str) -> Settings:
+    for name, text in files.items():
+        folder, _, stem = name.partition("__")
+        (root / "assets" / folder).mkdir(parents=True, exist_ok=True)
+        (root / "assets" / folder / f"{stem}.py").write_text(textwrap.dedent(text))
+    return Settings.load(root)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return write(tmp_path, shop__app=SHOP, shop__report=REPORT, desk__app=DESK)
+
+
+@pytest.fixture
+def definitions(settings: Settings) -> dg.Definitions:
+    return build_definitions(load_apps(settings))
+
+
+def specs(definitions: dg.Definitions) -> dict[str, dg.AssetSpec]:
+    return {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+
+
+def deps(spec: dg.AssetSpec) -> set[str]:
+    return {dep.asset_key.to_user_string() for dep in spec.deps}
+
+
+def test_topics_tables_and_batch_assets_are_one_graph(definitions: dg.Definitions) -> None:
+    edges = {key: deps(spec) for key, spec in specs(definitions).items()}
+    assert edges == {
+        "topics/sales": set(),
+        "topics/other": set(),
+        "topics/reorders": {"shop/stock"},
+        "shop/stock": {"topics/sales"},
+        "shop/levels": {"shop/stock"},
+        "shop/hourly": {"topics/other"},
+        "desk/orders": {"topics/reorders"},
+        "desk/others": {"topics/other"},
+        "report": {"shop/stock"},
+    }
+    graph = definitions.resolve_asset_graph()
+    assert {k.to_user_string() for k in graph.external_asset_keys} == {"topics/sales", "topics/other", "topics/reorders"}
+
+
+def test_a_table_says_all_that_its_definition_knows(definitions: dg.Definitions, settings: Settings) -> None:
+    stock = specs(definitions)["shop/stock"]
+    table = load_apps(settings).app("shop").topology.table("stock")
+    assert stock.code_version == table.fingerprint
+    assert stock.kinds == {"kafka", "spark", "deltalake"}
+    assert (stock.group_name, list(stock.owners)) == ("shop", ["team:shop"])
+    columns = stock.metadata["dagster/column_schema"]
+    assert [(c.name, c.type, c.constraints.other) for c in columns.columns] == [
+        ("item", "STRING", ["key"]), ("on_hand", "BIGINT", []), ("spend", "DECIMAL(38,2)", []),
+    ]  # fmt: skip
+    lineage = stock.metadata["dagster/column_lineage"].deps_by_column
+    assert {c: {(d.asset_key.to_user_string(), d.column_name) for d in found} for c, found in lineage.items()} == {
+        "item": {("topics/sales", "key.item")},
+        "on_hand": {("topics/sales", "qty")},
+        "spend": {("topics/sales", "qty"), ("topics/sales", "price")},
+    }
+    assert stock.metadata["dagster/uri"].endswith("/warehouse/shop/stock")
+    assert stock.description
+    for words in ("What is there.", "wt.read", "at most the fold lag behind", "**Pure**", "group_by item"):
+        assert words in stock.description
+
+
+def test_what_depends_on_arrival_says_so(definitions: dg.Definitions) -> None:
+    found = specs(definitions)
+    assert found["shop/levels"].tags["watertable/purity"] == found["shop/stock"].tags["watertable/purity"] == "pure"
+    assert "**Pure**" in (found["topics/reorders"].description or "")
+
+
+def test_a_topic_shared_by_apps_has_one_node_and_lineage_meets_its_columns(definitions: dg.Definitions) -> None:
+    found = specs(definitions)
+    assert (found["topics/other"].group_name, found["topics/sales"].group_name) == ("topics", "shop")
+    topic = {c.name: c for c in found["topics/sales"].metadata["dagster/column_schema"].columns}
+    assert list(topic) == ["key.item", "qty", "price", "at"]
+    assert topic["qty"].description == "pieces"
+
+
+def test_what_a_folder_brings_of_its_own_is_loaded_into_its_group(definitions: dg.Definitions) -> None:
+    assert specs(definitions)["report"].group_name == "shop"
+    assert dg.AssetCheckKey(dg.AssetKey("report"), "report_is_whole") in definitions.resolve_asset_graph().asset_check_keys
+
+
+def test_each_app_has_a_stream_and_each_table_its_checks(definitions: dg.Definitions) -> None:
+    assert {job.name for job in definitions.resolve_all_job_defs()} >= {"stream__shop", "stream__desk"}
+    assert {k.name for k in definitions.resolve_asset_graph().asset_check_keys if k.asset_key == dg.AssetKey(["shop", "stock"])} == {
+        "stream_alive", "deployed_code", "freshness", "fold_lag",
+    }  # fmt: skip
+    for sensor in ("reconcile_streams", "observe_topics"):
+        assert definitions.get_repository_def().get_sensor_def(sensor).default_status is dg.DefaultSensorStatus.RUNNING
+
+
+def test_a_broken_folder_is_an_asset_whose_check_fails_with_its_line(tmp_path: Path) -> None:
+    settings = write(
+        tmp_path,
+        shop__app=SHOP,
+        torn__app=SHOP.replace('"shop"', '"torn"').replace('group_by("item")', 'group_by("itme")'),
+        owner__app=SHOP.replace('"shop"', '"owned"').replace("team:shop", "nobody").replace("reorders", "orders"),
+        late__report="import dagster as dg\nboom",
+    )
+    definitions = build_definitions(load_apps(settings))
+    found = specs(definitions)
+    assert "shop/stock" in found
+    assert "torn/app.py:8" in (found["torn/failed_to_load"].description or "")
+    assert "nobody" in (found["owner/failed_to_load"].description or "")
+    assert "late/report.py:2" in (found["late_batch/failed_to_load"].description or "")
+    with dg.DagsterInstance.ephemeral() as instance:
+        keys = [dg.AssetCheckKey(dg.AssetKey(["torn", "failed_to_load"]), "definition_loads")]
+        job = dg.define_asset_job("judge", selection=dg.AssetSelection.checks(*keys))
+        merged = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job]))
+        done = merged.resolve_job_def("judge").execute_in_process(instance=instance)
+        [verdict] = done.get_asset_check_evaluations()
+    assert not verdict.passed
+    assert "itme" in (verdict.description or "")
+
+
+def test_the_translator_has_one_method_to_override(settings: Settings) -> None:
+    class Mine(WatertableTranslator):
+        def get_asset_spec(self, data: Translated) -> dg.AssetSpec:
+            match data:
+                case TableData(table=TableDef(name=name)):
+                    return super().get_asset_spec(data).replace_attributes(description=f"my {name}")
+                case TopicData(topic=Topic()) | OutputData(sink=Sink()):
+                    return super().get_asset_spec(data).replace_attributes(group_name="kafka")
+
+    found = specs(build_definitions(load_apps(settings), Mine()))
+    assert found["shop/stock"].description == "my stock"
+    assert {found[k].group_name for k in found if k.startswith("topics/")} == {"kafka"}
+
+
+def load(root: Path, code: str) -> dict[str, float]:
+    script = "import json, resource, sys, time; began = time.perf_counter()\n" + code
+    script += "\nu = resource.getrusage(resource.RUSAGE_SELF)"
+    script += "\nprint(json.dumps({'cpu': u.ru_utime + u.ru_stime, 'wall': time.perf_counter() - began}))"
+    env = {**os.environ, "WATERTABLE_PROJECT": str(root)}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], env=env, check=True, capture_output=True, text=True, timeout=120)
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def test_definitions_start_nothing_and_load_in_three_seconds(settings: Settings) -> None:
+    code = (
+        "from watertable_platform.definitions import defs\n"
+        "heavy = {'pyspark', 'py4j', 'great_expectations', 'confluent_kafka', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nassert len(list(defs.resolve_all_asset_specs())) == 9"
+    )
+    assert load(settings.project, code)["cpu"] < 3.0  # of processor time: what it costs, whatever else the machine does
+
+
+def test_fifty_apps_of_ten_tables_load_in_ten_seconds(tmp_path: Path) -> None:
+    for n in range(50):
+        lines = ["import watertable as wt", f'app = wt.App("app{n}")']
+        lines += [f's = app.topic("t{n}", value="a STRING, b BIGINT, c DECIMAL(12,2)").stream()']
+        tables = (f's.filter("b > {t}").group_by("a").agg(n=wt.count(), s=wt.sum("b * c + {t}"))' for t in range(10))
+        lines += [f'{table}.materialized_as("t{t}")' for t, table in enumerate(tables)]
+        write(tmp_path, **{f"app{n}__app": "\n".join(lines)})
+    code = "from watertable_platform.definitions import defs\nassert len(list(defs.resolve_all_asset_specs())) == 550"
+    assert load(tmp_path, code + "\ndefs.get_repository_def()")["cpu"] < 10.0
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "dagster").mkdir()
+    (tmp_path / "dagster" / "dagster.yaml").write_bytes((ROOT / "platform" / "dagster.yaml").read_bytes())
+    return tmp_path / "dagster"
+
+
+def test_the_shipped_dagster_yaml_loads_and_says_what_it_must(home: Path) -> None:
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_cancel_timeout_seconds > 40
+        assert not instance.telemetry_enabled
+
+
+def test_the_workspace_loads(settings: Settings) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", str(ROOT / "workspace.yaml")],
+        env={**os.environ, "WATERTABLE_PROJECT": str(settings.project)}, capture_output=True, text=True, timeout=120, cwd=settings.project,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
