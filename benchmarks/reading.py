@@ -36,7 +36,7 @@ class Filled:
 
     def __init__(self, spark: SparkSession, warehouse: str, topology: Topology, keys: int) -> None:
         self.spark, self.warehouse, self.topology, self.keys = spark, warehouse, topology, keys
-        self.store = Store(spark, warehouse, topology.app, topology.tables)
+        self.store = Store.open(spark, warehouse, topology.app, topology.tables)
         self._compiler = Compiler(topology)
         self._writer = self.store.start_writer(topology.fingerprint)
         self.records = 0

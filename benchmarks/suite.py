@@ -55,7 +55,7 @@ class Sizes:
         """Give sizes that show that everything works, and nothing else."""
         return cls(
             records=100_000, keys=50_000, warm_up=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
-            fresh_seconds=40.0, skip_seconds=15.0, fold_seconds=10.0, limit=300.0,
+            fresh_seconds=60.0, skip_seconds=30.0, fold_seconds=10.0, limit=300.0,
         )  # fmt: skip
 
 
@@ -174,6 +174,8 @@ class Suite:
         commits = [(c["at"], c["offsets"]) for c in seen["commits"]]
         reads = [(r["ended"], r["offsets"]) for r in seen["reads"]]
         kept = [c for c in seen["commits"] if c["at"] >= since]
+        if not kept:
+            raise BenchmarkFailed(f"no commit in the {self.sizes.fresh_seconds - self.sizes.skip_seconds:.0f} s after the warm-up")
         return {
             "rate": pace.sent / (pace.ended - pace.began), "seconds": self.sizes.fresh_seconds, "warm_up_seconds": self.sizes.skip_seconds,
             "committed": _quantiles(pace.ages(commits, since)), "read": _quantiles(pace.ages(reads, since)),
