@@ -172,7 +172,8 @@ class Binder:
         if isinstance(node, exp.Dot):
             if isinstance(node.expression, exp.Anonymous):
                 raise ExpressionError(f"function {node.sql(dialect='spark')!r}: only Spark's built-in functions can be called")
-            below, fields = node, []
+            below: exp.Expr = node
+            fields: list[str] = []
             while isinstance(below, exp.Dot):
                 fields.append(below.expression.name)
                 below = below.this
@@ -439,9 +440,10 @@ _CASTS: Final = {
     "string": STRING, "binary": BINARY, "date": DATE, "timestamp": TIMESTAMP, "decimal": decimal_type(10, 0),
 }  # fmt: skip
 _EXTRACTS: Final = {
-    "year": "year", "years": "year", "yr": "year", "quarter": "quarter", "month": "month", "months": "month", "mon": "month", "week": "weekofyear",
-    "weeks": "weekofyear", "day": "day", "days": "day", "d": "day", "dow": "dayofweek", "dayofweek": "dayofweek", "doy": "dayofyear",
-    "hour": "hour", "hours": "hour", "minute": "minute", "minutes": "minute", "second": "extract_second", "seconds": "extract_second",
+    "year": "year", "years": "year", "yr": "year", "quarter": "quarter", "month": "month", "months": "month", "mon": "month",
+    "week": "weekofyear", "weeks": "weekofyear", "day": "day", "days": "day", "d": "day", "dow": "dayofweek",
+    "dayofweek": "dayofweek", "doy": "dayofyear", "hour": "hour", "hours": "hour", "minute": "minute", "minutes": "minute",
+    "second": "extract_second", "seconds": "extract_second",
 }  # fmt: skip
 _KNOWN: Final = frozenset({*FUNCTIONS, *_REWRITES, *_ALIASES, *_UNITS, *_CASTS, "struct", "if"})
 
@@ -449,21 +451,24 @@ _REFUSED: Final[dict[str, tuple[str, ...]]] = {
     "not the same each time it is evaluated": (
         "rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle", "now", "curdate", "current_date", "current_timestamp",
         "current_time", "localtimestamp", "current_timezone", "unix_timestamp", "monotonically_increasing_id", "spark_partition_id",
-        "current_user", "user", "session_user", "current_catalog", "current_database", "current_schema", "version",
+        "current_user", "user", "session_user", "current_catalog", "current_database", "current_schema", "version", "aes_encrypt",
     ),
     "able to run code or read what is no column": (
         "java_method", "reflect", "try_reflect", "input_file_name", "input_file_block_start", "input_file_block_length", "assert_true",
         "raise_error", "sleep", "getvariable", "read_files", "secret", "try_secret", "http_request",
     ),
     "an aggregate; use it in .agg(...)": (
-        "sum", "count", "avg", "mean", "min", "max", "first", "last", "first_value", "last_value", "any_value", "collect_list", "collect_set",
-        "array_agg", "count_if", "count_min_sketch", "approx_count_distinct", "stddev", "stddev_pop", "stddev_samp", "variance", "var_pop",
-        "var_samp", "corr", "covar_pop", "covar_samp", "kurtosis", "skewness", "median", "mode", "percentile", "percentile_approx",
-        "approx_percentile", "bool_and", "bool_or", "every", "some", "any", "bit_and", "bit_or", "bit_xor", "max_by", "min_by",
-        "try_sum", "try_avg", "regr_slope", "regr_intercept", "regr_count", "regr_r2", "listagg", "string_agg", "grouping", "grouping_id",
+        "any", "any_value", "approx_count_distinct", "approx_percentile", "approx_top_k", "approx_top_k_accumulate",
+        "approx_top_k_combine", "array_agg", "avg", "bit_and", "bit_or", "bit_xor", "bool_and", "bool_or", "collect_list", "collect_set",
+        "corr", "count", "count_if", "count_min_sketch", "covar_pop", "covar_samp", "every", "first", "first_value", "grouping",
+        "grouping_id", "histogram_numeric", "kurtosis", "last", "last_value", "listagg", "max", "max_by", "mean", "median", "min",
+        "min_by", "mode", "percentile", "percentile_approx", "percentile_cont", "percentile_disc", "regr_avgx", "regr_avgy", "regr_count",
+        "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy", "skewness", "some", "std", "stddev", "stddev_pop",
+        "stddev_samp", "string_agg", "sum", "try_avg", "try_sum", "var_pop", "var_samp", "variance",
     ),
     "a window function, which reads other rows": (
-        "row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead", "nth_value",
+        "row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead", "nth_value", "window", "session_window",
+        "window_time",
     ),
     "not one value per record; use flat_map_values": (
         "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack", "json_tuple",
@@ -478,7 +483,11 @@ def _function_name(node: exp.Anonymous) -> str:
 
 
 def _check_allowed(name: str) -> None:
-    reason = "able to call a model" if name.startswith(("ai_", "vector_search")) else _REASONS.get(name)
+    reason = _REASONS.get(name)
+    if name.startswith(("ai_", "vector_search")):
+        reason = "able to call a model"
+    elif "_agg" in name:  # Spark's sketches and bitmaps: hll_sketch_agg, kll_merge_agg_bigint, ...
+        reason = "an aggregate"
     if reason is not None:
         raise ExpressionError(f"function {name!r} is {reason}")
     if not name.isidentifier() or not name.isascii():

@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from watertable import scalars
-from watertable.errors import UnsupportedFunction
+from watertable.coercion import element_of, key_of
+from watertable.errors import EvaluationError, UnsupportedFunction
 from watertable.scalars import fail
 from watertable.schema import Type
 
@@ -85,13 +86,11 @@ def _same(value: Any) -> Any:
 
 def _nested(source: Type, target: Type) -> Cast:
     match source, target:
-        case Type(kind="array", element=a), Type(kind="array", element=b):
-            assert a is not None and b is not None
-            inner = optional(cast(a, b))
+        case Type(kind="array"), Type(kind="array"):
+            inner = optional(cast(element_of(source), element_of(target)))
             return lambda v: [inner(e) for e in v]
-        case Type(kind="map", map_key=j, element=a), Type(kind="map", map_key=k, element=b):
-            assert j is not None and k is not None and a is not None and b is not None
-            key, value = cast(j, k), optional(cast(a, b))
+        case Type(kind="map"), Type(kind="map"):
+            key, value = cast(key_of(source), key_of(target)), optional(cast(element_of(source), element_of(target)))
             return lambda v: {key(n): value(e) for n, e in v.items()}
     pairs = [(f.name, g.name, optional(cast(f.type, g.type))) for f, g in zip(source.fields, target.fields, strict=True)]
     return lambda v: {new: inner(v[old]) for old, new, inner in pairs}
@@ -108,7 +107,7 @@ def attempt(fn: Callable[..., Any]) -> Callable[..., Any]:
     def tried(*args: Any) -> Any:
         try:
             return fn(*args)
-        except scalars.EvaluationError:
+        except EvaluationError:
             return None
 
     return tried

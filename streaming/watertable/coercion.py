@@ -8,7 +8,6 @@ the type of every operator over every pair of types and compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import reduce
 from typing import Final
 
 from watertable.schema import Column, Type
@@ -37,6 +36,18 @@ _PRECEDENCE: Final = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _ATOMIC: Final = frozenset({*_PRECEDENCE, "decimal", "boolean", "string", "binary", "date", "timestamp"})
 
 Common = Callable[[Type, Type], Type | None]
+
+
+def element_of(kind: Type) -> Type:
+    """Return the type of an array's elements or a map's values."""
+    assert kind.element is not None
+    return kind.element
+
+
+def key_of(kind: Type) -> Type:
+    """Return the type of a map's keys."""
+    assert kind.map_key is not None
+    return kind.map_key
 
 
 def decimal(precision: int, scale: int) -> Type:
@@ -153,15 +164,13 @@ def common_of(types: Iterable[Type], rule: Common = common) -> Type | None:
 
 def _complex(a: Type, b: Type, rule: Common) -> Type | None:
     match a, b:
-        case Type(kind="array", element=x), Type(kind="array", element=y):
-            assert x is not None and y is not None
-            inner = rule(x, y)
+        case Type(kind="array"), Type(kind="array"):
+            inner = rule(element_of(a), element_of(b))
             return None if inner is None else Type("array", element=inner)
-        case Type(kind="map", map_key=j, element=x), Type(kind="map", map_key=k, element=y):
-            assert j is not None and k is not None and x is not None and y is not None
-            key, inner = rule(j, k), rule(x, y)
+        case Type(kind="map"), Type(kind="map"):
+            key, inner = rule(key_of(a), key_of(b)), rule(element_of(a), element_of(b))
             # a cast that may give null can't make map keys
-            if key is None or inner is None or castable(j, key) != "always" or castable(k, key) != "always":
+            if key is None or inner is None or {castable(key_of(a), key), castable(key_of(b), key)} != {"always"}:
                 return None
             return Type("map", map_key=key, element=inner)
         case Type(kind="struct", fields=f), Type(kind="struct", fields=g) if len(f) == len(g):
@@ -181,15 +190,14 @@ def castable(source: Type, target: Type) -> str | None:
         return "always"
     match source.kind, target.kind:
         case ("array", "array"):
-            assert source.element is not None and target.element is not None
-            return castable(source.element, target.element)
+            return castable(element_of(source), element_of(target))
         case ("map", "map"):
-            assert source.element is not None and target.element is not None
-            assert source.map_key is not None and target.map_key is not None
-            return _both(castable(source.map_key, target.map_key), castable(source.element, target.element))
+            return _both(castable(key_of(source), key_of(target)), castable(element_of(source), element_of(target)))
         case ("struct", "struct") if len(source.fields) == len(target.fields):
-            pairs = zip(source.fields, target.fields, strict=True)
-            return reduce(_both, (castable(f.type, g.type) for f, g in pairs), "always")
+            found: str | None = "always"
+            for f, g in zip(source.fields, target.fields, strict=True):
+                found = _both(found, castable(f.type, g.type))
+            return found
         case (kind, "string"):
             return "always" if kind in _ATOMIC else None
         case ("string", "binary"):
@@ -244,6 +252,5 @@ def implicit(source: Type, target: Type) -> bool:
         case ("date", "timestamp") | ("timestamp", "date"):
             return True
         case ("array", "array"):
-            assert source.element is not None and target.element is not None
-            return implicit(source.element, target.element)
+            return implicit(element_of(source), element_of(target))
     return source.is_numeric and target.is_numeric

@@ -158,36 +158,48 @@ _TIMES: Final = (
     prepared("to_utc_timestamp", "timestamp, string=", "timestamp", lambda zone: times.zone_shift(zone, to_utc=True)),
 )  # fmt: skip
 
+def _with_value(name: str, python: Callable[..., Any], gives: str, *, nulls: Nulls = Nulls.STRICT, tight: bool = True) -> Function:
+    return Function(name, f"{name}(array, value)", signatures.array_and_value(name, python, gives), nulls, tight)
+
+
+def _with_array(name: str, python: Callable[..., Any], gives: str, *, tight: bool = True) -> Function:
+    return Function(name, f"{name}(array, array)", signatures.two_arrays(name, python, gives), tight=tight)
+
+
+def _of_array(name: str, python: Callable[..., Any], gives: str, *, tight: bool = True) -> Function:
+    return Function(name, f"{name}(array)", signatures.on_array(name, python, gives), tight=tight)
+
+
 _NESTED: Final = (
     Function("array", "array(a, ...)", signatures.build_array, Nulls.EAGER),
     Function("map", "map(key, value, ...)", signatures.build_map, Nulls.EAGER),
     Function("named_struct", "named_struct('name', value, ...)", signatures.build_struct, Nulls.EAGER),
     Function("size", "size(a)", signatures.size),
-    Function("element_at", "element_at(a, index or key)", signatures.element_at("element_at"), tight=False),
-    Function("try_element_at", "try_element_at(a, index or key)", signatures.element_at("try_element_at"), tight=False),
+    Function("element_at", "element_at(array, index), element_at(map, key)", signatures.element_at("element_at"), tight=False),
+    Function("try_element_at", "try_element_at(array, index)", signatures.element_at("try_element_at"), tight=False),
     Function("get", "get(array, index)", signatures.get, tight=False),
-    Function("array_contains", "array_contains(a, value)", signatures.array_and_value("array_contains", nested.array_contains, "boolean"), tight=False),
-    Function("array_position", "array_position(a, value)", signatures.array_and_value("array_position", nested.array_position, "bigint")),
-    Function("array_remove", "array_remove(a, value)", signatures.array_and_value("array_remove", nested.array_remove, "array")),
-    Function("array_append", "array_append(a, value)", signatures.array_and_value("array_append", lambda _: nested.array_append, "array+"), Nulls.EAGER),
-    Function("array_distinct", "array_distinct(a)", signatures.on_array("array_distinct", nested.distinct, "array")),
-    Function("array_union", "array_union(a, b)", signatures.two_arrays("array_union", nested.distinct, "array")),
-    Function("array_intersect", "array_intersect(a, b)", signatures.two_arrays("array_intersect", lambda t: nested.keep(t, True), "array")),
-    Function("array_except", "array_except(a, b)", signatures.two_arrays("array_except", lambda t: nested.keep(t, False), "array")),
-    Function("arrays_overlap", "arrays_overlap(a, b)", signatures.two_arrays("arrays_overlap", nested.arrays_overlap, "boolean"), tight=False),
-    Function("array_max", "array_max(a)", signatures.on_array("array_max", lambda t: nested.array_extreme(t, True), "element"), tight=False),
-    Function("array_min", "array_min(a)", signatures.on_array("array_min", lambda t: nested.array_extreme(t, False), "element"), tight=False),
-    Function("array_sort", "array_sort(a)", signatures.on_array("array_sort", nested.array_sort, "array")),
-    Function("sort_array", "sort_array(a, ascending)", signatures.sort_array),
-    Function("array_join", "array_join(a, separator, null)", signatures.array_join),
+    _with_value("array_contains", nested.array_contains, "boolean", tight=False),
+    _with_value("array_position", nested.array_position, "bigint"),
+    _with_value("array_remove", nested.array_remove, "array"),
+    _with_value("array_append", lambda _: nested.array_append, "array+", nulls=Nulls.EAGER),
+    _with_array("array_union", nested.distinct, "array"),
+    _with_array("array_intersect", lambda t: nested.keep(t, True), "array"),
+    _with_array("array_except", lambda t: nested.keep(t, False), "array"),
+    _with_array("arrays_overlap", nested.arrays_overlap, "boolean", tight=False),
+    _of_array("array_distinct", nested.distinct, "array"),
+    _of_array("array_max", lambda t: nested.array_extreme(t, True), "element", tight=False),
+    _of_array("array_min", lambda t: nested.array_extreme(t, False), "element", tight=False),
+    _of_array("array_sort", nested.array_sort, "array"),
+    Function("sort_array", "sort_array(array, ascending)", signatures.sort_array),
+    Function("array_join", "array_join(array, separator, null)", signatures.array_join),
     Function("array_repeat", "array_repeat(value, n)", signatures.array_repeat, Nulls.EAGER, tight=False),
-    Function("array_compact", "array_compact(a)", signatures.array_compact),
-    Function("slice", "slice(a, start, length)", signatures.slice_rule),
-    Function("flatten", "flatten(a)", signatures.flatten, tight=False),
-    Function("map_keys", "map_keys(m)", signatures.map_part(keys=True)),
-    Function("map_values", "map_values(m)", signatures.map_part(keys=False)),
-    Function("map_contains_key", "map_contains_key(m, key)", signatures.map_contains),
-    *(Function(name, f"{name}(a, x -> ...)", signatures.higher_order(name), Nulls.EAGER, tight=False)
+    Function("array_compact", "array_compact(array)", signatures.array_compact),
+    Function("slice", "slice(array, start, length)", signatures.slice_rule),
+    Function("flatten", "flatten(array)", signatures.flatten, tight=False),
+    Function("map_keys", "map_keys(map)", signatures.map_part(keys=True)),
+    Function("map_values", "map_values(map)", signatures.map_part(keys=False)),
+    Function("map_contains_key", "map_contains_key(map, key)", signatures.map_contains),
+    *(Function(name, f"{name}(array, x -> ...)", signatures.higher_order(name), Nulls.EAGER, tight=False)
       for name in ("transform", "filter", "exists", "forall")),
 )  # fmt: skip
 

@@ -133,6 +133,7 @@ def _zero(kind: Type) -> str:
 
 
 def remainder(name: str, python: Callable[[Type], scalars.Fn]) -> Rule:
+    """Type % and pmod."""
     def rule(args: Args) -> Signature:
         a, b = _operands(name, args)
         kind = arithmetic("%", a, b) if a.kind == "decimal" else a
@@ -146,6 +147,7 @@ def remainder(name: str, python: Callable[[Type], scalars.Fn]) -> Rule:
 
 
 def integral_divide(args: Args) -> Signature:
+    """Type div: BIGINT, cut toward zero."""
     a, b = _operands("div", args)
     if a.kind in ("float", "double"):
         raise refuse("div", args, "whole numbers or decimals")
@@ -158,7 +160,7 @@ def integral_divide(args: Args) -> Signature:
     if BIGINT in (args[0].type, args[1].type) or STRING in (args[0].type, args[1].type):
         safe = f"(if({{1}} = -1L, nullif({{0}}, {lowest}), {{0}}) div nullif({{1}}, 0L))"
         return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), safe, f"{{1}} = 0 OR ({{1}} = -1 AND {{0}} = {lowest})")
-    return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), f"({{0}} div nullif({{1}}, {_zero(b)}))", f"{{1}} = {_zero(b)}")
+    return Signature(BIGINT, (BIGINT, BIGINT), scalars.integral_divide(BIGINT), "({0} div nullif({1}, 0))", "{1} = 0")
 
 
 def _lowest(kind: Type) -> str:
@@ -199,6 +201,7 @@ _WIDE: Final = {"-": "CAST((0BD - {{0}}) AS {0})", "abs": "CAST(if({{0}} < 0, 0B
 
 
 def unary(name: str, python: Callable[[Type], scalars.Fn], form: str) -> Rule:
+    """Type unary minus and abs."""
     def rule(args: Args) -> Signature:
         kind = DOUBLE if args[0].type in (STRING, VOID) else args[0].type
         if not kind.is_numeric:
@@ -206,7 +209,7 @@ def unary(name: str, python: Callable[[Type], scalars.Fn], form: str) -> Rule:
         if kind.kind == "decimal" and kind.precision > 34:
             # Spark's own form rounds to 34 digits; a difference doesn't, but its type has to come out the same
             if arithmetic("-", decimal_type(1, 0), kind).scale < kind.scale:
-                raise ExpressionError(f"{name} of {kind.sql()}: Spark would round it to 34 digits; cast it to DECIMAL(34,{kind.scale}) or less")
+                raise ExpressionError(f"{name} of {kind.sql()}: Spark rounds that to 34 digits; cast to DECIMAL(34,{kind.scale}) or less")
             return Signature(kind, (kind,), python(kind), sql=_WIDE[name].format(kind.sql()))
         if not kind.is_integral:
             return Signature(kind, (kind,), python(kind))
@@ -232,6 +235,7 @@ def ordered(kind: Type) -> bool:
 
 
 def comparison(operator: str) -> Rule:
+    """Type a comparison of two values, brought to a common type."""
     def rule(args: Args) -> Signature:
         a, b = args[0].type, args[1].type
         if {a.kind, b.kind} <= {DAYS.kind, DAYTIME.kind}:  # Spark compares these without a cast
@@ -247,6 +251,7 @@ def comparison(operator: str) -> Rule:
 
 
 def in_rule(args: Args) -> Signature:
+    """Type IN over constants."""
     kind = common_of(a.type for a in args)
     if kind is None or not ordered(kind):
         raise refuse("IN", args, "values of comparable types")
@@ -254,6 +259,7 @@ def in_rule(args: Args) -> Signature:
 
 
 def logic(name: str) -> Rule:
+    """Type AND, OR and NOT."""
     def rule(args: Args) -> Signature:
         if any(not implicit(a.type, BOOLEAN) or a.type.is_numeric for a in args):
             raise refuse(name.upper(), args, "BOOLEAN")
@@ -263,6 +269,7 @@ def logic(name: str) -> Rule:
 
 
 def null_test(wanted: bool) -> Rule:
+    """Type IS NULL and IS NOT NULL."""
     return lambda args: Signature(BOOLEAN, (args[0].type,), lambda a: (a is None) is wanted)
 
 
@@ -280,6 +287,7 @@ def case_rule(args: Args) -> Signature:
 
 
 def coalesce(args: Args) -> Signature:
+    """Type coalesce."""
     kind = common_of(a.type for a in args)
     if kind is None:
         raise refuse("COALESCE", args, "arguments of one common type")
@@ -287,6 +295,7 @@ def coalesce(args: Args) -> Signature:
 
 
 def extreme(greatest: bool) -> Rule:
+    """Type greatest and least."""
     def rule(args: Args) -> Signature:
         kind = common_of((a.type for a in args), unpromoted)
         if kind is None or not ordered(kind) or len(args) < 2:
@@ -315,7 +324,8 @@ def rounding(name: str, half_even: bool) -> Rule:
         result = kind
         if kind.kind == "decimal":
             whole = kind.precision - kind.scale + 1
-            result = decimal_type(max(whole, 1 - digits), 0) if digits < 0 else decimal_type(whole + min(kind.scale, digits), min(kind.scale, digits))
+            scale = max(0, min(kind.scale, digits))
+            result = decimal_type(max(whole + scale, 1 - digits), scale)
         if digits < 0 and (kind.is_integral or kind.precision - kind.scale >= 38):
             raise ExpressionError(f"{name} of {kind.sql()} to {digits} digits may overflow; cast it to a DECIMAL with room")
         return Signature(result, (kind, INT)[: len(args)], _first(scalars.round_to(kind, result, digits, half_even)))

@@ -221,8 +221,7 @@ def order_key(kind: Type) -> Callable[[Any], Any] | None:
     match kind:
         case Type(kind="float" | "double"):
             return lambda v: (1, 0.0) if v != v else (0, v)  # only NaN differs from itself
-        case Type(kind="array", element=element):
-            assert element is not None
+        case Type(kind="array", element=Type() as element):
             inner = order_key(element) or _itself
             return lambda v: tuple((0,) if e is None else (1, inner(e)) for e in v)
         case Type(kind="struct", fields=fields):

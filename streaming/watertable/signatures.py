@@ -69,7 +69,8 @@ def prepared(
                 raise refuse(name, args, usage)
         constants = [constant(name, arg, kind) for arg, kind, mark in zip(args, types, marks, strict=True) if "=" in mark]
         python = prepare(*constants)
-        return Signature(_NAMED[gives] if gives in _NAMED else Type.parse(gives), types, python, _bare(safe, constants), fails, _bare(sql, constants))
+        result = _NAMED.get(gives) or Type.parse(gives)
+        return Signature(result, types, python, _bare(safe, constants), fails, _bare(sql, constants))
 
     return Function(name, usage, rule, nulls, tight)
 
@@ -367,7 +368,7 @@ def cast_function(target: Type, how: str) -> Function:
         if possible is None:
             raise ExpressionError(f"can't cast {source.sql()} to {target.sql()}")
         if possible == "maybe" and source.kind in ("array", "map", "struct"):
-            raise ExpressionError(f"a cast from {source.sql()} to {target.sql()} may fail inside; cast the parts: transform(a, x -> CAST(...))")
+            raise ExpressionError(f"a cast from {source.sql()} to {target.sql()} may fail inside; cast its parts")
         # text that holds a time and no date would get today's; null in its place
         value = f"if({{0}} RLIKE '{_DATELESS}', NULL, {{0}})" if (source, target) == (STRING, TIMESTAMP) else "{0}"
         tried = f"TRY_CAST({value} AS {target.sql()})"

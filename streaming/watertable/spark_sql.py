@@ -80,7 +80,8 @@ def _safe_call(term: Call) -> Safe:
     sql = _fill(form, sqls) if form is not None else _write(term, sqls)
     order = list(reversed(args)) if function.nulls is Nulls.DIVISOR else args
     is_strict = function.nulls is not Nulls.EAGER
-    failures, guards = [], []
+    failures: list[str] = []
+    guards: list[str] = []
     for arg, inner in zip(order, reversed(term.args) if function.nulls is Nulls.DIVISOR else term.args, strict=True):
         if isinstance(inner, Lambda):
             # the function is evaluated for every element; one failing element fails the record

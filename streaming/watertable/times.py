@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import calendar
 import datetime as dt
+import itertools
 import math
 import re
 import zoneinfo
@@ -273,7 +274,7 @@ def read_format(pattern: str) -> Callable[..., dt.datetime]:
     fields = [text for text, field in tokens if field]
     if len(fields) != len({f[0] for f in fields}) or "yyyy" not in fields or not {"M", "MM"} & set(fields) or not {"d", "dd"} & set(fields):
         raise ExpressionError(f"the pattern {pattern!r} must name year, month and day, each field once")
-    if any(a[1] and b[1] and len(a[0]) == 1 for a, b in zip(tokens, tokens[1:], strict=False)):
+    if any(a[1] and b[1] and len(a[0]) == 1 for a, b in itertools.pairwise(tokens)):
         raise ExpressionError(f"the pattern {pattern!r} has a field of varying width right before another")
     compiled = re.compile("".join(_READ[text] if field else re.escape(text) for text, field in tokens))
 
@@ -286,6 +287,7 @@ def read_format(pattern: str) -> Callable[..., dt.datetime]:
         if clock[0] > 23 or clock[1] > 59 or clock[2] > 59:
             raise fail(f"{text!r} is no time of day")
         date = make_date(int(part["year"]), int(part["month"]), int(part["day"]))
-        return dt.datetime(date.year, date.month, date.day, *clock, int((part.get("fraction") or "").ljust(6, "0")), tzinfo=UTC)
+        fraction = int((part.get("fraction") or "").ljust(6, "0"))
+        return dt.datetime.combine(date, dt.time(clock[0], clock[1], clock[2], fraction, UTC))
 
     return read

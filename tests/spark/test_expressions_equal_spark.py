@@ -138,7 +138,8 @@ def operands(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def arithmetic() -> Iterator[str]:
     yield from operands(itertools.product(MAIN, MAIN))
-    yield from operands((("ti", "si"), ("f", "i"), ("d52", "ti"), ("d180", "f"), ("d380", "bi"), ("d3838", "d93"), ("bi", "d3838"), ("d", "d3838")))
+    yield from operands((("ti", "si"), ("f", "i"), ("d52", "ti"), ("d180", "f"), ("d380", "bi"), ("d3838", "d93"), ("bi", "d3838"),
+                         ("d", "d3838")))  # fmt: skip
     for a in NUMERIC:
         if a not in ("d3810", "d3838"):
             yield from (f"-{a}_a", f"abs({a}_a)")
@@ -148,8 +149,9 @@ def arithmetic() -> Iterator[str]:
                     f"{a}_a / 3", f"{a}_a % 7", f"3 % {a}_a", f"round({a}_a)", f"bround({a}_a)",
                     f"greatest({a}_a, {a}_b)", f"least({a}_a, {a}_b, 1)", f"try_add({a}_a, {a}_b)", f"try_subtract({a}_a, {a}_b)",
                     f"try_multiply({a}_a, {a}_b)", f"try_divide({a}_a, {a}_b)", f"try_mod({a}_a, {a}_b)", f"{a}_a IN (1, 2, NULL)",
-                    f"{a}_a BETWEEN 0 AND {a}_b", f"{a}_a <=> {a}_b", f"{a}_a >= {a}_b", f"{a}_a > 0.5", f"{a}_a <= 1", f"nullif({a}_a, {a}_b)",
-                    f"{a}_a <> {a}_b", f"isnan({a}_a)", f"nanvl({a}_a, 0)", f"num + {a}_a", f"{a}_a = num")  # fmt: skip
+                    f"{a}_a BETWEEN 0 AND {a}_b", f"{a}_a <=> {a}_b", f"{a}_a >= {a}_b", f"{a}_a > 0.5", f"{a}_a <= 1",
+                    f"nullif({a}_a, {a}_b)", f"{a}_a <> {a}_b", f"isnan({a}_a)", f"nanvl({a}_a, 0)",
+                    f"num + {a}_a", f"{a}_a = num")  # fmt: skip
     for a in ("f", "d", "d52", "d93", "d3810"):
         yield from (f"round({a}_a, {n})" for n in (0, 1, 2))
         yield from (f"bround({a}_a, {n})" for n in (0, 1))
@@ -180,8 +182,8 @@ def collections() -> Iterator[str]:
     yield from written("collections")
 
 
-CAST_TARGETS = ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(5,2)", "DECIMAL(9,3)", "DECIMAL(38,10)", "DECIMAL(38,0)",
-                "DECIMAL(3,3)", "STRING", "BINARY", "DATE", "TIMESTAMP"]  # fmt: skip
+CAST_TARGETS = ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(5,2)", "DECIMAL(9,3)", "DECIMAL(38,10)",
+                "DECIMAL(38,0)", "DECIMAL(3,3)", "STRING", "BINARY", "DATE", "TIMESTAMP"]  # fmt: skip
 
 
 def casts() -> Iterator[str]:
@@ -211,7 +213,8 @@ def table(spark: SparkSession) -> Iterator[DataFrame]:
     before = {name: spark.conf.get(name) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
-    yield spark.createDataFrame([(k, row) for k, row in enumerate(rows())], f"k INT, value STRUCT<{_fields()}>").coalesce(1).localCheckpoint()
+    frame = spark.createDataFrame(list(enumerate(rows())), f"k INT, value STRUCT<{_fields()}>")
+    yield frame.coalesce(1).localCheckpoint()
     for name, previous in before.items():
         spark.conf.set(name, str(previous))
 
@@ -306,8 +309,8 @@ def check(table: DataFrame, texts: list[str]) -> list[str]:
                     raises = True  # Spark takes today's date; we refuse
                 if ours != BEYOND and (strict, safe, fails, raises) != expected:
                     names = sorted({r.removeprefix("value.") for r in expr.refs})
-                    differences.append(f"{text} of {({n: row[n] for n in names})}: interpreted {ours!r}; Spark strict {strict!r}, safe {safe!r}, "
-                                       f"fails {fails}, raises {raises}")  # fmt: skip
+                    spark = f"Spark strict {strict!r}, safe {safe!r}, fails {fails}, raises {raises}"
+                    differences.append(f"{text} of {({n: row[n] for n in names})}: interpreted {ours!r}; {spark}")
                     break
             if beyond > ROWS * 0.7:
                 differences.append(f"{text}: only {ROWS - beyond} rows within Python's calendar")
@@ -360,10 +363,34 @@ def test_spark_refuses_what_we_refuse_by_type(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     empty = spark.createDataFrame([], f"value STRUCT<{_fields()}>")
-    for text in ("bo_a + 1", "s_a + s_b", "bo_a = 1", "m_a = m_b", "i_a AND bo_a", "da_a + 1L", "greatest(i_a, s_a)", "array_contains(ai_a, 'x')",
-                 "if('true', 1, 2)", "element_at(ai_a, bi_a)", "CAST(da_a AS INT)", "CAST(ai_a AS INT)", "ai_a = as_a", "d_a div 2"):  # fmt: skip
+    refused = [
+        "bo_a + 1", "s_a + s_b", "bo_a = 1", "m_a = m_b", "i_a AND bo_a", "da_a + 1L", "greatest(i_a, s_a)", "array_contains(ai_a, 'x')",
+        "if('true', 1, 2)", "element_at(ai_a, bi_a)", "CAST(da_a AS INT)", "CAST(ai_a AS INT)", "ai_a = as_a", "d_a div 2",
+    ]  # fmt: skip
+    for text in refused:
         with pytest.raises(ExpressionError):
             parse(text, SCOPE, "test")
         qualified = re.sub(r"\b([a-z0-9]+_[ab])\b", r"value.\1", text)
         with pytest.raises(AnalysisException):
             _ = empty.selectExpr(qualified).schema
+
+
+def test_what_depends_on_more_than_one_record_cannot_be_called_even_inside_a_cast(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    builtin = jvm.org.apache.spark.sql.catalyst.analysis.FunctionRegistry.builtin()
+    random = jvm.java.lang.Class.forName("org.apache.spark.sql.catalyst.expressions.Nondeterministic")
+    names = str(builtin.listFunction().mkString("\n")).split("\n")
+    assert len(names) > 400
+    wrongly_allowed = []
+    for name in names:
+        info = builtin.lookupFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name)).get()
+        if info.getGroup() not in ("agg_funcs", "window_funcs", "generator_funcs") and not random.isAssignableFrom(
+            jvm.java.lang.Class.forName(info.getClassName())
+        ):
+            continue
+        try:
+            parse(f"CAST({name}(i_a) AS INT)", SCOPE, "test")
+            wrongly_allowed.append(name)
+        except ExpressionError:
+            pass
+    assert not wrongly_allowed
