@@ -19,7 +19,7 @@ from watertable.session import spark_session
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from watertable.changelog import Position
 
@@ -60,7 +60,7 @@ def position(app: str, *, settings: Settings | None = None) -> Position:
     """Give an app's newest position: to be kept, and handed to `read(at=...)` or `changes`."""
     project = load_apps(settings or Settings.load())
     topology = project.app(app).topology
-    return Reader(spark_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables).position()
+    return Reader(_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables).position()
 
 
 def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:
@@ -71,4 +71,9 @@ def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:
         broken = "".join(f"\nbroken: {b}" for b in project.broken.values())
         raise TableNotFound(f"there is no {table!r}; write app.table, one of: {', '.join(names) or 'none'}{broken}")
     topology = project.apps[app].topology
-    return Reader(spark_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables), name
+    return Reader(_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables), name
+
+
+def _session(settings: Settings) -> SparkSession:
+    """Start Spark where none runs yet; what its JVM prints goes to a file, not between a notebook's cells."""
+    return spark_session(settings, app="watertable read", log=settings.home_folder / "logs" / "read.log")
