@@ -16,10 +16,10 @@ from watertable.plan import TableDef
 from watertable.schema import Type
 
 GOLDEN = {
-    "retail": "wt1:6a3c2aa75d231c27",
+    "retail": "wt1:fc79b3a6b4ced4a1",
     "inventory": "wt1:8c908645c07cc970",
     "prices": "wt1:aeffa7c395137d76",
-    "customers": "wt1:2c81a653878b098a",
+    "customers": "wt1:dc32bb7fac02ddc8",
     "revenue_hourly": "wt1:f4e445ebea80079e",
     "sold_daily": "wt1:78b865518377d62f",
 }
