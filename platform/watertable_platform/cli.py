@@ -28,8 +28,8 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.reader import AppStatus
     from watertable.project import LoadedApp
+    from watertable.reader import AppStatus
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -98,9 +98,9 @@ def query(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Show rows of a table, fresh and exact, with the position they are of."""
+    from watertable.project import load_apps
     from watertable.reader import Reader
     from watertable_platform import show
-    from watertable.project import load_apps
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
@@ -120,9 +120,9 @@ def query(
 @app.command(rich_help_panel="Tables")
 def status(as_json: AsJson = False) -> None:
     """Show every app and table: position, lag, and how far other Delta readers are behind."""
+    from watertable.project import load_apps
     from watertable.reader import Reader
     from watertable_platform import show
-    from watertable.project import load_apps
 
     settings = _settings()
     project = load_apps(settings)

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition
 from watertable.plan import TableDef, Topology
+from watertable.project import Project
 from watertable.schema import quote
 from watertable.settings import Settings
-from watertable.project import Project
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
