@@ -1,0 +1,182 @@
+"""Be one run of the campaign's app, to be killed: started with a `Script` as JSON, prints events as JSON lines.
+
+Killing is armed here and not by WATERTABLE_FAILPOINT alone, so that it can land a little *after* a point, while the JVM is in the middle
+of what the point precedes. The bugs that the campaign must catch are planted here too; nothing in the product knows of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+JAVA = "-Xss16m -Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+
+ARMED = ExitStack()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Say what a child does. `delay` seconds after the nth time that it meets `point`, it kills `how`."""
+
+    suffix: str
+    home: str
+    bootstrap: str
+    point: str = ""
+    nth: int = 1
+    how: str = ""
+    delay: float = 0.0
+    bug: str = ""
+    available_now: bool = False
+    batch_records: int = 60
+    read: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main(script: Script) -> int:
+    from tests.crash.ledger import topology
+    from watertable import events, job
+    from watertable.errors import WatertableError
+    from watertable.session import spark_session
+    from watertable.settings import Settings
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    settings = Settings.load(
+        script.home, kafka=script.bootstrap, master="local[2]", trigger_seconds=0.0, fold_seconds=1.0, tidy_seconds=3.0,
+        batch_records=script.batch_records,
+        spark={"spark.driver.memory": "700m", "spark.driver.extraJavaOptions": JAVA, "spark.sql.shuffle.partitions": "2"},
+    )  # fmt: skip
+    spark = spark_session(settings, log=Path(script.home) / "jvm.log")
+    jvm = spark.sparkContext._gateway.proc
+    say({"event": "child", "pid": os.getpid(), "jvm": jvm.pid})
+    small_buckets()
+    BUGS.get(script.bug, lambda: None)()
+    if script.point:
+        arm(script, jvm)
+    try:
+        job.run(
+            topology(script.suffix), settings, available_now=script.available_now, stop=stop, spark=spark,
+            on_event=lambda event: print(events.as_json(event), flush=True),
+        )  # fmt: skip
+    except WatertableError as error:
+        return job.exit_code(error)
+    if script.read:
+        read(script, spark, settings)
+    return 0
+
+
+def say(event: dict[str, object]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def arm(script: Script, jvm: Any) -> None:
+    """Arm the point; the kill is told before it's done, so that the campaign knows that it landed."""
+    from watertable import failpoints
+
+    def kill() -> None:
+        say({"event": "kill", "point": script.point, "how": script.how, "at": time.time()})
+        if script.how in ("kill-jvm", "kill-both"):
+            os.kill(jvm.pid, signal.SIGKILL)
+        if script.how in ("kill-python", "kill-both"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def reached() -> None:
+        if script.delay:
+            threading.Timer(script.delay, kill).start()
+        else:
+            kill()
+
+    ARMED.enter_context(failpoints.armed(script.point, reached, script.nth))
+
+
+def small_buckets() -> None:
+    """Make buckets of a few commits and let the horizon have passed, so that trims have something to do within seconds."""
+    from watertable import changelog, fold, reader, upkeep
+
+    for module in (changelog, fold, reader, upkeep):
+        module.BUCKET = 4  # type: ignore[attr-defined]
+    trim = upkeep.Upkeep.trim
+    upkeep.Upkeep.trim = lambda self, consumers=(), *, now=None: trim(self, consumers, now=datetime.now(UTC) + timedelta(days=30))  # type: ignore[method-assign]
+
+
+def read(script: Script, spark: Any, settings: Any) -> None:
+    """Write what the product's own reader reads, all tables at one position, to a file of JSON lines."""
+    from tests.crash.ledger import topology
+    from watertable.reader import Reader
+
+    wanted = topology(script.suffix)
+    view = Reader(spark, settings.warehouse_uri, wanted.app, wanted.tables).view()
+    found = {name: [json.loads(row) for row in view.rows(wanted.table(name)).toJSON().collect()] for name in view.bases}
+    Path(script.read).write_text(json.dumps({"position": str(view.position), "tables": found}), encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------------- the planted bugs
+
+
+def offset_off_by_one() -> None:
+    """Begin to read one offset late after a start, and commit as if nothing were missing."""
+    from watertable import job
+
+    honest, seen = job.read_range, []
+
+    def late(spark: Any, cluster: Any, begin: Any, end: Any, *rest: Any) -> Any:
+        if not seen and sum(begin.values()):
+            begin = {p: min(offset + 1, end[p]) if offset else 0 for p, offset in begin.items()}
+        seen.append(1)
+        return honest(spark, cluster, begin, end, *rest)
+
+    job.read_range = late  # type: ignore[assignment]
+
+
+def fold_not_idempotent() -> None:
+    """Believe the confirmations of folds and not their transactions: a fold that died before its confirmation is folded again."""
+    from dataclasses import replace
+
+    from watertable import reader
+
+    honest = reader.Reader._newest
+
+    def believes(self: Any, table: Any) -> Any:
+        base = honest(self, table)
+        if base.snapshot is None:
+            return base
+        marks = [m for row in self.changelog.rows(self.changelog.snapshot(), "c.kind = 'fold'") for m in row.folds if m.table == table.name]
+        return replace(base, seq=max((m.seq for m in marks), default=0))
+
+    reader.Reader._newest = believes  # type: ignore[method-assign]
+
+
+def zombie_commits() -> None:
+    """Forget the fence: append whatever comes, whoever has written in between."""
+    from watertable import deltalog
+
+    honest = deltalog.DeltaLog.append
+
+    def careless(self: Any, frame: Any, *, line: Any = None, number: int = 0, since: int = -1, note: str = "", point: str = "") -> int:
+        return honest(self, frame, note=note, point=point)
+
+    deltalog.DeltaLog.append = careless  # type: ignore[method-assign]
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    "offset off by one": offset_off_by_one,
+    "fold not idempotent": fold_not_idempotent,
+    "zombie commit": zombie_commits,
+}
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.exit(main(Script(**json.loads(sys.argv[1]))))
