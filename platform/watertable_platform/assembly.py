@@ -100,12 +100,24 @@ def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Defini
     kept = list(modules)
     own = [value for module in kept for value in vars(module).values()]
     return dg.Definitions(
-        assets=dg.load_assets_from_modules(kept),
+        assets=[_in_group(asset, folder) for asset in dg.load_assets_from_modules(kept)],
         asset_checks=dg.load_asset_checks_from_modules(kept),
         jobs=_unique(own, (dg.JobDefinition, UnresolvedAssetJobDefinition)),
         schedules=_unique(own, (dg.ScheduleDefinition,)),
         sensors=_unique(own, (dg.SensorDefinition,)),
-    ).map_asset_specs(func=lambda spec: spec.replace_attributes(group_name=folder) if spec.group_name in (None, "default") else spec)
+    )
+
+
+def _in_group(asset: Any, group: str) -> Any:
+    """Put what has no group of its own into one."""
+    match asset:
+        case dg.AssetSpec(group_name=None):
+            return asset.replace_attributes(group_name=group)
+        case dg.AssetsDefinition():
+            bare = [spec.key for spec in asset.specs if spec.group_name in (None, "default")]
+            return asset.with_attributes(group_names_by_key=dict.fromkeys(bare, group)) if bare else asset
+        case _:
+            return asset
 
 
 def _unique(values: Iterable[object], kinds: tuple[type, ...]) -> list[Any]:

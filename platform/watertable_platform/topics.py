@@ -17,7 +17,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from watertable.plan import Topic
 from watertable.settings import Settings
-from watertable_platform.translator import topic_key, topic_schema
+from watertable_platform.translator import beta, topic_key, topic_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,6 @@ def build_topic(spec: dg.AssetSpec, watched: Watched, settings: Settings) -> dg.
     It has to be of this kind: for the staleness of what depends on it, Dagster takes no notice of observations of a bare spec.
     """
 
-    @dg.multi_observable_source_asset(specs=[spec], name=_op_name(watched.name))  # type: ignore[untyped-decorator]
     def look(context: dg.AssetExecutionContext) -> dg.ObserveResult:
         found = observe(settings, [watched])
         if not found:
@@ -43,7 +42,8 @@ def build_topic(spec: dg.AssetSpec, watched: Watched, settings: Settings) -> dg.
         version = dg.DataVersion((found[0].tags or {})[DATA_VERSION_TAG])
         return dg.ObserveResult(asset_key=spec.key, metadata=found[0].metadata, data_version=version)
 
-    return cast("dg.AssetsDefinition", look)
+    with beta():
+        return cast("dg.AssetsDefinition", dg.multi_observable_source_asset(specs=[spec], name=_op_name(watched.name))(look))
 
 
 def observe(settings: Settings, watched: Collection[Watched], *, timeout: float = 5.0) -> list[dg.AssetObservation]:

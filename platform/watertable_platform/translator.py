@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
@@ -61,6 +63,14 @@ def topic_key(name: str) -> dg.AssetKey:
 def table_key(app: str, table: str) -> dg.AssetKey:
     """Give a table's asset key."""
     return dg.AssetKey([app, table])
+
+
+@contextmanager
+def beta() -> Iterator[None]:
+    """Use what Dagster calls beta without a warning for each topic and table: its version is pinned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        yield
 
 
 class WatertableTranslator:
@@ -209,8 +219,7 @@ def _code(location: str) -> dict[str, dg.CodeReferencesMetadataValue]:
     file, _, line = location.rpartition(":")
     if not line.isdecimal():
         return {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)
+    with beta():
         reference = dg.LocalFileCodeReference(file_path=str(Path(file).resolve()), line_number=int(line), label=location)
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
