@@ -1,0 +1,113 @@
+"""Ranges of topics as Spark reads them: exactly what was asked for, or a failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from watertable.kafka.admin import Admin, Partition
+from watertable.kafka.config import Cluster
+from watertable.kafka.source import RECORDS, SPLIT, read_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+Topics = Callable[..., str]
+
+
+def fill(cluster: Cluster, topic: str, count: int, partitions: int = 1, transaction: str = "") -> None:
+    producer = Producer(cluster.client_config() | ({"transactional.id": transaction} if transaction else {}))
+    if transaction:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for n in range(count):
+        producer.produce(topic, b"%d" % n, b"k", partition=n % partitions, timestamp=1291161600000 + n, headers=[("h", b"%d" % n)])
+        if n % 1000 == 0:
+            producer.poll(0)
+    if transaction:
+        producer.commit_transaction(30)
+    else:
+        assert producer.flush(30) == 0
+
+
+def places(spark: SparkSession, cluster: Cluster, begin: dict[Partition, int], end: dict[Partition, int]) -> list[tuple[str, int, int]]:
+    rows = read_range(spark, cluster, begin, end).select("topic", "partition", "offset").collect()
+    return sorted((row.topic, row.partition, row.offset) for row in rows)
+
+
+def test_a_record_arrives_whole(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    from pyspark.sql.types import StructType
+
+    name = topic()
+    fill(broker, name, 2)
+    frame = read_range(spark, broker, {(name, 0): 1}, {(name, 0): 2})
+    assert [(f.name, f.dataType) for f in frame.schema] == [(f.name, f.dataType) for f in StructType.fromDDL(RECORDS)]
+    (row,) = frame.collect()
+    assert row.timestamp.replace(tzinfo=UTC) == datetime(2010, 12, 1, 0, 0, 0, 1000, UTC)
+    assert (row.topic, row.partition, row.offset, bytes(row.key), bytes(row.value)) == (name, 0, 1, b"k", b"1")
+    assert [(header.key, bytes(header.value)) for header in row.headers] == [("h", b"1")]
+
+
+def test_a_range_is_read_exactly_however_it_is_cut(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    a, b = topic("a", partitions=2), topic("b")
+    fill(broker, a, 20, partitions=2)
+    fill(broker, b, 7)
+    cuts: list[dict[Partition, int]] = [
+        {(a, 0): 0, (a, 1): 0, (b, 0): 0},
+        {(a, 0): 3, (a, 1): 0, (b, 0): 7},
+        {(a, 0): 3, (a, 1): 0, (b, 0): 7},
+        {(a, 0): 10, (a, 1): 10, (b, 0): 7},
+    ]
+    read = [place for begin, end in pairwise(cuts) for place in places(spark, broker, begin, end)]
+    assert sorted(read) == [(a, p, o) for p in (0, 1) for o in range(10)] + [(b, 0, o) for o in range(7)]
+
+
+def test_an_empty_range_has_the_same_columns(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    name = topic()
+    fill(broker, name, 1)
+    whole, empty = (read_range(spark, broker, {(name, 0): 0}, {(name, 0): end}) for end in (1, 0))
+    assert empty.dtypes == whole.dtypes
+    assert empty.count() == 0
+
+
+def test_a_large_range_is_split_and_still_read_once(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    name = topic()
+    fill(broker, name, SPLIT)
+    frame = read_range(spark, broker, {(name, 0): 0}, {(name, 0): SPLIT})
+    assert frame.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
+    assert frame.selectExpr("count(distinct offset) AS n", "count(*) AS c").first() == (SPLIT, SPLIT)
+
+
+def test_aborted_transactions_and_markers_leave_gaps_not_records(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    name = topic()
+    fill(broker, name, 3, transaction=f"one_{name}")
+    aborting = Producer(broker.client_config() | {"transactional.id": f"two_{name}"})
+    aborting.init_transactions(30)
+    aborting.begin_transaction()
+    for _ in range(5):
+        aborting.produce(name, b"never")
+    aborting.flush(30)
+    aborting.abort_transaction(30)
+    fill(broker, name, 2, transaction=f"three_{name}")
+    end = 3 + 1 + 5 + 1 + 2
+    deadline = time.monotonic() + 10
+    while Admin(broker).latest([(name, 0)])[name, 0] < end and time.monotonic() < deadline:  # the last marker comes after the answer
+        time.sleep(0.05)
+    assert [offset for _, _, offset in places(spark, broker, {(name, 0): 0}, {(name, 0): end})] == [0, 1, 2, 10, 11]
+    assert places(spark, broker, {(name, 0): 3}, {(name, 0): 9}) == []  # nothing but gaps
+
+
+def test_records_that_are_gone_fail_the_read(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    name = topic()
+    fill(broker, name, 10)
+    Admin(broker).delete_records({(name, 0): 5})
+    with pytest.raises(Exception, match=r"(?i)offset|data ?loss"):
+        places(spark, broker, {(name, 0): 0}, {(name, 0): 10})
+    assert len(places(spark, broker, {(name, 0): 5}, {(name, 0): 10})) == 5
