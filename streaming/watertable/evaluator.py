@@ -73,37 +73,40 @@ class _Lowering:
         self.names: dict[str, object] = {}
         self.namespaces: dict[str, None] = {}
 
-    def lower(self, term: Term) -> exp.Expression:
+    def lower(self, term: Term) -> exp.Expr:
         match term:
             case Lit(value=value):
                 return self.constant("K", value)
             case Ref():
                 return self.ref(term)
-            case Var(name=name):
-                return exp.var(f"v_{name}")
+            case Var():
+                return self.variable(term)
             case Lambda(params=params, body=body):
-                return exp.Lambda(this=self.lower(body), expressions=[exp.var(f"v_{p.name}") for p in params])
+                return exp.Lambda(this=self.lower(body), expressions=[self.variable(p) for p in params])
             case Call():
                 return self.call(term)
 
-    def constant(self, letter: str, value: object) -> exp.Expression:
+    def variable(self, term: Var) -> exp.Expr:
+        return exp.var(f"v{term.name.encode().hex()}")
+
+    def constant(self, letter: str, value: object) -> exp.Expr:
         name = f"{letter}{len(self.names)}"
         self.names[name] = value
         return exp.var(name)
 
-    def apply(self, function: Callable[..., object], args: list[exp.Expression]) -> exp.Expression:
+    def apply(self, function: Callable[..., object], args: list[exp.Expr]) -> exp.Expr:
         return exp.Anonymous(this=self.constant("F", function).name, expressions=args)
 
-    def ref(self, term: Ref) -> exp.Expression:
+    def ref(self, term: Ref) -> exp.Expr:
         self.namespaces[term.namespace] = None
         if not term.path:
             return self.apply(lambda part: None if part is _NOTHING else part, [exp.var(f"scope[{term.namespace!r}]")])
-        found: exp.Expression = exp.column(term.path[0], table=term.namespace, quoted=True)
+        found: exp.Expr = exp.column(term.path[0], table=term.namespace, quoted=True)
         for name in term.path[1:]:
             found = self.apply(lambda struct, field=name: None if struct is None else struct[field], [found])
         return found
 
-    def call(self, term: Call) -> exp.Expression:
+    def call(self, term: Call) -> exp.Expr:
         name, args = term.function.name, term.args
         match name:
             case "and":
@@ -131,7 +134,7 @@ class _Lowering:
             return self.apply(_in_order(python, order), [self.lazy(a) for a in args])
         return self.apply(_strict(python, len(args)), [self.lower(a) for a in args])
 
-    def lazy(self, term: Term) -> exp.Expression:
+    def lazy(self, term: Term) -> exp.Expr:
         return exp.Lambda(this=self.lower(term), expressions=[])
 
 

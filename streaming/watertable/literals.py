@@ -44,6 +44,8 @@ def number(digits: str) -> Lit:
             if -(1 << 63) <= value < 1 << 63:
                 return Lit(value, BIGINT)
         return _decimal(digits)
+    except ExpressionError:
+        raise
     except (ValueError, ArithmeticError):
         raise ExpressionError(f"{digits!r} is not a number") from None
 

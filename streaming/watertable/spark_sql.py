@@ -229,6 +229,8 @@ def _canonical(term: Term) -> str:
             return f"${name}"
         case Lambda(params=params, body=body):
             return f"(lambda {' '.join(p.name for p in params)} {_canonical(body)})"
-        case Call(function=function, args=args, type=kind):
-            name = f"{function.name}:{kind.sql()}" if function.name in ("cast", "try_cast", "coerce") else function.name
+        case Call(function=function, args=args, type=kind, signature=signature):
+            # what the user's CAST says, of a cast or of a function that only Spark knows
+            said = function.name in ("cast", "try_cast", "coerce") or (function.nulls is not Nulls.LAZY and signature.python is None)
+            name = f"{function.name}:{kind.sql()}" if said else function.name
             return f"({' '.join([name, *map(_canonical, args)])})"
