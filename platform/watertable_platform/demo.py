@@ -10,6 +10,7 @@ was started here is ended here, and the next start continues: the replay where i
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 SPEED: Final = 86_400.0
 """Seconds of the records' time in a second: a day."""
 _LOOK: Final = 1.0
-_DAGSTER_PATIENCE: Final = 120.0
+_FOLD: Final = "WATERTABLE_FOLD_SECONDS"  # folds come sooner than by default: a person is looking
 _Partition = tuple[str, int]
 
 
@@ -224,7 +225,7 @@ def _watched(
     page = Page(f"http://127.0.0.1:{port}", script.app.name)
     board = Board(settings, script.app, Admin(cluster), page, script.tour())
     with (
-        Child(command, env={}, cwd=settings.project, log=log) as dagster,
+        Child(command, env={_FOLD: os.environ.get(_FOLD, "10")}, cwd=settings.project, log=log) as dagster,
         _feeding(cluster, schedule, speed or None, stop) as feeding,
         _live(board, console),
     ):
@@ -326,13 +327,11 @@ class Page:
 
     def launch(self, stop: threading.Event, browser: bool) -> None:
         """Wait until Dagster serves, open its page, and see that the stream runs: it comes back by itself unless a person stopped it."""
-        deadline = time.monotonic() + _DAGSTER_PATIENCE
         where = None
-        while where is None and not stop.wait(0.5) and time.monotonic() < deadline:
+        while where is None:
+            if stop.wait(0.5):
+                return
             where = self._find()
-        if where is None:
-            self.state = "doesn't serve yet; see .watertable/logs/dagster.log"
-            return
         self.state = "serving"
         if browser:
             webbrowser.open(f"{self.url}/locations/{where['repositoryLocationName']}/jobs/{self._job}/runs")
@@ -471,9 +470,9 @@ class Board:
     def _look_at_stream(self) -> None:
         found = self._open("changelog")
         if found is not None:
-            written = str(found.history(1)[0].get("userMetadata") or "")
-            if written.startswith(f"{self._app.name}@"):
-                self._position, self._state = written.split()[0], "running"
+            written = next((w for h in found.history(5) if "@" in (w := str(h.get("userMetadata") or "")) and w.startswith("batch")), "")
+            if written:
+                self._position, self._state = written.split()[1], "running"
         try:
             read = sum(self._admin.mirrored(self._app.name).values())
         except Exception:  # the group isn't there before the first commit
