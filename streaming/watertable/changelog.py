@@ -285,14 +285,13 @@ class Changelog:
             if not self.log.exists():
                 raise
 
-    def evolve(self, tables: Sequence[TableDef]) -> bool:
-        """Add the columns of new tables and of new state versions; only while no other writer runs. Tell whether any were added."""
+    def evolve(self, tables: Sequence[TableDef]) -> None:
+        """Add the columns of new tables and of new state versions; only while no other writer runs."""
         snapshot = self.snapshot()
         missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in snapshot.columns}
         if missing:
             added = ", ".join(f"{quote(n)} {ddl}" for n, ddl in missing.items())
             self.spark.sql(f"ALTER TABLE delta.{quote(self.path)} ADD COLUMNS ({added})")
-        return bool(missing)
 
     def snapshot(self) -> Snapshot:
         """Pin the changelog's newest version.
@@ -323,6 +322,8 @@ class Changelog:
         since = self.hint(snapshot) if since is None else since
         rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
         forks = [r for r in rows if r.kind == "epoch"]
+        if epoch not in (None, 1, *(r.epoch for r in forks)):
+            raise UnknownPosition(f"app {self.app!r} has no epoch {epoch}")
         current = epoch if epoch is not None else max(forks, key=lambda r: r.generation).epoch if forks else 1
         lineage = Lineage.of(current, forks)
         batches = [r for r in rows if r.kind == "batch" and lineage.holds(r.epoch, r.seq)]
@@ -337,9 +338,11 @@ class Changelog:
 
     def hint(self, snapshot: Snapshot) -> int:
         """Give a seq to look for the head from, by the last commit's own words; 0 when log clean-up or OPTIMIZE has taken them."""
-        commit = self.log.commit(snapshot.version)
-        match = re.search(rf"{re.escape(self.app)}@\d+\.(\d+)", commit.user_metadata or "") if commit else None
-        return int(match[1]) if match else 0
+        for version in range(snapshot.version, max(-1, snapshot.version - 10), -1):
+            commit = self.log.commit(version)
+            if match := re.search(rf"{re.escape(self.app)}@\d+\.(\d+)", (commit and commit.user_metadata) or ""):
+                return int(match[1])
+        return 0
 
     def outbox(
         self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from watertable import failpoints
@@ -29,6 +30,8 @@ _FENCED: Final = ("ConcurrentTransactionException", "MetadataChangedException", 
 CONFLICTS: Final = (*_FENCED, "ConcurrentAppendException", "ConcurrentDeleteReadException", "ConcurrentDeleteDeleteException",
                     "ConcurrentWriteException")  # fmt: skip
 """What Delta throws at the loser of a race."""
+JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
+"""What a call into the JVM raises; the same error is either of them, by which Python modules happen to be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class DeltaLog:
         none = self._jvm.scala.Option.empty()
         try:
             return Snapshot(self.spark, self._log, self._log.getSnapshotAt(version, none, none, True))
-        except Py4JJavaError:
+        except JVM_ERRORS:
             return None
 
     def commit(self, version: int) -> Commit | None:
@@ -182,7 +185,7 @@ class DeltaLog:
             write = getattr(self._jvm_delta, "DeltaOperations$Write")
             append = self._jvm.org.apache.spark.sql.SaveMode.Append
             version = int(txn.commit(files, write(append, none, none, scala.Option.apply(note), none, none, none, none, none)))
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             if line is not None and conflict(error) in _FENCED:
                 raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
             raise
@@ -192,9 +195,11 @@ class DeltaLog:
         return commit
 
 
-def conflict(error: Py4JJavaError) -> str | None:
+def conflict(error: Exception) -> str | None:
     """Name Delta's exception if the error is a lost race, else None."""
-    cause = error.java_exception
+    if type(error).__name__ in CONFLICTS:
+        return type(error).__name__
+    cause = getattr(error, "java_exception", None)
     while cause is not None:
         name = cause.getClass().getSimpleName()
         if name in CONFLICTS:

@@ -15,14 +15,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.algebra import finish
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
-from watertable.deltalog import conflict
+from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.plan import TableDef
 from watertable.reader import (
     FOLD_LINE,
@@ -112,7 +111,7 @@ class Folder:
                 rows = finish(table, view.states(table)).where("alive")
                 rows = rows.selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
                 self._overwrite(table, table.name, rows, number)
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise
             return None
@@ -124,7 +123,7 @@ class Folder:
     def _merge(self, table: TableDef, view: View, number: int) -> None:
         """Merge the absolute rows of the keys in the tail where they are newer than what is there."""
         touched = materialise(view.touched(table))
-        source = _shaped(table, view.states(table, touched)).localCheckpoint()
+        source = _shaped(table, view.states(table, touched, of_tail=True)).localCheckpoint()
         on = [f"t.{quote(n)} <=> s.key.{quote(n)}" for n in table.key.names]
         if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
             first = source.agg(F.expr("unix_micros(min(key.window_start))")).head()
@@ -204,7 +203,11 @@ class Folder:
         after = view.head.last.commit_time if view.head.last else None
         info = CommitInfo(kind="fold", epoch=mark.epoch, seq=mark.seq, folds=(mark,), commit_time=now_after(after))
         rows = self.changelog.append_rows([], info).coalesce(1)
-        self.changelog.log.append(rows, note=f"fold of {mark.table} at {view.position}")
+        try:
+            self.changelog.log.append(rows, note=f"fold of {mark.table} at {view.position}")
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise  # a start that adds columns has won; the fold is found by its transaction
 
 
 def _shaped(table: TableDef, states: DataFrame) -> DataFrame:

@@ -120,17 +120,17 @@ class View:
         """Estimate the tail by the size of its files; 0 means that there is no row. Skips files, reads none."""
         return file_bytes(self.tail(table))
 
-    def states(self, table: TableDef, keys: DataFrame | None = None) -> DataFrame:
+    def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
 
         Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct) each is cut by a broadcast of them first.
+        `of_tail` says that the keys are all those in the tail, which then needn't be cut.
         """
-        parts = [self.tail(table).select("key", "state", "epoch", "seq")]
-        if (base := self.base_states(table)) is not None:
-            parts.append(base)
+        tail, base = self.tail(table).select("key", "state", "epoch", "seq"), self.base_states(table)
         if keys is not None:
-            parts = [_only(part, keys, "left_semi") for part in parts]
-        return merge(table, reduce(DataFrame.unionByName, parts))
+            tail = tail if of_tail else _only(tail, keys, "left_semi")
+            base = None if base is None else _only(base, keys, "left_semi")
+        return merge(table, tail if base is None else base.unionByName(tail))
 
     def touched(self, table: TableDef) -> DataFrame:
         """List the keys in the tail."""
@@ -161,7 +161,7 @@ class View:
         touched = self.touched(table)
         key = F.struct(*(F.col(quote(n)) for n in table.key.names)).alias("key")
         untouched = _only(kept.withColumn("key", key), touched, "left_anti").drop("key")
-        return untouched.unionByName(_alive(finish(table, self.states(table, touched))))
+        return untouched.unionByName(_alive(finish(table, self.states(table, touched, of_tail=True))))
 
     def changes(self, table: TableDef, after: int, upto: int) -> DataFrame:
         """Read the changelog's rows of a table in commits (after, upto] of this lineage."""
@@ -272,15 +272,16 @@ class Reader:
         snapshot = self.changelog.snapshot()
         position = None if at is None else self._resolve(at, names, snapshot)
         reached = max((b.seq for b in bases.values()), default=0)
-        head = self.changelog.head(snapshot, epoch=position.epoch if position else None, since=None if position else reached)
+        epoch, since = (None, reached or None) if position is None else (position.epoch, None)
+        head = self.changelog.head(snapshot, epoch=epoch, since=since)
         if position is None:
             position = head.position
         elif position.seq > head.position.seq:
             raise UnknownPosition(f"{position} isn't there yet; {self.changelog.app} is at {head.position}")
-        for name, base in bases.items():
-            if base.snapshot is not None and (base.seq > position.seq or not head.lineage.holds(base.epoch, base.seq)):
+        for name, newest in bases.items():
+            base = newest
+            if newest.snapshot is not None and (newest.seq > position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
                 base = self._older(self.tables[name], position, head, snapshot)
-            if at is not None or base.snapshot is None:
                 self._check_tail(name, base, position, head, snapshot)
             bases[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
         return View(self.changelog, snapshot, head, head.lineage, position, bases)
@@ -327,7 +328,10 @@ class Reader:
         return _EMPTY
 
     def _check_tail(self, name: str, base: Base, position: Position, head: Head, snapshot: Snapshot) -> None:
-        """Make sure that every commit between a base and the position is still in the changelog."""
+        """Make sure that every commit between an older base and the position is still in the changelog.
+
+        Of the newest base, and of a table that never had one, trims see to that.
+        """
         wanted = position.seq - base.seq
         if wanted <= 0:
             return

@@ -104,8 +104,7 @@ class Store:
                 if attempt == _TRIES - 1:
                     raise
         failpoints.hit("store.fence.after_commit")
-        if changelog.evolve(self.tables):
-            fence += 1
+        changelog.evolve(self.tables)
         found = changelog.head(since=head.position.seq)
         return Writer(self, found, info, fence)
 

@@ -12,12 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.changelog import BUCKET, Position
-from watertable.deltalog import DeltaLog, conflict
+from watertable.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.reader import Base, Reader, base_name, forgets, micros
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Upkeep:
         for log in self._logs():
             try:
                 DeltaTable.forPath(log.spark, log.path).optimize().executeCompaction()
-            except Py4JJavaError as error:
+            except JVM_ERRORS as error:
                 if conflict(error) is None:
                     raise  # a fold or a trim was quicker: the next round finds what is left
         failpoints.hit("upkeep.after_optimize")
