@@ -6,25 +6,36 @@ the changes so far, and merges them all at the end.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tests.properties.strategies import Case
 from watertable.aggregates import state_schema
 from watertable.interpreter import Interpreter, Record
 from watertable.plan import TableDef, Topology
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-RECORDS = (
-    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+RECORDS = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", "UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
 )
 
 
@@ -80,7 +91,7 @@ class CompilerRun:
 
         self.spark, self.topology, self.compiler = spark, topology, Compiler(topology)
         self.carry: dict[tuple[str, int], datetime | None] = {}
-        self.deltas: dict[str, list[Row]] = {table.name: [] for table in topology.tables}
+        self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.tables}
         self.result = Result({}, {}, Counter(), Counter(), Counter())
 
     def run(self, batches: Iterable[Sequence[Record]]) -> Result:
@@ -92,27 +103,25 @@ class CompilerRun:
 
     def read(self, batch: Sequence[Record]) -> None:
         """Compile and run one batch, collecting all its frames in one job."""
-        rows = [(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, []) for r in batch]
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
-        made = self.compiler.batch(self.spark.createDataFrame(rows, RECORDS).coalesce(1), self.carry, self._lookup)
+        rows = [{name: getattr(record, name) for name in RECORDS.names[:-1]} | {"headers": []} for record in batch]
+        records = self.spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)).coalesce(1)
+        made = self.compiler.batch(records, self.carry, self._lookup)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
-        frames |= {
-            name: frame
-            for name, frame in [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
-            if frame is not None
-        }
-        found = collect_together(frames)
+        more = [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
+        found = collect_together(frames | {name: frame for name, frame in more if frame is not None})
         for name in made.tables:
-            self.deltas[name] += found[f"t_{name}"]
-        for row in sorted(found.get("outbox", ()), key=lambda r: (r.topic, r.ordinal)):
-            self.result.outputs.setdefault(row.topic, []).append((_bytes(row.key), _bytes(row.value), _utc(row.timestamp)))
-        for row in found.get("bad", ()):
-            self.result.quarantine[row.topic, row.partition, row.offset, row.node, row.location] += 1
-        for row in found.get("dropped", ()):
-            if row.reason == "late":
-                self.result.late[row.node, row.topic, row.partition, row.offset, _utc(row.window_start)] += row["count"]
+            self.deltas[name].append(found.pop(f"t_{name}"))
+        outbox, bad, dropped = (found[name].to_pylist() if name in found else [] for name, _ in more)
+        for row in sorted(outbox, key=lambda r: (r["topic"], r["ordinal"])):
+            self.result.outputs.setdefault(row["topic"], []).append((row["key"], row["value"], row["timestamp"]))
+        for row in bad:
+            self.result.quarantine[row["topic"], row["partition"], row["offset"], row["node"], row["location"]] += 1
+        for row in dropped:
+            if row["reason"] == "late":
+                self.result.late[row["node"], row["topic"], row["partition"], row["offset"], row["window_start"]] += row["count"]
             else:
-                self.result.dropped[row.node, row.reason] += row["count"]
+                self.result.dropped[row["node"], row["reason"]] += row["count"]
         for partition, stats in made.stats.partitions.items():
             self.carry[partition] = stats.stream_time
         made.close()
@@ -124,50 +133,37 @@ class CompilerRun:
         """Give the absolute states that all changes so far make."""
         from watertable.algebra import merge, spread
 
-        rows = [(r.key, r.state, r.st) for r in self.deltas[table.name]]
-        ddl = f"key {table.key.struct().sql()}, state {state_schema(table.state).struct().sql()}, st TIMESTAMP"
-        return merge(table, spread(table, self.spark.createDataFrame(rows, ddl).coalesce(1)))
+        if not self.deltas[table.name]:
+            ddl = f"key {table.key.struct().sql()}, state {state_schema(table.state).struct().sql()}, st TIMESTAMP"
+            return merge(table, spread(table, self.spark.createDataFrame([], ddl)))
+        changes = pa.concat_tables(self.deltas[table.name]).combine_chunks()  # PySpark loses what follows an empty chunk
+        return merge(table, spread(table, self.spark.createDataFrame(changes).coalesce(1)))
 
     def _tables(self) -> None:
         from watertable.algebra import finish
 
-        frames = {t.name: finish(t, self._merged(t)).where("alive").select("row") for t in self.topology.tables}
-        found = collect_together(frames)
-        for table in self.topology.tables:
-            rows = [{name: _plain(r.row[name]) for name in table.columns.names} for r in found[table.name]]
-            self.result.tables[table.name] = {tuple(row[name] for name in table.key.names): row for row in rows}
-            assert len(rows) == len(self.result.tables[table.name]), f"a key of {table.name} has two rows"
+        frames = {t.name: finish(t, self._merged(t)).where("alive").select("row.*") for t in self.topology.tables}
+        for name, found in collect_together(frames).items():
+            rows, key = found.to_pylist(), self.topology.table(name).key.names
+            self.result.tables[name] = {tuple(row[part] for part in key): row for row in rows}
+            assert len(rows) == len(self.result.tables[name]), f"a key of {name} has two rows"
 
 
-def collect_together(frames: dict[str, DataFrame]) -> dict[str, list[Row]]:
+def collect_together(frames: dict[str, DataFrame]) -> dict[str, pa.Table]:
     """Collect several frames in one job: each becomes a struct column of a union."""
     from pyspark.sql import functions as F
 
     if not frames:
         return {}
-    tagged = [frame.select(F.lit(name).alias("of"), F.struct("*").alias(name)) for name, frame in frames.items()]
-    found: dict[str, list[Row]] = {name: [] for name in frames}
-    for row in reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), tagged).collect():
-        found[row["of"]].append(row[row["of"]])
-    return found
+    tagged = [f.select(F.lit(name).alias("of"), F.struct("*").cast(_nullable(f.schema)).alias(name)) for name, f in frames.items()]
+    rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), tagged).toArrow()
+    return {name: pa.Table.from_struct_array(rows.filter(pc.equal(rows["of"], name)).column(name)) for name in frames}
 
 
-def _bytes(data: bytearray | None) -> bytes | None:
-    return None if data is None else bytes(data)
-
-
-def _utc(when: datetime) -> datetime:
-    """Read the naive local times that PySpark gives; the session's zone is UTC, this process's need not be."""
-    return EPOCH + (when.astimezone(UTC) - EPOCH)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case datetime():
-            return _utc(value)
-        case bytearray():
-            return bytes(value)
-    return value
+def _nullable(schema: StructType) -> StructType:
+    """Let everything be null: in a union, a struct column is null in the rows of the other frames."""
+    text = schema.json().replace('"nullable":false', '"nullable":true').replace('ContainsNull":false', 'ContainsNull":true')
+    return type(schema).fromJson(json.loads(text.replace('"containsNull":false', '"containsNull":true')))
 
 
 TINY = {  # a batch here has a dozen rows: generating code for it, or shuffling it, takes longer than all else
