@@ -10,6 +10,7 @@ import datetime as dt
 import functools
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
@@ -195,6 +196,45 @@ def casts() -> Iterator[str]:
                 yield f"try_cast({column} AS {target})"
 
 
+SHAPES = {
+    "int": ["i_a", "i_b", "ti_a", "CAST(num AS INT)", "3", "-1", "zero", "{int} + {int}", "{int} * {int}", "{int} - {int}",
+    "{int} % {int}", "-({int})",
+            "abs({int})", "if({bool}, {int}, {int})", "coalesce({int}, {int})", "nullif({int}, {int})", "length({text})",
+            "CASE WHEN {bool} THEN {int} WHEN {bool} THEN {int} ELSE {int} END", "greatest({int}, {int})", "ai_a[{int}]", "size(ai_b)",
+            "CAST({int} / {int} AS INT)", "try_add({int}, {int})", "CAST({dec} AS INT)", "year({date})", "CAST({bool} AS INT)"],
+    "dec": ["d93_a", "d52_b", "2.5", "{dec} * {dec}", "{dec} + {dec}", "{dec} / {dec}", "CAST({int} AS DECIMAL(9,3))", "round({dec}, 1)",
+            "coalesce({dec}, {dec})", "if({bool}, {dec}, {int})", "CAST(num AS DECIMAL(9,3))", "least({dec}, {dec})"],
+    "bool": ["bo_a", "bo_b", "{int} < {int}", "{dec} >= {dec}", "{bool} AND {bool}", "{bool} OR {bool}", "NOT ({bool})",
+    "({int}) IS NULL", "{text} = {text}",
+             "{int} IN ({int}, 1)", "{int} BETWEEN {int} AND {int}", "{date} < {date}", "{text} LIKE 'a%'", "CAST(num AS BOOLEAN)",
+             "{int} <=> {int}",
+             "exists(ai_a, x -> x > 1)", "{text} = {int}"],
+    "text": ["s_a", "u_b", "num", "concat({text}, {text})", "upper({text})", "substring({text}, {int}, 2)", "CAST({int} AS STRING)",
+    "CAST({dec} AS STRING)",
+             "if({bool}, {text}, {text})", "split(s_a, ',')[{int}]", "CAST({date} AS STRING)"],
+    "date": ["da_a", "CAST(tim AS DATE)", "date_add({date}, ti_b)", "coalesce({date}, {date})", "if({bool}, {date}, {date})"],
+}  # fmt: skip
+
+
+def composed(seed: int, count: int) -> list[str]:
+    """Compose random expressions of what fails and what decides whether it is reached."""
+    choice = random.Random(seed).choice
+
+    def make(kind: str, depth: int) -> str:
+        shapes = [s for s in SHAPES[kind] if "{" not in s] if depth == 0 else SHAPES[kind]
+        return re.sub(r"\{(\w+)\}", lambda m: f"({make(m[1], depth - 1)})", choice(shapes))
+
+    found: dict[str, None] = {}
+    while len(found) < count:
+        text = make(choice(list(SHAPES)), 3)
+        try:
+            if len(parse(text, SCOPE, "test").safe_sql) < 20_000:
+                found[text] = None
+        except ExpressionError:  # some mixtures have no type
+            continue
+    return list(found)
+
+
 GROUPS: dict[str, Callable[[], Iterator[str]]] = {
     "arithmetic": arithmetic, "logic": logic, "text": text, "times": times, "collections": collections, "casts": casts,
 }  # fmt: skip
@@ -325,6 +365,18 @@ def _dateless(expr: Expr, row: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("group", GROUPS)
 def test_value_type_and_failure_are_the_same_in_spark_and_in_the_interpreter(table: DataFrame, group: str) -> None:
     differences = check(table, list(GROUPS[group]()))
+    assert not differences, f"{len(differences)} differ:\n" + "\n".join(differences[:40])
+
+
+def test_composed_expressions_are_the_same_in_spark_and_in_the_interpreter(table: DataFrame) -> None:
+    differences = check(table, composed(seed=1, count=120))
+    assert not differences, f"{len(differences)} differ:\n" + "\n".join(differences[:40])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_composed_expressions_are_the_same_in_spark_and_in_the_interpreter(table: DataFrame, seed: int) -> None:
+    differences = check(table, composed(seed, count=300))
     assert not differences, f"{len(differences)} differ:\n" + "\n".join(differences[:40])
 
 
