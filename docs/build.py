@@ -13,32 +13,36 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
-BEGIN: Final = "<!-- settings: printed by docs/build.py -->"
-END: Final = "<!-- end of settings -->"
+MARKS: Final = {name: (f"<!-- {name}: printed by docs/build.py -->", f"<!-- end of {name} -->") for name in ("settings", "functions")}
 
 
 def expressions() -> str:
-    """Print the functions and operators that the interpreter and the compiler both know."""
-    from watertable.functions import FUNCTIONS
+    """Print the functions and operators that the interpreter and the compiler both know, and which casts there are."""
+    from watertable.binder import ALIASES, REFUSED, REWRITES
+    from watertable.coercion import castable
+    from watertable.functions import FUNCTIONS, GROUPS
+    from watertable.schema import Type
 
-    rows = [f"| `{name}` | `{function.usage.replace('|', chr(92) + '|')}` |" for name, function in FUNCTIONS.items()]
-    return "\n".join(
-        [
-            "# Expressions",
-            "",
-            "An expression is a string of Spark SQL over the columns in scope. It is parsed and typed where it is written, exactly as",
-            "Spark would in ANSI mode and UTC; what is unsafe (non-deterministic functions, subqueries) or unknown is refused there.",
-            "Each entry below has been held to Spark over edge values: decimals, integer division, casts, nulls, time zones. An expression",
-            "that fails on a record sends that record to quarantine, with the file and line of the operator.",
-            "",
-            f"{len(rows)} functions and operators:",
-            "",
-            "| Name | Written |",
-            "|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    lines = [f"{len(FUNCTIONS)} functions and operators.", ""]
+    for title, functions in GROUPS.items():
+        lines += [f"### {title}", "", "| Name | Written |", "|---|---|"]
+        lines += [f"| {_code(f.name)} | {_code(f.usage)} |" for f in functions]
+        lines.append("")
+    also = [*(f"`{name}` = `{target}`" for name, target in sorted(ALIASES.items())), *(f"`{name}`" for name in sorted(REWRITES))]
+    also += ["`struct`", "`BETWEEN`", "`<>`", "`!=`", "`IS DISTINCT FROM`"]
+    lines += ["### By another name", "", f"Reduced to the above: {', '.join(also)}.", ""]
+    kinds = ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(10,2)", "STRING", "BINARY", "DATE", "TIMESTAMP"]
+    lines += ["### Casts", "", "From the left to the top: ● always, ○ fails for some values, blank: refused.", ""]
+    lines += ["| |" + "".join(f" {k} |" for k in kinds), "|---" * (len(kinds) + 1) + "|"]
+    mark = {"always": "●", "maybe": "○", None: " "}
+    lines += [f"| **{a}** |" + "".join(f" {mark[castable(Type.parse(a), Type.parse(b))]} |" for b in kinds) for a in kinds]
+    lines += ["", "### Refused", ""]
+    lines += [f"- {reason[0].upper()}{reason[1:]}: " + ", ".join(f"`{name}`" for name in names) for reason, names in REFUSED.items()]
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('|', chr(92) + '|')}`"
 
 
 def settings() -> str:
@@ -64,14 +68,19 @@ def decisions() -> str:
 
 def pages() -> dict[Path, str]:
     """Give the text of each page that is printed from the code, whole or in part."""
-    operations = DOCS / "operations.md"
-    before, _, rest = operations.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
     return {
-        DOCS / "expressions.md": expressions(),
+        DOCS / "expressions.md": _between(DOCS / "expressions.md", "functions", expressions()),
         DOCS / "decisions" / "index.md": decisions(),
-        operations: f"{before}{BEGIN}\n{settings()}\n{END}{after}",
+        DOCS / "operations.md": _between(DOCS / "operations.md", "settings", settings()),
     }
+
+
+def _between(page: Path, name: str, printed: str) -> str:
+    """Put what is printed between the marks of a page that is otherwise written by hand."""
+    begin, end = MARKS[name]
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{printed}\n{end}{after}"
 
 
 def main(arguments: list[str]) -> int:

@@ -315,8 +315,8 @@ class Binder:
     def function(self, node: exp.Anonymous) -> Term:
         """Bind a call by its name."""
         name = _function_name(node)
-        if name in _REWRITES:
-            return _REWRITES[name](self, [self.bind(a) for a in node.expressions])
+        if name in REWRITES:
+            return REWRITES[name](self, [self.bind(a) for a in node.expressions])
         if name in _LAMBDAS and len(node.expressions) == 2 and isinstance(node.expressions[1], exp.Lambda):
             return self.higher_order(name, node.expressions[0], node.expressions[1])
         if name in _UNITS and len(node.expressions) == 3:
@@ -330,7 +330,7 @@ class Binder:
         if name in FUNCTIONS and name.isidentifier() and name != "extract_second":
             return self.call(name, *map(self.bind, node.expressions))
         _check_allowed(name)
-        close = _close(name, [*FUNCTIONS, *_REWRITES])
+        close = _close(name, [*FUNCTIONS, *REWRITES])
         raise ExpressionError(
             f"function {name!r} is not in watertable's subset{close}; if Spark has it, write CAST({name}(...) AS its type)"
         )
@@ -416,7 +416,7 @@ def _arity(count: int, name: str, build: _Rewrite) -> _Rewrite:
 
 
 # Spark reduces these to others too; so do we, and they need no entry of their own.
-_REWRITES: Final[dict[str, _Rewrite]] = {
+REWRITES: Final[dict[str, _Rewrite]] = {
     "mod": _arity(2, "mod", lambda b, a: b.call("%", *a)),
     "negative": _arity(1, "negative", lambda b, a: b.call("negative", *a)),
     "if": _arity(3, "if", lambda b, a: b.call("case", *a)),
@@ -425,11 +425,11 @@ _REWRITES: Final[dict[str, _Rewrite]] = {
     "ifnull": _arity(2, "ifnull", lambda b, a: b.call("coalesce", *a)),
     "nvl2": _arity(3, "nvl2", lambda b, a: b.call("case", b.call("isnotnull", a[0]), a[1], a[2])),
 }
-_ALIASES: Final = {
+ALIASES: Final = {
     "substr": "substring", "ucase": "upper", "lcase": "lower", "char_length": "length", "character_length": "length", "len": "length",
     "ceiling": "ceil", "signum": "sign", "char": "chr", "sha": "sha1", "cardinality": "size", "dayofmonth": "day", "date_diff": "datediff",
     "dateadd": "date_add", "position": "locate", "to_unix_timestamp": "unix_timestamp", "array_size": "size", "regexp": "rlike",
-    "regexp_like": "rlike", "any_match": "exists", "week": "weekofyear",
+    "regexp_like": "rlike",
 }  # fmt: skip
 _LAMBDAS: Final = frozenset({"transform", "filter", "exists", "forall"})
 _UNITS: Final = {
@@ -445,9 +445,9 @@ _EXTRACTS: Final = {
     "dayofweek": "dayofweek", "doy": "dayofyear", "hour": "hour", "hours": "hour", "minute": "minute", "minutes": "minute",
     "second": "extract_second", "seconds": "extract_second",
 }  # fmt: skip
-_KNOWN: Final = frozenset({*FUNCTIONS, *_REWRITES, *_ALIASES, *_UNITS, *_CASTS, "struct", "if"})
+_KNOWN: Final = frozenset({*FUNCTIONS, *REWRITES, *ALIASES, *_UNITS, *_CASTS, "struct", "if"})
 
-_REFUSED: Final[dict[str, tuple[str, ...]]] = {
+REFUSED: Final[dict[str, tuple[str, ...]]] = {
     "not the same each time it is evaluated": (
         "rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle", "now", "curdate", "current_date", "current_timestamp",
         "current_time", "localtimestamp", "current_timezone", "unix_timestamp", "monotonically_increasing_id", "spark_partition_id",
@@ -474,12 +474,12 @@ _REFUSED: Final[dict[str, tuple[str, ...]]] = {
         "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack", "json_tuple",
     ),
 }  # fmt: skip
-_REASONS: Final = {name: reason for reason, names in _REFUSED.items() for name in names}
+_REASONS: Final = {name: reason for reason, names in REFUSED.items() for name in names}
 
 
 def _function_name(node: exp.Anonymous) -> str:
     name = str(node.this.name if isinstance(node.this, exp.Identifier) else node.this).lower()
-    return _ALIASES.get(name, name)
+    return ALIASES.get(name, name)
 
 
 def _check_allowed(name: str) -> None:

@@ -15,7 +15,7 @@ from watertable import nested, operators, scalars, signatures, text, times
 from watertable.signatures import cast_function, prepared, simple
 from watertable.terms import Function, Nulls
 
-__all__ = ["FUNCTIONS", "cast_function"]
+__all__ = ["FUNCTIONS", "GROUPS", "cast_function"]
 
 _ADD: Final = operators.arithmetic_rule("+", scalars.add, "try_add({0}, {1})")
 _SUBTRACT: Final = operators.arithmetic_rule("-", scalars.subtract, "try_subtract({0}, {1})")
@@ -44,9 +44,11 @@ _OPERATORS: Final = (
     Function("|", "a | b", operators.bits("|", lambda a, b: a | b), sql="({0} | {1})"),
     Function("^", "a ^ b", operators.bits("^", lambda a, b: a ^ b), sql="({0} ^ {1})"),
     Function("~", "~a", operators.complement, sql="(~ {0})"),
-    prepared("like", "string, string=, string?=", "boolean", lambda *p: _match_whole(text.like(*p))),
-    prepared("ilike", "string, string=, string?=", "boolean", lambda *p: _match_lower(*p)),
-    prepared("rlike", "string, string=", "boolean", lambda p: _match_part(text.regex(p)), sql="({0} RLIKE {1})"),
+    prepared("like", "string, string=, string?=", "boolean", lambda *p: _match_whole(text.like(*p)),
+             usage="a LIKE 'pattern' ESCAPE '!'"),
+    prepared("ilike", "string, string=, string?=", "boolean", lambda *p: _match_lower(*p), usage="a ILIKE 'pattern'"),
+    prepared("rlike", "string, string=", "boolean", lambda p: _match_part(text.regex(p)), sql="({0} RLIKE {1})",
+             usage="a RLIKE 'pattern'"),
     Function("[]", "array[index], map[key]", signatures.bracket, tight=False, sql="{0}[{1}]"),
 )  # fmt: skip
 
@@ -127,7 +129,8 @@ _TIMES: Final = (
     simple("hour", "timestamp", "int", lambda t: t.hour),
     simple("minute", "timestamp", "int", lambda t: t.minute),
     simple("second", "timestamp", "int", lambda t: t.second),
-    prepared("extract_second", "timestamp", "DECIMAL(8,6)", lambda: times.seconds_with_fraction, sql="EXTRACT(SECOND FROM {0})"),
+    prepared("extract_second", "timestamp", "DECIMAL(8,6)", lambda: times.seconds_with_fraction,
+             sql="EXTRACT(SECOND FROM {0})", usage="EXTRACT(SECOND FROM timestamp)"),
     prepared("date_trunc", "string=, timestamp", "timestamp", lambda u: times.truncate(times.unit_of(u))),
     prepared("trunc", "date, string=", "date", lambda u: times.truncate_date(times.unit_of(u, ("year", "quarter", "month", "week")))),
     simple("date_add", "date, int", "date", times.plus_days),
@@ -151,9 +154,10 @@ _TIMES: Final = (
     simple("timestamp_millis", "bigint", "timestamp", times.from_units(1_000), safe=f"try_add(timestamp_millis({{0}}), {_NO_TIME})"),
     simple("timestamp_micros", "bigint", "timestamp", times.from_units(1)),
     prepared("timestampadd", "string=, int, timestamp", "timestamp", lambda u: _skip_first(times.add_units(times.unit_of(u))),
-             sql="timestampadd({=0}, {1}, {2})", safe=f"try_add(timestampadd({{=0}}, {{1}}, {{2}}), {_NO_TIME})"),
+             sql="timestampadd({=0}, {1}, {2})", safe=f"try_add(timestampadd({{=0}}, {{1}}, {{2}}), {_NO_TIME})",
+             usage="timestampadd(UNIT, int, timestamp)"),
     prepared("timestampdiff", "string=, timestamp, timestamp", "bigint", lambda u: _skip_first(times.count_units(times.unit_of(u))),
-             sql="timestampdiff({=0}, {1}, {2})"),
+             sql="timestampdiff({=0}, {1}, {2})", usage="timestampdiff(UNIT, timestamp, timestamp)"),
     prepared("from_utc_timestamp", "timestamp, string=", "timestamp", lambda zone: times.zone_shift(zone, to_utc=False)),
     prepared("to_utc_timestamp", "timestamp, string=", "timestamp", lambda zone: times.zone_shift(zone, to_utc=True)),
 )  # fmt: skip
@@ -227,4 +231,11 @@ def _skip_first(python: Callable[..., Any]) -> Callable[..., Any]:
     return lambda _, *args: python(*args)
 
 
-FUNCTIONS: Final[dict[str, Function]] = {f.name: f for f in (*_OPERATORS, *_NUMERIC, *_TEXT, *_TIMES, *_NESTED)}
+GROUPS: Final[dict[str, tuple[Function, ...]]] = {
+    "Operators": _OPERATORS,
+    "Numbers": _NUMERIC,
+    "Text": _TEXT,
+    "Dates and times": _TIMES,
+    "Arrays, maps and structs": _NESTED,
+}
+FUNCTIONS: Final[dict[str, Function]] = {f.name: f for group in GROUPS.values() for f in group}

@@ -48,7 +48,7 @@ def simple(
 
 def prepared(
     name: str, wants: str, gives: str, prepare: Callable[..., Callable[..., Any]], *, safe: str | None = None, fails: str | None = None,
-    nulls: Nulls = Nulls.STRICT, tight: bool = True, sql: str | None = None,
+    nulls: Nulls = Nulls.STRICT, tight: bool = True, sql: str | None = None, usage: str = "",
 ) -> Function:  # fmt: skip
     """Describe a function whose Python form is prepared from its constant arguments, marked "=": "string, string=".
 
@@ -57,7 +57,7 @@ def prepared(
     wanted = [w.strip() for w in wants.split(",") if w.strip()]
     least = sum(not w.rstrip("=").endswith(("?", "*")) for w in wanted)
     many = bool(wanted) and wanted[-1].endswith("*")
-    usage = f"{name}({', '.join(w.rstrip('=') for w in wanted)})"
+    usage = usage or f"{name}({', '.join('constant ' + w[:-1] if w.endswith('=') else w for w in wanted)})"
 
     def rule(args: Args) -> Signature:
         if len(args) < least or (len(args) > len(wanted) and not many):
