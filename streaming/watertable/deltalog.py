@@ -117,11 +117,14 @@ class DeltaLog:
         snapshot = self._log.update(False, none, none)
         return Snapshot(self.spark, self._log, snapshot) if snapshot.version() >= 0 else None
 
-    def at(self, version: int) -> Snapshot | None:
-        """Pin an old version; None when Delta can't or won't go back to it any more (`deletedFileRetentionDuration`)."""
+    def at(self, version: int, *, kept: bool = True) -> Snapshot | None:
+        """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone.
+
+        (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.)
+        """
         none = self._jvm.scala.Option.empty()
         try:
-            return Snapshot(self.spark, self._log, self._log.getSnapshotAt(version, none, none, True))
+            return Snapshot(self.spark, self._log, self._log.getSnapshotAt(version, none, none, kept))
         except JVM_ERRORS:
             return None
 
@@ -142,17 +145,21 @@ class DeltaLog:
         A table's content is that of its last data commit, so the walk goes back from `version`: a RESTORE, which writes no transaction
         and takes none back, leads to the version that it restored.
         """
+        begun = version
         while version >= 0:
             commit = self.commit(version)
-            if commit is None:
-                break
+            if commit is None:  # log clean-up took it; nothing from there to `begun` has touched the line
+                snapshot = self.at(begun, kept=False)
+                if snapshot is None:
+                    raise StoreError(f"{self.path}: what version {begun} holds can't be told any more: its log is gone")
+                return snapshot.transaction(app_id)
             if app_id in commit.transactions:
                 return commit.transactions[app_id]
-            version = commit.restored if commit.restored is not None else version - 1
-        else:
-            return None
-        snapshot = self.at(version + 1) or self.latest()
-        return snapshot.transaction(app_id) if snapshot else None
+            if commit.restored is not None:
+                begun = version = commit.restored
+            else:
+                version -= 1
+        return None
 
     def append(
         self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = ""

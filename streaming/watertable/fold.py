@@ -22,6 +22,7 @@ from watertable import failpoints
 from watertable.algebra import finish
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
 from watertable.deltalog import JVM_ERRORS, conflict
+from watertable.errors import Fenced
 from watertable.plan import TableDef
 from watertable.reader import (
     FOLD_LINE,
@@ -97,20 +98,26 @@ class Folder:
             return None
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
         tail = view.tail_bytes(table)
-        if tail == 0 and ancestor and not outdated and position.seq - base.seq < BUCKET:
+        same = tail == 0 and ancestor and not outdated
+        if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
         number = position.epoch << SEQ_BITS | position.seq
         try:
-            if base.snapshot is None or not ancestor or outdated or tail > OVERWRITE_FROM * file_bytes(base.snapshot.frame()):
+            if same and newest.snapshot is not None:  # an empty commit lets trims go on
+                rows = newest.snapshot.frame().limit(0)
+                self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
+            elif base.snapshot is None or not ancestor or outdated or tail > OVERWRITE_FROM * file_bytes(base.snapshot.frame()):
                 frame = _shaped(table, view.states(table)).where("alive").drop("key", "alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
                 self._merge(table, view, number)
-            if hides(table):
+            if hides(table) and not same:
                 rows = finish(table, view.states(table)).where("alive")
                 rows = rows.selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
                 self._overwrite(table, table.name, rows, number)
+        except Fenced:
+            return None
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise

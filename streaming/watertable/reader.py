@@ -231,10 +231,12 @@ class Reader:
         keys = materialise(reduce(DataFrame.unionByName, touched).select("key").distinct())
         values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
         sides = [
-            finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS value") for v in (older, newer)
-        ]  # fmt: skip
-        old, new = sides[0].withColumnRenamed("value", "old"), sides[1].withColumnRenamed("value", "new")
-        return old.join(new, "key", "full_outer").where("NOT (old <=> new)").select("key", "old", "new")
+            finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS {name}")
+            for v, name in ((older, "old"), (newer, "new"))
+        ]
+        both = sides[0].unionByName(sides[1], allowMissingColumns=True)  # grouped, not joined: null is a key like any other here
+        rows = both.groupBy("key").agg(F.first("old", True).alias("old"), F.first("new", True).alias("new"))
+        return rows.where("NOT (old <=> new)")
 
     def position(self) -> Position:
         """Give the app's newest position."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.ledger import Ledger, minute
+from tests.spark.ledger import Ledger, minute, uncompiled
 from watertable import failpoints
 from watertable.changelog import Advance, CommitInfo, Lineage, Position, Span
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
@@ -21,9 +22,10 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+def ledger(spark: SparkSession, tmp_path: Path) -> Iterator[Ledger]:
     """Open a new store."""
-    return Ledger.open(spark, str(tmp_path))
+    with uncompiled(spark):
+        yield Ledger.open(spark, str(tmp_path))
 
 
 def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_one_table(ledger: Ledger, spark: SparkSession) -> None:
