@@ -24,7 +24,7 @@ from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
-from watertable.plan import Named, Project, Sink, TableDef, Topic, Topology
+from watertable.plan import Named, Project, Sink, Stage, Topic, Topology
 from watertable.rules import OnFail
 from watertable.scalars import EXACT, order_key
 from watertable.windows import EPOCH
@@ -123,6 +123,21 @@ class Event:
         return {name: self.evaluate(expr) for name, expr in named}
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Hold what the definition of a table says, worked out once."""
+
+    name: str
+    root: plan.Latest | plan.Aggregate
+    number: int
+    key: tuple[str, ...]
+    state: tuple[StateField, ...]
+    windowed: bool
+    alive: Expr | None
+    stages: tuple[Stage, ...]
+    watched: bool
+
+
 class Interpreter:
     """Hold all that an app has computed from the records read so far.
 
@@ -152,6 +167,12 @@ class Interpreter:
         numbers: dict[plan.Stream | plan.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
         roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
         self._number = {id(node): numbers.setdefault(node, len(numbers)) for root in roots for node in plan.walk(root)}
+        self._tables = {
+            t.name: _Kept(
+                t.name, t.root, self._number[id(t.root)], t.key.names, t.state, bool(t.windows), t.alive, t.stages, t.name in self.changes
+            )
+            for t in topology.tables
+        }
         self._record: Record
         self._source: Event
         self._streams: dict[int, list[Event]] = {}
@@ -162,7 +183,7 @@ class Interpreter:
         """Read one batch and apply it; raise `DefinitionError` for a topic that the app doesn't read."""
         for event, record in sorted(self._arrive(batch), key=lambda arrived: arrived[0].place):
             self._record, self._source, self._streams, self._lifted, self._folded = record, event, {}, {}, {}
-            for table in self.topology.tables:
+            for table in self._tables.values():
                 self._fold(table)
             for sink in self.topology.sinks:
                 self._publish(sink)
@@ -174,7 +195,7 @@ class Interpreter:
             table.name: {
                 key: self._key_row(table, key) | row for key in self.states[table.name] if (row := self._row(table, key)) is not None
             }
-            for table in self.topology.tables
+            for table in self._tables.values()
         }
 
     # -- reading ------------------------------------------------------------------------------------------------------------------
@@ -228,7 +249,7 @@ class Interpreter:
                     for event in self._stream(parent):
                         yield _numbered(event, event.place.ord * len(node.parents) + n)
             case plan.ToStream():
-                yield from self._fold(self.topology.table(node.table))
+                yield from self._fold(self._tables[node.table])
             case _:
                 for event in self._stream(node.parent):
                     try:
@@ -274,19 +295,18 @@ class Interpreter:
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
 
-    def _fold(self, table: TableDef) -> list[Event]:
+    def _fold(self, table: _Kept) -> list[Event]:
         """Merge what the current record becomes into a table; give its Changes. Done once, however many read them."""
         if table.name not in self._folded:
-            number = self._number[id(table.root)]
-            if number not in self._lifted:  # tables derived from one node share what a record adds to it, and what it leaves out
-                self._lifted[number] = [found for event in self._stream(table.root.parent) for found in self._lift(table, event)]
-            changes = [self._merge(table, key, state, event) for key, state, event in self._lifted[number]]
-            self._folded[table.name] = [change for change in changes if change.value is not None or change.old is not None]
-            if table.name in self.changes:
+            if table.number not in self._lifted:  # tables derived from one node share what a record adds to it, and what it leaves out
+                self._lifted[table.number] = [found for event in self._stream(table.root.parent) for found in self._lift(table, event)]
+            merged = (self._merge(table, key, state, event) for key, state, event in self._lifted[table.number])
+            self._folded[table.name] = [change for change in merged if change is not None]
+            if table.watched:
                 self.changes[table.name] += self._folded[table.name]
         return self._folded[table.name]
 
-    def _lift(self, table: TableDef, event: Event) -> Iterator[tuple[Key, Row, Event]]:
+    def _lift(self, table: _Kept, event: Event) -> Iterator[tuple[Key, Row, Event]]:
         """Give the (key, contribution) pairs of a record, each with the record at its own place."""
         root = table.root
         if isinstance(root, plan.Latest):
@@ -314,14 +334,18 @@ class Interpreter:
             else:
                 yield (*_key(group), start, end), state, _numbered(event, event.place.ord * FAN_OUT + n)
 
-    def _merge(self, table: TableDef, key: Key, state: Row, event: Event) -> Event:
-        states, watched = self.states[table.name], table.name in self.changes
-        old = self._row(table, key) if watched and key in states else None
-        states[key] = {f.name: _MERGE[f.merge](f, states[key][f.name], state[f.name]) for f in table.state} if key in states else state
-        new = self._row(table, key) if watched else None
+    def _merge(self, table: _Kept, key: Key, state: Row, event: Event) -> Event | None:
+        """Merge a contribution into a row; give the Change, if somebody watches the table and there is or was a row to see."""
+        states = self.states[table.name]
+        known = states.get(key)
+        old = self._row(table, key) if table.watched and known is not None else None
+        states[key] = state if known is None else {f.name: _MERGE[f.merge](f, known[f.name], state[f.name]) for f in table.state}
+        new = self._row(table, key) if table.watched else None
+        if old is None and new is None:
+            return None
         return Event(event.place, event.timestamp, self._key_row(table, key), new, old, self._window(table, key))
 
-    def _row(self, table: TableDef, key: Key) -> Row | None:
+    def _row(self, table: _Kept, key: Key) -> Row | None:
         """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
         state = self.states[table.name][key]
         spaces: dict[str, Row | None] = {"state": state, "key": self._key_row(table, key), "window": self._window(table, key)}
@@ -334,11 +358,11 @@ class Interpreter:
                 return None
         return spaces["value"]
 
-    def _key_row(self, table: TableDef, key: Key) -> Row:
-        return dict(zip(table.key.names, key, strict=True))
+    def _key_row(self, table: _Kept, key: Key) -> Row:
+        return dict(zip(table.key, key, strict=True))
 
-    def _window(self, table: TableDef, key: Key) -> Row | None:
-        return {"start": key[-2], "end": key[-1]} if table.windows else None
+    def _window(self, table: _Kept, key: Key) -> Row | None:
+        return {"start": key[-2], "end": key[-1]} if table.windowed else None
 
     # -- what leaves --------------------------------------------------------------------------------------------------------------
 
@@ -372,7 +396,7 @@ def _label(node: plan.Stream) -> str:
 
 
 def _numbered(event: Event, number: int) -> Event:
-    return replace(event, place=event.place._replace(ord=number))
+    return event if number == event.place.ord else replace(event, place=event.place._replace(ord=number))
 
 
 def _is_null(key: Row | None) -> bool:
