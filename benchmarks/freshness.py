@@ -27,10 +27,10 @@ from benchmarks.race import BenchmarkFailed, say, wait_for_go
 from watertable import job
 from watertable.events import BatchCommitted, Event, Folded, Started
 from watertable.plan import Topology
+from watertable.project import load_apps
 from watertable.reader import FOLD_LINE, Reader, split_number
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
-from watertable.project import load_apps
 
 TABLE: Final = "invoices"
 """Its `lines` add up to the number of sales read, whatever they hold: a read that is wrong shows."""
