@@ -132,8 +132,8 @@ def demo(
     settings = Settings.load()
     script = Script.of(load_apps(settings).apps.values())
     with _stop_on_signals() as stop, _broker(settings, console):
-        console.print(f"[dim]planning the replay of[/] {script.app.folder.name}", end="\r")
-        schedule = script.schedule(days)
+        with console.status(f"planning the replay of {script.app.folder.name}"):
+            schedule = script.schedule(days)
         if until_caught_up:
             raise typer.Exit(_bounded(settings, Cluster.of(settings), script, schedule, stop, console))
         raise typer.Exit(_watched(settings, Cluster.of(settings), script, schedule, stop, console, speed, port, browser=not no_browser))
@@ -191,12 +191,15 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, schedule: Sch
             time.sleep(0.1)
         if stop.is_set():
             return 130
+        _log(console, f"{feeding.done:,} records are in the topics")
         log = settings.home_folder / "logs" / "demo.log"
         with Child(run_command(script.app.name, "--available-now"), env={}, cwd=settings.project, log=log) as child:
             while not child.ended and not stop.is_set():
                 event = child.event(0.25)
                 if event is not None:
                     board.take(event)
+                    if event["event"] in ("batch", "fold", "stopped"):
+                        _log(console, f"{event['event']:<8}{event.get('position') or ', '.join(event.get('tables', ()))}")
                 board.look()
             if stop.is_set():
                 return 130
@@ -206,6 +209,12 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, schedule: Sch
         board.look()
     ran = time.monotonic() - began
     return _print_totals(script.compare(schedule, settings), console, len(schedule), ran)
+
+
+def _log(console: Console, text: str) -> None:
+    """Write a line where there is no terminal to draw on."""
+    if not console.is_terminal:
+        console.print(text)
 
 
 def _live(board: Board, console: Console) -> Live:
@@ -287,9 +296,9 @@ def _broker(settings: Settings, console: Console) -> Iterator[None]:
         return
     port = kafka_port(settings)
     before = broker.status(folder, port=port).state is broker.State.RUNNING
-    if not before:
-        console.print("[dim]starting Kafka[/]", end="\r")
-    console.print(f"[green]●[/] Kafka {broker.start(folder, port=port).detail}")
+    with console.status("starting Kafka"):
+        found = broker.start(folder, port=port)
+    console.print(f"[green]●[/] Kafka {found.detail}")
     try:
         yield
     finally:
@@ -431,10 +440,12 @@ class Board:
 
     def _topics(self, feeding: Feeding) -> RenderableType:
         line = Table.grid(padding=(0, 2, 0, 0))
+        for _ in range(5):
+            line.add_column(no_wrap=True)
         clock = f"{feeding.at:%d %b %Y %H:%M}" if feeding.at else ""
         done = feeding.done >= feeding.total
         line.add_row(
-            Text("  topics", style="bold"), ProgressBar(feeding.total, feeding.done, width=30),
+            Text("  topics", style="bold"), ProgressBar(feeding.total, feeding.done, width=24),
             Text.assemble((f"{feeding.done:,}", "bold"), (f" of {feeding.total:,} records", "dim")),
             Text("all sent" if done else clock, style="green" if done else "cyan"),
             Text(f"{feeding.rate:,.0f}/s" if feeding.sent else "", style="dim"),
