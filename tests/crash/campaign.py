@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -62,6 +62,16 @@ class Result:
     why: str = ""
     uncommitted: int = 0
     seconds: float = 0.0
+
+
+def make_archive(cluster: Cluster, home: Path) -> str:
+    """Run an app once and keep the classes that its JVM loaded, for the starts of a whole campaign; give the archive's path."""
+    archive = home / "classes.jsa"
+    chain = Chain(cluster, home / "archive", "_archive", 0, archive=str(archive))
+    chain.ledger.feed(120)
+    child = chain.start(available_now=True, make_archive=True)
+    assert child.wait() == 0, _last_words(child)
+    return str(archive)
 
 
 class Child:
@@ -127,6 +137,7 @@ class Chain:
     name: str
     seed: int
     bug: str = ""
+    archive: str = ""
     ledger: Ledger = field(init=False)
     lake: Lake = field(init=False)
     jvms: list[int] = field(default_factory=list)
@@ -160,6 +171,25 @@ class Chain:
         verdict = self.verify()
         return self._with(result, "fail" if verdict.differences else "pass", "; ".join(verdict.differences), began)
 
+    def zombie(self, point: str, nth: int = 2) -> Verdict:
+        """Freeze a run at a point, let another take over and finish, and let the first go on: it must end as fenced, and change nothing."""
+        self.ledger.feed(max(0, AHEAD - self.waiting()))
+        frozen = self.start(point=point, nth=nth, how="freeze")
+        verdict = Verdict()
+        try:
+            verdict.same("the first run was frozen", frozen.follow("kill") is not None, True)
+            code = self.start(available_now=True, batch_records=5000).wait()
+            verdict.same("exit code of the run that took over", code, 0)
+            self.ledger.feed(60)
+            for pid in (frozen.jvm, frozen.process.pid):
+                if pid is not None:
+                    os.kill(pid, signal.SIGCONT)
+            verdict.same("exit code of the zombie", frozen.wait(), 3)
+        finally:
+            frozen.kill()
+        verify_store(self.lake, self.ledger.records(self.ledger.inputs), verdict)
+        return verdict
+
     def finish(self) -> Verdict:
         """Let a run catch up undisturbed, and verify everything."""
         self.ledger.feed(40)
@@ -191,6 +221,8 @@ class Chain:
     def start(self, **options: Any) -> Child:
         """Start a child and wait until it has its JVM."""
         script = Script(suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, **options)
+        if self.archive:
+            script = replace(script, archive=self.archive)
         child = Child(script, self.home / "child.log")
         child.follow("child")
         if child.jvm is not None:

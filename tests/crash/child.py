@@ -39,6 +39,8 @@ class Script:
     available_now: bool = False
     batch_records: int = 60
     read: str = ""
+    archive: str = ""
+    make_archive: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -57,7 +59,7 @@ def main(script: Script) -> int:
     settings = Settings.load(
         script.home, kafka=script.bootstrap, master="local[2]", trigger_seconds=0.0, fold_seconds=1.0, tidy_seconds=3.0,
         batch_records=script.batch_records,
-        spark={"spark.driver.memory": "700m", "spark.driver.extraJavaOptions": JAVA, "spark.sql.shuffle.partitions": "2"},
+        spark={"spark.driver.memory": "700m", "spark.driver.extraJavaOptions": java(script), "spark.sql.shuffle.partitions": "2"},
     )  # fmt: skip
     spark = spark_session(settings, log=Path(script.home) / "jvm.log")
     jvm = spark.sparkContext._gateway.proc
@@ -75,7 +77,18 @@ def main(script: Script) -> int:
         return job.exit_code(error)
     if script.read:
         read(script, spark, settings)
+    if script.make_archive:  # the JVM writes it as it ends by itself
+        spark.stop()
+        jvm.stdin.close()
+        jvm.wait(600)
     return 0
+
+
+def java(script: Script) -> str:
+    """Give the JVM's options. An archive of loaded classes (CDS) halves what a start costs, and a campaign is mostly starts."""
+    if not script.archive:
+        return JAVA
+    return f"{JAVA} -XX:{'ArchiveClassesAtExit' if script.make_archive else 'SharedArchiveFile'}={script.archive}"
 
 
 def say(event: dict[str, object]) -> None:
@@ -88,6 +101,9 @@ def arm(script: Script, jvm: Any) -> None:
 
     def kill() -> None:
         say({"event": "kill", "point": script.point, "how": script.how, "at": time.time()})
+        if script.how == "freeze":  # both, until somebody lets them go on: a process that was paused is how zombies are made
+            os.kill(jvm.pid, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
         if script.how in ("kill-jvm", "kill-both"):
             os.kill(jvm.pid, signal.SIGKILL)
         if script.how in ("kill-python", "kill-both"):
@@ -147,7 +163,7 @@ def fold_not_idempotent() -> None:
 
     from watertable import reader
 
-    honest = reader.Reader._newest
+    honest = reader.Reader.newest
 
     def believes(self: Any, table: Any) -> Any:
         base = honest(self, table)
@@ -156,7 +172,7 @@ def fold_not_idempotent() -> None:
         marks = [m for row in self.changelog.rows(self.changelog.snapshot(), "c.kind = 'fold'") for m in row.folds if m.table == table.name]
         return replace(base, seq=max((m.seq for m in marks), default=0))
 
-    reader.Reader._newest = believes  # type: ignore[method-assign]
+    reader.Reader.newest = believes  # type: ignore[method-assign]
 
 
 def zombie_commits() -> None:

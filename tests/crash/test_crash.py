@@ -1,0 +1,109 @@
+"""The crash campaign: an app killed at every named point loses, repeats and reorders nothing, and the campaign would notice if it did.
+
+A smoke part runs with every change; the whole grid, the zombies of real processes and the planted bugs with `make test-all`. The grid is
+printed with what passed, failed, and did not run. Zero failures in n kills bound the rate of failures below about 3/n, no more.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.crash.campaign import WAYS, Cell, Chain, Result, grid, make_archive
+from watertable.failpoints import POINTS
+from watertable.kafka.config import Cluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+SEEDS = (0, 1)
+SMOKE = (
+    Cell("job.start.after_fence", "kill-jvm", 0),
+    Cell("store.commit.after_write", "kill-both", 0),
+    Cell("store.commit.after_commit", "kill-python", 1),
+    Cell("fold.after_merge", "kill-python", 0),
+    Cell("trim.before_delete", "kill-both", 0),
+    Cell("publish.after_produce", "kill-python", 0),
+    Cell("publish.after_commit", "kill-jvm", 0),
+)
+
+
+@pytest.fixture(scope="module")
+def archive(broker: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Make the archive of classes that every start of the campaign shares."""
+    return make_archive(broker, tmp_path_factory.mktemp("archive"))
+
+
+def _campaign(chain: Chain, cells: list[Cell], out: pytest.CaptureFixture[str]) -> list[Result]:
+    results = []
+    for cell in cells:
+        results.append(chain.run(cell))
+        with out.disabled():
+            last = results[-1]
+            print(
+                f"\n{last.state:8}{cell.point} {cell.how} seed {cell.seed}  {last.uncommitted} uncommitted, {last.seconds:.0f} s {last.why[:300]}"
+            )
+    return results
+
+
+def _hold(results: list[Result], differences: list[str], out: pytest.CaptureFixture[str]) -> None:
+    with out.disabled():
+        print("\n" + grid(results))
+    assert not differences
+    assert [r for r in results if r.state != "pass"] == []
+
+
+def test_an_app_that_is_killed_loses_repeats_and_reorders_nothing(
+    broker: Cluster, tmp_path: Path, archive: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = Chain(broker, tmp_path, "_smoke", seed=7, archive=archive)
+    results = _campaign(chain, list(SMOKE), capsys)
+    _hold(results, chain.finish().differences, capsys)
+
+
+@pytest.mark.slow
+def test_an_app_killed_at_every_point_in_every_way_loses_repeats_and_reorders_nothing(
+    broker: Cluster, tmp_path: Path, archive: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """WATERTABLE_CRASH_POINTS=fold,publish narrows the grid to points that begin so."""
+    wanted = tuple(os.environ.get("WATERTABLE_CRASH_POINTS", "").split(","))
+    results: list[Result] = []
+    differences: list[str] = []
+    for way, seed in product(WAYS, SEEDS):
+        chain = Chain(broker, tmp_path / f"{way}{seed}", f"_{way.replace('-', '_')}_{seed}", seed, archive=archive)
+        results += _campaign(chain, [Cell(point, way, seed) for point in POINTS if point.startswith(wanted)], capsys)
+        differences += chain.finish().differences
+    _hold(results, differences, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["store.commit.before_write", "store.commit.after_write", "fold.before_merge", "publish.after_produce"])
+def test_a_run_that_was_paused_while_another_took_over_ends_as_fenced_and_changes_nothing(
+    broker: Cluster, tmp_path: Path, archive: str, point: str
+) -> None:
+    chain = Chain(broker, tmp_path, f"_zombie_{point.replace('.', '_')}", seed=3, archive=archive)
+    assert chain.zombie(point).differences == []
+    assert chain.finish().differences == []
+
+
+@pytest.mark.slow
+def test_the_campaign_catches_an_offset_that_is_off_by_one(broker: Cluster, tmp_path: Path, archive: str) -> None:
+    chain = Chain(broker, tmp_path, "_bug_offset", seed=1, archive=archive, bug="offset off by one")
+    chain.run(Cell("store.commit.after_commit", "kill-both", 0))
+    assert any("table entries" in difference for difference in chain.finish().differences)
+
+
+@pytest.mark.slow
+def test_the_campaign_catches_a_fold_that_is_not_idempotent(broker: Cluster, tmp_path: Path, archive: str) -> None:
+    chain = Chain(broker, tmp_path, "_bug_fold", seed=1, archive=archive, bug="fold not idempotent")
+    found = chain.run(Cell("fold.after_merge", "kill-python", 0)).why
+    assert any("base of" in difference for difference in [found, *chain.finish().differences])
+
+
+@pytest.mark.slow
+def test_the_campaign_catches_a_zombie_that_commits(broker: Cluster, tmp_path: Path, archive: str) -> None:
+    chain = Chain(broker, tmp_path, "_bug_zombie", seed=1, archive=archive, bug="zombie commit")
+    assert any(
+        "commit after" in difference or "table" in difference for difference in chain.zombie("store.commit.before_write").differences
+    )

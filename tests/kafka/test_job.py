@@ -1,0 +1,256 @@
+"""A running app on a real broker: what it commits, what it says, what stops it, and that it can begin again from any of that."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import watertable as wt
+from watertable import events, job
+from watertable.errors import Fenced, KafkaError, RecordFailed, TopicChanged
+from watertable.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
+from watertable.kafka.admin import Admin
+from watertable.kafka.config import Cluster
+from watertable.plan import Topology
+from watertable.reader import Reader
+from watertable.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+_names = iter(range(10_000))
+
+
+class World:
+    """Hold one app on the shared broker and session: its topics, its warehouse, and what its runs said."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, home: Path) -> None:
+        self.spark, self.cluster, self.admin = spark, cluster, Admin(cluster)
+        self.suffix = f"_j{next(_names)}"
+        self.settings = Settings.load(home, kafka=cluster.bootstrap, fold_seconds=3600.0, trigger_seconds=0.0)
+        self.admin.create_topic(self.moves, 2)
+        self._producer = Producer(cluster.client_config())
+        self.events: list[Event] = []
+
+    @property
+    def moves(self) -> str:
+        return f"moves{self.suffix}"
+
+    @property
+    def low(self) -> str:
+        return f"low{self.suffix}"
+
+    def topology(self) -> Topology:
+        app = wt.App(f"shop{self.suffix}")
+        moves = app.topic(self.moves, key="sku STRING", value="qty BIGINT").stream()
+        stock = moves.group_by_key().agg(qty=wt.sum("qty"), n=wt.count()).materialized_as("stock")
+        stock.to_stream().filter("new.qty < 0").to(self.low)
+        return app.topology()
+
+    def produce(self, *moves: tuple[str, object]) -> None:
+        for sku, qty in moves:
+            value = qty if isinstance(qty, str) else json.dumps({"qty": qty})
+            self._producer.produce(self.moves, value, sku, partition=ord(sku[-1]) % 2)
+        self._producer.flush(20)
+
+    def run(self, **options: Any) -> list[Event]:
+        """Run once, bounded unless a stop is given; give what this run said."""
+        said: list[Event] = []
+        options.setdefault("available_now", "stop" not in options)
+        try:
+            job.run(self.topology(), self.settings, spark=self.spark, on_event=said.append, **options)
+        finally:
+            self.events += said
+        return said
+
+    def stock(self) -> dict[str, tuple[int, int]]:
+        topology = self.topology()
+        rows = Reader(self.spark, self.settings.warehouse_uri, topology.app, topology.tables).read("stock").collect()
+        return {row["sku"]: (row["qty"], row["n"]) for row in rows}
+
+    def published(self) -> list[tuple[str, int]]:
+        consumer = Consumer(
+            self.cluster.client_config() | {"group.id": "t", "isolation.level": "read_committed", "enable.partition.eof": "true"}
+        )
+        found, left = [], set(self.admin.partitions([self.low]))
+        consumer.assign([TopicPartition(*partition, 0) for partition in left])
+        while left:
+            message = consumer.poll(20)
+            assert message is not None
+            if message.error():
+                left.discard((message.topic(), message.partition()))
+            else:
+                found.append((message.key().decode(), json.loads(message.value())["qty"]))
+        consumer.close()
+        return found
+
+
+@pytest.fixture
+def world(spark: SparkSession, broker: Cluster, tmp_path: Path) -> World:
+    return World(spark, broker, tmp_path)
+
+
+def test_runs_go_on_where_the_last_one_ended_and_publish_each_change_once(world: World) -> None:
+    world.produce(("a", 5), ("b", -1), ("a", -7), ("b", "{broken"))
+    first = world.run()
+    assert isinstance(first[0], Started)
+    assert first[-1] == Stopped(position=f"shop{world.suffix}@1.1", reason="caught up")
+    batch = next(e for e in first if isinstance(e, BatchCommitted))
+    assert (batch.records, batch.quarantined, dict(batch.rows), dict(batch.published)) == (4, 1, {"stock": 2}, {world.low: 2})
+    assert batch.lag == {world.moves: 0}
+    fold = next(e for e in first if isinstance(e, Folded))
+    assert fold.tables["stock"].folded == f"shop{world.suffix}@1.1"
+
+    world.produce(("a", 1), ("c", 3), ("a", -9))
+    second = world.run()
+    assert isinstance(second[0], Started)
+    assert second[0].position == f"shop{world.suffix}@1.1"
+    assert second[0].generation == 2
+    assert world.stock() == {"a": (-10, 4), "b": (-1, 1), "c": (3, 1)}
+    found = world.published()
+    assert Counter(found) == Counter([("b", -1), ("a", -2), ("a", -1), ("a", -10)])
+    assert [qty for sku, qty in found if sku == "a"] == [-2, -1, -10], "of one key, in order"
+    ends = world.admin.latest(world.admin.partitions([world.moves]))
+    assert world.admin.mirrored(f"shop{world.suffix}") == ends
+
+    third = world.run()
+    assert not any(isinstance(e, BatchCommitted) for e in third), "nothing new, nothing committed"
+    for event in world.events:
+        assert json.loads(events.as_json(event))["event"] == event.event
+
+
+def test_small_batches_give_the_same_table_in_a_constant_number_of_spark_jobs(world: World) -> None:
+    world.produce(*((f"k{i % 5}", i) for i in range(60)))
+    world.settings = world.settings.model_copy(update={"batch_records": 20})
+    batches = [e for e in world.run() if isinstance(e, BatchCommitted)]
+    assert sum(b.records for b in batches) == 60
+    assert len(batches) >= 3
+    assert len({b.jobs for b in batches[1:]}) == 1, f"jobs grew from batch to batch: {[b.jobs for b in batches]}"
+    assert world.stock() == {f"k{k}": (sum(range(k, 60, 5)), 12) for k in range(5)}
+
+
+def test_a_stop_ends_the_run_within_seconds_and_is_no_failure(world: World) -> None:
+    world.produce(*((f"k{i % 5}", i) for i in range(50)))
+    stop = threading.Event()
+    began: list[float] = []
+
+    def stop_at_first_commit(event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            began.append(time.monotonic())
+            stop.set()
+
+    said: list[Event] = []
+    job.run(
+        world.topology(), world.settings, spark=world.spark, stop=stop,
+        on_event=lambda event: (said.append(event), stop_at_first_commit(event))[0],  # type: ignore[func-returns-value]
+    )  # fmt: skip
+    assert isinstance(said[-1], Stopped)
+    assert time.monotonic() - began[0] < 20
+    world.run()
+    assert sum(n for _, n in world.stock().values()) == 50
+
+
+def test_a_batch_that_cannot_be_done_in_time_is_undone_by_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.produce(("a", 1), ("b", 2))
+    stop = threading.Event()
+    honest = job.read_range
+
+    def slow(*args: Any) -> Any:
+        threading.Timer(0.5, stop.set).start()
+        return (
+            honest(*args).selectExpr("*", "java_method('java.lang.Thread', 'sleep', 300000L) AS slept").where("slept IS NULL").drop("slept")
+        )
+
+    monkeypatch.setattr(job, "read_range", slow)
+    monkeypatch.setattr(job, "PATIENCE", 0.5)
+    said = world.run(stop=stop)
+    assert isinstance(said[-1], Stopped)
+    assert "undone" in said[-1].reason
+    monkeypatch.undo()
+    world.run()
+    assert world.stock() == {"a": (1, 1), "b": (2, 1)}
+
+
+def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_is_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.produce(*(("a", i) for i in range(21)))
+    honest = job.read_range
+
+    def breaking(*args: Any) -> Any:
+        return honest(*args).selectExpr(
+            "topic", "partition", "offset", "timestamp", "key", "IF(offset = 13, CAST(raise_error('no such luck') AS BINARY), value) AS value",
+            "headers",
+        )  # fmt: skip
+
+    monkeypatch.setattr(job, "read_range", breaking)
+    with pytest.raises(RecordFailed, match=r"offset 13 .*no such luck") as caught:
+        world.run()
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == (world.moves, 1, 13)
+    assert "test_job.py" in caught.value.location
+    assert isinstance(world.events[-1], Failed)
+    assert world.events[-1].offset == 13
+    assert job.exit_code(caught.value) == 1
+    assert world.stock() == {"a": (sum(range(13)), 13)}
+    monkeypatch.undo()
+    world.run()
+    assert world.stock() == {"a": (sum(range(21)), 21)}
+
+
+def test_a_second_run_takes_over_and_the_first_ends_as_fenced(world: World) -> None:
+    world.produce(("a", 1))
+    committed, go_on = threading.Event(), threading.Event()
+    caught: list[BaseException] = []
+
+    def first() -> None:
+        def listen(event: Event) -> None:
+            if isinstance(event, BatchCommitted):
+                committed.set()
+                go_on.wait(120)
+
+        try:
+            job.run(world.topology(), world.settings, spark=world.spark.newSession(), on_event=listen)
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert committed.wait(120)
+    world.produce(("a", 2))
+    world.run()
+    world.produce(("a", 3))
+    go_on.set()
+    thread.join(120)
+    assert [type(error) for error in caught] == [Fenced]
+    assert job.exit_code(caught[0]) == 3
+    assert world.stock() == {"a": (3, 2)}, "the first one's last batch left nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda w: w.admin.delete_topic(w.moves), "was deleted"),
+        (lambda w: (w.admin.delete_topic(w.moves), w.admin.create_topic(w.moves, 2)), "was re-created"),
+        (lambda w: w.admin.add_partitions(w.moves, 3), "has 3 partitions, it had 2"),
+        (lambda w: (w.produce(("a", 2), ("a", 3)), w.admin.delete_records({(w.moves, 1): 3})), "1 offsets? (are|is) lost|was truncated"),
+    ],
+    ids=["deleted", "re-created", "partitions added", "truncated past us"],
+)
+def test_a_topic_that_changed_stops_the_run_and_says_what_is_lost(world: World, change: Callable[[World], object], told: str) -> None:
+    world.produce(("a", 1), ("b", 1))
+    world.run()
+    change(world)
+    with pytest.raises((TopicChanged, KafkaError), match=told) as caught:
+        world.run()
+    assert isinstance(caught.value, TopicChanged)
+    assert job.exit_code(caught.value) == 4
+    assert world.stock() == {"a": (1, 1), "b": (1, 1)}, "the tables stand as they were"
