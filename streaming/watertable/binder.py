@@ -288,7 +288,10 @@ class Binder:
 
     def extract(self, node: exp.Extract) -> Term:
         """Bind EXTRACT to the function of its field."""
-        unit, value = node.name.lower(), self.bind(node.expression)
+        return self.part(node.name.lower(), self.bind(node.expression))
+
+    def part(self, unit: str, value: Term) -> Term:
+        """Apply the function of a field of a date or time."""
         name = _EXTRACTS.get(unit, unit)
         if name not in _EXTRACTS.values():
             raise ExpressionError(f"no field {unit!r} to extract{_close(unit, _EXTRACTS)}; fields: {', '.join(_EXTRACTS)}")
@@ -323,6 +326,9 @@ class Binder:
             unit = node.expressions[0]
             first = text(unit.name.upper()) if isinstance(unit, exp.Column | exp.Var) else self.refuse(unit)
             return self.call(_UNITS[name], first, *map(self.bind, node.expressions[1:]))
+        if name in ("date_part", "datepart") and len(node.expressions) == 2:
+            field = self.bind(node.expressions[0])
+            return self.part(str(field.value).lower() if isinstance(field, Lit) else "", self.bind(node.expressions[1]))
         if name == "struct":
             return self.struct(node)
         if name in _CASTS and len(node.expressions) == 1:
@@ -423,6 +429,9 @@ REWRITES: Final[dict[str, _Rewrite]] = {
     "nullif": _arity(2, "nullif", lambda b, a: b.call("case", b.call("=", *a), Lit(None, VOID), a[0])),
     "nvl": _arity(2, "nvl", lambda b, a: b.call("coalesce", *a)),
     "ifnull": _arity(2, "ifnull", lambda b, a: b.call("coalesce", *a)),
+    "equal_null": _arity(2, "equal_null", lambda b, a: b.call("<=>", *a)),
+    "nullifzero": _arity(1, "nullifzero", lambda b, a: b.call("case", b.call("=", a[0], Lit(0, INT)), Lit(None, VOID), a[0])),
+    "zeroifnull": _arity(1, "zeroifnull", lambda b, a: b.call("coalesce", a[0], Lit(0, INT))),
     "nvl2": _arity(3, "nvl2", lambda b, a: b.call("case", b.call("isnotnull", a[0]), a[1], a[2])),
 }
 ALIASES: Final = {
@@ -445,7 +454,7 @@ _EXTRACTS: Final = {
     "dayofweek": "dayofweek", "doy": "dayofyear", "hour": "hour", "hours": "hour", "minute": "minute", "minutes": "minute",
     "second": "extract_second", "seconds": "extract_second",
 }  # fmt: skip
-_KNOWN: Final = frozenset({*FUNCTIONS, *REWRITES, *ALIASES, *_UNITS, *_CASTS, "struct", "if"})
+_KNOWN: Final = frozenset({*FUNCTIONS, *REWRITES, *ALIASES, *_UNITS, *_CASTS, "struct", "if", "date_part", "datepart"})
 
 REFUSED: Final[dict[str, tuple[str, ...]]] = {
     "not the same each time it is evaluated": (

@@ -81,6 +81,7 @@ _TEXT: Final = (
     simple("initcap", "string", "string", text.initcap),
     simple("length", "string", "int", len),
     simple("octet_length", "string", "int", lambda s: len(s.encode())),
+    simple("bit_length", "string", "int", lambda s: 8 * len(s.encode())),
     simple("trim", "string", "string", lambda s: s.strip(" ")),
     simple("ltrim", "string", "string", lambda s: s.lstrip(" ")),
     simple("rtrim", "string", "string", lambda s: s.rstrip(" ")),
@@ -99,6 +100,7 @@ _TEXT: Final = (
     simple("startswith", "string, string", "boolean", str.startswith),
     simple("endswith", "string, string", "boolean", str.endswith),
     simple("substring_index", "string, string, int", "string", text.substring_index),
+    simple("split_part", "string, string, int", "string", text.split_part, safe="split_part({0}, {1}, nullif({2}, 0))", fails="{2} = 0"),
     simple("levenshtein", "string, string", "int", text.levenshtein),
     simple("ascii", "string", "int", lambda s: ord(s[0]) if s else 0),
     simple("chr", "bigint", "string", text.character),
@@ -126,6 +128,8 @@ _NO_TIME: Final = "INTERVAL '0' SECOND"  # adding it to a time under try_add mak
 
 _TIMES: Final = (
     *(simple(name, "date", "int", python) for name, python in _PARTS.items()),
+    simple("dayname", "date", "string", times.day_name),
+    simple("monthname", "date", "string", times.month_name),
     simple("hour", "timestamp", "int", lambda t: t.hour),
     simple("minute", "timestamp", "int", lambda t: t.minute),
     simple("second", "timestamp", "int", lambda t: t.second),
@@ -186,6 +190,7 @@ _NESTED: Final = (
     _with_value("array_position", nested.array_position, "bigint"),
     _with_value("array_remove", nested.array_remove, "array"),
     _with_value("array_append", lambda _: nested.array_append, "array+", nulls=Nulls.EAGER),
+    _with_value("array_prepend", lambda _: nested.array_prepend, "array+", nulls=Nulls.EAGER),
     _with_array("array_union", nested.distinct, "array"),
     _with_array("array_intersect", lambda t: nested.keep(t, True), "array"),
     _with_array("array_except", lambda t: nested.keep(t, False), "array"),
@@ -202,6 +207,7 @@ _NESTED: Final = (
     Function("flatten", "flatten(array)", signatures.flatten, tight=False),
     Function("map_keys", "map_keys(map)", signatures.map_part(keys=True)),
     Function("map_values", "map_values(map)", signatures.map_part(keys=False)),
+    Function("map_entries", "map_entries(map)", signatures.map_entries),
     Function("map_contains_key", "map_contains_key(map, key)", signatures.map_contains),
     *(Function(name, f"{name}(array, x -> ...)", signatures.higher_order(name), Nulls.EAGER, tight=False)
       for name in ("transform", "filter", "exists", "forall")),

@@ -185,6 +185,11 @@ def array_append(values: List | None, value: Any) -> List | None:
     return None if values is None else [*values, value]
 
 
+def array_prepend(values: List | None, value: Any) -> List | None:
+    """Add a value at the front."""
+    return None if values is None else [value, *values]
+
+
 def array_repeat(value: Any, count: int | None) -> List | None:
     """Return a value so many times."""
     return None if count is None else [value] * count

@@ -57,6 +57,7 @@ def prepared(
     wanted = [w.strip() for w in wants.split(",") if w.strip()]
     least = sum(not w.rstrip("=").endswith(("?", "*")) for w in wanted)
     many = bool(wanted) and wanted[-1].endswith("*")
+    result = _NAMED.get(gives) or Type.parse(gives)
     usage = usage or f"{name}({', '.join('constant ' + w[:-1] if w.endswith('=') else w for w in wanted)})"
 
     def rule(args: Args) -> Signature:
@@ -69,7 +70,6 @@ def prepared(
                 raise refuse(name, args, usage)
         constants = [constant(name, arg, kind) for arg, kind, mark in zip(args, types, marks, strict=True) if "=" in mark]
         python = prepare(*constants)
-        result = _NAMED.get(gives) or Type.parse(gives)
         return Signature(result, types, python, _bare(safe, constants), fails, _bare(sql, constants))
 
     return Function(name, usage, rule, nulls, tight)
@@ -233,6 +233,15 @@ def map_part(keys: bool) -> Rule:
         return Signature(_array_of(element), (kind,), lambda m: list(m.keys() if keys else m.values()))
 
     return rule
+
+
+def map_entries(args: Args) -> Signature:
+    """Type map_entries: an array of structs of key and value."""
+    kind = args[0].type
+    if kind.kind != "map" or kind.map_key is None or kind.element is None:
+        raise refuse("map_entries", args, "a MAP")
+    entry = Type("struct", fields=(Column("key", kind.map_key), Column("value", kind.element)))
+    return Signature(_array_of(entry), (kind,), lambda m: [{"key": k, "value": v} for k, v in m.items()])
 
 
 def map_contains(args: Args) -> Signature:

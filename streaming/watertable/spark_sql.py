@@ -93,7 +93,9 @@ def _safe_call(term: Call) -> Safe:
             guards.append(f"{arg.sql} IS NOT NULL")
     if form is not None:
         own = term.signature.fails
-        failures.append(_and([*guards, f"coalesce({_fill(own, sqls)}, false)" if own is not None else f"{sql} IS NULL"]))
+        predicate = f"{sql} IS NULL" if own is None else f"({_fill(own, sqls)})"
+        # behind the guards no argument is null, and so the predicate isn't either
+        failures.append(_and([*guards, predicate if is_strict else f"coalesce({predicate}, false)"]))
     nullable = not function.tight or form is not None or any(a.nullable for a in args)
     null_where_failing = (is_strict and all(a.null_where_failing for a in args)) or not failures
     return Safe(sql, _or(failures), null_where_failing, nullable)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from watertable.errors import ExpressionError
+from watertable.scalars import fail
 
 _TERMINATORS: Final = "\n\r\u0085\u2028\u2029"
 _DOLLAR: Final = "(?=(?:\r\n|(?<!\r)\n|[\r\u0085\u2028\u2029])?\\Z)"
@@ -248,6 +249,14 @@ def substring_index(text: str, delimiter: str, count: int) -> str:
         if place < 0:
             return text
     return text[:place] if count > 0 else text[place + len(delimiter) :]
+
+
+def split_part(text: str, delimiter: str, part: int) -> str:
+    """Return one piece between delimiters, from 1, or from the end if negative; empty where there is none."""
+    if part == 0:
+        raise fail("split_part counts from 1, or from -1 at the end; got 0")
+    pieces = text.split(delimiter) if delimiter else [text]
+    return pieces[part - 1 if part > 0 else part] if abs(part) <= len(pieces) else ""
 
 
 def initcap(text: str) -> str:

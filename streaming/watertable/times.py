@@ -141,6 +141,16 @@ def day_of_week(value: dt.date) -> int:
     return value.isoweekday() % 7 + 1
 
 
+def day_name(value: dt.date) -> str:
+    """Return the weekday in three English letters."""
+    return _LONG_DAYS[value.weekday()][:3].title()
+
+
+def month_name(value: dt.date) -> str:
+    """Return the month in three English letters."""
+    return "JanFebMarAprMayJunJulAugSepOctNovDec"[3 * value.month - 3 : 3 * value.month]
+
+
 def seconds_with_fraction(value: dt.datetime) -> Decimal:
     """Return EXTRACT(SECOND)."""
     return Decimal(value.second * 1_000_000 + value.microsecond).scaleb(-6)

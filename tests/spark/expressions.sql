@@ -29,6 +29,11 @@ greatest(i_a, d_b, d52_b)
 1 - d380_a
 
 -- logic
+equal_null(i_a, i_b)
+nullifzero(i_a)
+zeroifnull(i_a)
+zeroifnull(d93_a)
+nullifzero(d_a)
 bo_a AND bo_b
 bo_a OR bo_b
 NOT bo_a
@@ -107,6 +112,10 @@ make_date(i_b, CAST(num AS INT), 1)
 coalesce(i_b + CAST(num AS INT), 0)
 
 -- text
+split_part(s_a, u_b, ti_b)
+split_part(s_a, ',', 2)
+split_part(s_a, ',', -1)
+bit_length(s_a)
 upper(s_a)
 lower(s_a)
 initcap(s_a)
@@ -206,6 +215,10 @@ size(split(s_a, ','))
 s_a RLIKE '[^,]+,'
 
 -- times
+dayname(da_a)
+monthname(ts_a)
+date_part('week', da_a)
+date_part('SECOND', ts_a)
 date_trunc('month', da_a)
 date_add(da_a, i_b)
 date_add(da_a, 1)
@@ -274,6 +287,8 @@ datediff(DAY, ts_a, ts_b)
 ts_a + INTERVAL -5 SECONDS
 
 -- collections
+array_prepend(ai_a, i_b)
+map_entries(m_a)
 array(i_a, i_b, 1)
 array(s_a, 'x')
 map('k', i_a, 'l', i_b)

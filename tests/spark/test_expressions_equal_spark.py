@@ -369,7 +369,7 @@ def test_value_type_and_failure_are_the_same_in_spark_and_in_the_interpreter(tab
 
 
 def test_composed_expressions_are_the_same_in_spark_and_in_the_interpreter(table: DataFrame) -> None:
-    differences = check(table, composed(seed=1, count=120))
+    differences = check(table, composed(seed=1, count=60))
     assert not differences, f"{len(differences)} differ:\n" + "\n".join(differences[:40])
 
 
