@@ -14,6 +14,7 @@ from typing import Any, Final
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
 
+from watertable.errors import SettingsError
 from watertable.project import Broken, LoadedApp, Project
 from watertable_platform import checks
 from watertable_platform.acts import build_tables
@@ -38,7 +39,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     for app in project.apps.values():
         try:
             made = (build_tables(app, settings, translator), build_stream_job(app, settings), checks.build_checks(app, settings, loaded_at))
-        except dg.DagsterError as error:  # e.g. an owner that is neither an address nor a team
+        except (dg.DagsterError, SettingsError) as error:  # e.g. an owner that is neither an address nor a team
             broken[app.folder.name] = Broken(app.folder, app.topology.location, f"{type(error).__name__}: {error}")
             continue
         apps[app.name] = app

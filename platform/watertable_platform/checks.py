@@ -111,9 +111,9 @@ def crashed(crash: Crash) -> Verdict:
     return Verdict(False, f"crashed{where}: {crash.error}: {crash.message}", metadata=place(crash))
 
 
-def place(crash: Crash) -> dict[str, str | int]:
-    """Give a crash's error and place as metadata, as far as they are known."""
-    return {name: value for name in _PLACE if (value := getattr(crash, name)) not in (None, "")}
+def place(crash: Crash) -> dict[str, str]:
+    """Give a crash's error and place as metadata, as far as they are known; as text, for nobody wants an offset plotted."""
+    return {name: str(value) for name in _PLACE if (value := getattr(crash, name)) not in (None, "")}
 
 
 def deployed_code(table: TableDef, recorded: str | None) -> Verdict:

@@ -26,6 +26,7 @@ Event = dict[str, Any]
 """One line of `watertable run --json`: `event` names its kind."""
 
 TAIL: Final = 40
+WIDTH: Final = 400
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -91,7 +92,7 @@ class Child:
         with self.log.open("rb") as file:
             file.seek(max(self._log_start, self.log.stat().st_size - 16_384))
             lines = file.read().decode(errors="replace").splitlines()
-        return "\n".join((lines or list(self._other))[-TAIL:])
+        return "\n".join(line[:WIDTH] for line in (lines or list(self._other))[-TAIL:])
 
     def __enter__(self) -> Self:
         return self

@@ -44,6 +44,7 @@ class Lease:
     beat: float = field(default_factory=time.time)
     fingerprint: str = ""
     position: str = ""
+    stream_time: str = ""
     lag: dict[str, int] = field(default_factory=dict)
     behind_since: float = 0.0
     fold_lag_s: float = 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, Protocol
 
 import dagster as dg
@@ -25,6 +26,7 @@ from dagster._core.definitions.data_version import (
 
 from watertable.plan import TableDef, Topology
 from watertable_platform.checks import Verdict
+from watertable_platform.days import Days
 from watertable_platform.translator import TOPICS, inputs_of, table_key
 
 UNKNOWN: Final = DEFAULT_DATA_VERSION.value
@@ -62,10 +64,18 @@ class Reporter:
     """Report one app's events to one run; `every` is the least number of seconds between two reports of its tables."""
 
     def __init__(
-        self, log: Log, instance: dg.DagsterInstance, topology: Topology, every: float, clock: Callable[[], float] = time.monotonic
+        self,
+        log: Log,
+        instance: dg.DagsterInstance,
+        topology: Topology,
+        every: float,
+        days: Days | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.count = 0
         self._log, self._instance, self._topology, self._every, self._clock = log, instance, topology, every, clock
+        self._days = days
+        self._told: dict[str, set[str]] = {}
         self._tables = {table.name: table for table in topology.tables}
         self._since: dict[str, _Since] = {}
         self._app: dict[str, int | float] = {}
@@ -125,6 +135,22 @@ class Reporter:
         self._since.clear()
         for total in ("records", "quarantined", "dropped"):
             self._app.pop(total, None)
+
+    def close_days(self, position: str, stream_time: datetime | None) -> None:
+        """Report, as partitions, the days that have closed since the last time, in this run or an earlier one."""
+        if self._days is None:
+            return
+        for name, table in self._tables.items():
+            key = table_key(self._topology.app, name)
+            closed = list(self._days.closed(table, stream_time))
+            if len(closed) <= len(self._told.get(name, ())):
+                continue
+            told = self._told.setdefault(name, set()) or set(self._instance.get_materialized_partitions(key))
+            tags = provenance(self._instance, table, self._topology.app, position)
+            for day in closed:
+                if day not in told:
+                    self._emit(dg.AssetMaterialization(key, partition=day, metadata={"position": position}, tags=tags))
+            self._told[name] = told | set(closed)
 
     def check(self, name: str, judge: Callable[[TableDef], Verdict], *, always: bool = False) -> None:
         """Report a check of every table, for those where the verdict is new; `always`: for all."""

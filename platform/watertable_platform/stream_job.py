@@ -21,6 +21,7 @@ from watertable.settings import Settings
 from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, birth, run_command
+from watertable_platform.days import Days, moment
 from watertable_platform.history import job_name
 from watertable_platform.lease import Lease
 from watertable_platform.reporting import Reporter
@@ -70,7 +71,7 @@ class _Stream:
     def __init__(self, context: dg.OpExecutionContext, config: StreamConfig, app: LoadedApp, settings: Settings) -> None:
         self.context, self.config, self.app, self.settings = context, config, app, settings
         self.instance = context.instance
-        self.reporter = Reporter(context, self.instance, app.topology, config.report_seconds)
+        self.reporter = Reporter(context, self.instance, app.topology, config.report_seconds, Days.of(settings, app.name))
         self.lease = Lease(app=app.name, run_id=context.run_id, environment=environment(settings, self.instance))
         self.failed: Event | None = None
         self.began = self.heard = self.looked = time.monotonic()
@@ -85,6 +86,7 @@ class _Stream:
             self._tag({Tag.ENDED: Ended.REFUSED})
             raise dg.Failure(str(error), allow_retries=False) from None
         self._tag({Tag.POSITION: last.position if last else ""})
+        self._beat(stream_time=last.stream_time if last else "")
         child = Child(
             run_command(self.app.name),
             env={"WATERTABLE_PROJECT": str(self.settings.project)},
@@ -145,8 +147,9 @@ class _Stream:
             case "started":
                 self._started(event)
             case "batch":
-                self._beat(lag=event["lag"])
+                self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time)
                 self.reporter.batch(event)
+                self.reporter.close_days(self.lease.position, moment(self.lease.stream_time))
                 self._judge()
             case "fold":
                 self._beat(fold_lag_s=float(event["fold_lag_s"]))

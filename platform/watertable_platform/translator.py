@@ -22,6 +22,7 @@ from watertable.lineage import column_lineage, describe
 from watertable.plan import Purity, Sink, TableDef, Topic, Topology
 from watertable.schema import Column, Schema
 from watertable.settings import Settings
+from watertable_platform.days import Days
 
 TOPICS: Final = "topics"
 """The first part of a topic's asset key; an app can't be called so."""
@@ -42,6 +43,7 @@ class TableData:
     topology: Topology
     table: TableDef
     settings: Settings
+    days: Days | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ def _table_spec(data: TableData) -> dg.AssetSpec:
         owners=[topology.owner] if topology.owner else None,
         kinds={"kafka", "spark", "deltalake"},
         code_version=table.fingerprint,
+        partitions_def=data.days.partitions() if data.days else None,
         tags={"watertable/app": topology.app, "watertable/purity": str(purity)},
         metadata={
             "dagster/column_schema": dg.TableSchema(
