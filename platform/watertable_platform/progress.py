@@ -155,15 +155,15 @@ class Progress:
         parts += [f"{topic} {lag:,} behind" for topic, lag in self._lag.items() if lag]
         parts += [f"{table} +{rows:,}" for table, rows in batch.rows.items() if rows][:6]
         parts += [f"{reason} {count:,}" for reason, count in self._dropped.items()]
-        line = Text("  " + " · ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+        line = Text("  ", style="dim", no_wrap=True, overflow="ellipsis")
         if self._quarantined:
-            line.append(f" · quarantined {self._quarantined:,}", style="yellow")
-        return line
+            line.append(f"quarantined {self._quarantined:,}", style="yellow").append(" · ")
+        return line.append(" · ".join(parts))
 
 
 def _spark_line(rates: deque[float]) -> str:
     top = max(rates, default=0.0) or 1.0
-    return "".join(_BARS[1 + round(rate / top * 7)] for rate in rates).rjust(_WIDTH)
+    return "".join(_BARS[1 + round(rate / top * 7)] for rate in rates)
 
 
 def _age(seconds: float) -> str:

@@ -82,7 +82,7 @@ def lost_jvm(spark: SparkSession, error: BaseException) -> bool:
 def job_group(spark: SparkSession, group: str, description: str, pool: str) -> Iterator[Callable[[], int]]:
     """Run this thread's Spark jobs under a group and a pool; the value yielded counts the group's jobs so far."""
     context = spark.sparkContext
-    context.setJobGroup(group, description)
+    context.setJobGroup(group, description, interruptOnCancel=True)  # a cancelled task must not keep its core
     context.setLocalProperty("spark.scheduler.pool", pool)
     tracker = context.statusTracker()
     try:

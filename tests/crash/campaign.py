@@ -203,7 +203,7 @@ class Chain:
         verify_outputs(self.lake.topology, records, self.ledger.records(self.ledger.outputs), verdict)
         ends = self.ledger.ends()
         verdict.same("committed offsets", dict(self.lake.commits()[-1].next), ends)
-        verdict.same("mirrored position", Admin(self.cluster).mirrored(self.lake.topology.app), ends)
+        verdict.same("mirrored position", Admin(self.cluster).mirrored(self.lake.topology.app, ends), ends)
         if seen.exists():
             self._verify_reader(json.loads(seen.read_text()), verdict)
         deadline = time.monotonic() + 30

@@ -41,9 +41,8 @@ def _campaign(chain: Chain, cells: list[Cell], out: pytest.CaptureFixture[str]) 
         results.append(chain.run(cell))
         with out.disabled():
             last = results[-1]
-            print(
-                f"\n{last.state:8}{cell.point} {cell.how} seed {cell.seed}  {last.uncommitted} uncommitted, {last.seconds:.0f} s {last.why[:300]}"
-            )
+            told = f"{last.uncommitted} uncommitted, {last.seconds:.0f} s {last.why[:300]}"
+            print(f"\n{last.state:8}{cell.point} {cell.how} seed {cell.seed}  {told}")
     return results
 
 

@@ -120,7 +120,7 @@ def test_runs_go_on_where_the_last_one_ended_and_publish_each_change_once(world:
     assert Counter(found) == Counter([("b", -1), ("a", -2), ("a", -1), ("a", -10)])
     assert [qty for sku, qty in found if sku == "a"] == [-2, -1, -10], "of one key, in order"
     ends = world.admin.latest(world.admin.partitions([world.moves]))
-    assert world.admin.mirrored(f"shop{world.suffix}") == ends
+    assert world.admin.mirrored(f"shop{world.suffix}", ends) == ends
 
     third = world.run()
     assert not any(isinstance(e, BatchCommitted) for e in third), "nothing new, nothing committed"
@@ -167,7 +167,7 @@ def test_a_batch_that_cannot_be_done_in_time_is_undone_by_a_stop(world: World, m
     def slow(*args: Any) -> Any:
         threading.Timer(0.5, stop.set).start()
         return (
-            honest(*args).selectExpr("*", "java_method('java.lang.Thread', 'sleep', 300000L) AS slept").where("slept IS NULL").drop("slept")
+            honest(*args).selectExpr("*", "java_method('java.lang.Thread', 'sleep', 60000L) AS slept").where("slept IS NULL").drop("slept")
         )
 
     monkeypatch.setattr(job, "read_range", slow)
