@@ -188,7 +188,8 @@ def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_i
 
     def breaking(*args: Any) -> Any:
         return honest(*args).selectExpr(
-            "topic", "partition", "offset", "timestamp", "key", "IF(offset = 13, CAST(raise_error('no such luck') AS BINARY), value) AS value",
+            "topic", "partition", "offset", "timestamp", "key",
+            "IF(offset = 13, CAST(raise_error('no such luck') AS BINARY), value) AS value",
             "headers",
         )  # fmt: skip
 
