@@ -149,13 +149,13 @@ def value_of(kind: Type, random: random.Random) -> Any:
 
 
 def test_what_is_written_is_what_the_compiler_publishes(spark: SparkSession) -> None:
-    from watertable.compiler import _encode
+    from watertable.layout import encoded
 
     schema = Schema.parse(", ".join(f"c{n} {kind}" for n, kind in enumerate(TYPES)))
     numbers = random.Random(7)
     rows = [{column.name: value_of(column.type, numbers) for column in schema} for _ in range(200)]
     frame = spark.createDataFrame([(n, row) for n, row in enumerate(rows)], f"n INT, v {schema.struct().sql()}").coalesce(1)
-    theirs = [bytes(r.b) for r in frame.selectExpr("n", f"{_encode('v', Format.JSON, schema)} AS b").orderBy("n").collect()]
+    theirs = [bytes(r.b) for r in frame.selectExpr("n", f"{encoded('v', Format.JSON, schema)} AS b").orderBy("n").collect()]
     mine = [serdes.encode(row, schema, Format.JSON) for row in rows]
     differ = [f"Spark {b!r}\nwe    {a!r}" for a, b in zip(mine, theirs, strict=True) if a != b]
     assert not differ, "\n".join(differ[:3])

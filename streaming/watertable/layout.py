@@ -1,0 +1,330 @@
+"""Lay a plan out as columns: which SQL makes each stream's records, in how few passes. Text only, composed once for a topology.
+
+A plan is cut into *segments*. Within one, each record of the segment's input makes at most one record of every stream, so all streams
+are columns of one frame: a presence flag, and structs for key and value. `flat_map_values`, the changes of a table and merges of streams
+that share a topic begin a new segment. The frames themselves are the compiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from watertable import plan
+from watertable.aggregates import Merge
+from watertable.algebra import named_struct, render
+from watertable.expressions import Expr
+from watertable.plan import Aggregate, Format, Latest, Sink, Topic, Topology
+from watertable.rules import OnFail
+from watertable.schema import Schema, quote
+
+_CORRUPT: Final = "_wt_corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Say where a stream is: its segment, the level below which its columns exist, and their names."""
+
+    segment: Segment
+    level: int
+    present: str
+    spaces: Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Hold the columns that one pass computes: level by level, each made from those before it."""
+
+    origin: Topology | plan.FlatMapValues | plan.ToStream | plan.MergeStreams
+    number: int
+    levels: list[list[str]] = field(default_factory=list)
+    kept: dict[str, None] = field(default_factory=dict)
+    failures: list[tuple[str, str, str, str]] = field(default_factory=list)
+    counters: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    peeks: dict[str, list[str]] = field(default_factory=dict)
+    folds: list[Fold] = field(default_factory=list)
+    made: int = 0
+
+    def add(self, sql: str, level: int) -> str:
+        """Add a column computed from columns of lower levels, and give its name."""
+        name = f"c{self.number}_{self.made}"
+        self.made += 1
+        self.levels.extend([] for _ in range(level + 1 - len(self.levels)))
+        self.levels[level].append(f"{sql} AS {name}")
+        return name
+
+    def fail(self, condition: str, level: int, node: str, location: str, reason: str) -> str:
+        """Send the records for which the condition holds to quarantine; give the name of the flag."""
+        flag = self.add(condition, level)
+        self.failures.append((flag, node, location, reason))
+        return flag
+
+    def count(self, flag: str, node: str, reason: str) -> None:
+        """Count the records that have the flag as dropped."""
+        self.counters.setdefault((node, reason), []).append(flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Hold what a table node needs of its segment's frame: presence, group key, and contributions to its state."""
+
+    root: Aggregate | Latest
+    label: str
+    present: str
+    key: str
+    lifts: str
+
+
+@dataclass(slots=True)
+class Layout:
+    """Lay a topology out: its segments, and for each table and output the columns that they consume.
+
+    A record that can't be decoded or placed in time, or at which an expression fails, gets the flag of the operator that refuses it, and
+    no operator below that one sees it.
+    """
+
+    topology: Topology
+    segments: list[Segment] = field(init=False, default_factory=list)
+    flows: dict[plan.Stream, Flow] = field(init=False, default_factory=dict)
+    folds: dict[plan.Table, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
+    sinks: list[tuple[Sink, Flow, str, str]] = field(init=False, default_factory=list)
+    inputs: dict[int, tuple[Flow, str]] = field(init=False, default_factory=dict)
+    sources: dict[str, Flow] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        base = self._segment(self.topology)
+        self.sources = {topic.name: self._source(base, topic) for topic in self.topology.topics}
+        for table in self.topology.tables:
+            self._fold(table.root, table.name)
+        for sink in self.topology.sinks:
+            flow = self.flow(sink.node)
+            value = flow.spaces.get("value", flow.spaces.get("new", ""))
+            key = self._keep(flow, encoded(flow.spaces["key"], sink.key_format, plan.key_of(sink.node)))
+            self.sinks.append((sink, flow, key, self._keep(flow, encoded(value, sink.value_format, plan.value_of(sink.node)))))
+            self._need(flow, flow.present)
+
+    @property
+    def needs_order(self) -> bool:
+        """Tell whether log order matters; where only sums and counts are kept it doesn't, and the running maximum is not computed."""
+        roots = [t.root for t in self.topology.tables]
+        placed = any(f.merge in (Merge.FIRST, Merge.LAST) for root in roots for f in plan.state_of(root))
+        return bool(self.topology.sinks) or placed or any(isinstance(r, Aggregate) and r.windows for r in roots)
+
+    @property
+    def direct(self) -> Fold | None:
+        """Give the only consumer of the records, if one table is all there is: then its partial state is kept, not the records."""
+        only = [fold for _, fold in self.folds.values()]
+        return only[0] if len(self.segments) == 1 and len(only) == 1 and not self.sinks else None
+
+    # -- the plan as columns -----------------------------------------------------------------------------------------------------
+
+    def _segment(self, origin: Topology | plan.FlatMapValues | plan.ToStream | plan.MergeStreams) -> Segment:
+        self.segments.append(Segment(origin, len(self.segments)))
+        return self.segments[-1]
+
+    def _source(self, base: Segment, topic: Topic) -> Flow:
+        here = f"(topic = {literal(topic.name)})"
+        key, bad_key = self._decoded(base, "raw_key", topic.key, topic.key_format, here)
+        value, bad_value = self._decoded(base, "raw_value", topic.value, topic.value_format, here)
+        for flag, part, schema in ((bad_key, "key", topic.key), (bad_value, "value", topic.value)):
+            reason = f"the {part} can't be decoded as ({schema.sql().replace('`', '')})"
+            base.failures.append((flag, "topic", topic.location, reason))
+        time = f"CASE WHEN {value} IS NULL THEN raw_ts ELSE {value}.{quote(topic.timestamp)} END" if topic.timestamp else "raw_ts"
+        when = base.add(f"CASE WHEN {here} AND NOT {bad_key} AND NOT {bad_value} THEN {time} END", 2)
+        untimed = f"{here} AND NOT {bad_key} AND NOT {bad_value} AND COALESCE({when} < TIMESTAMP '1970-01-01 00:00:00Z', TRUE)"
+        base.fail(untimed, 3, "topic", topic.location, "the event time is null or before 1970")
+        time_ok = base.add(f"CASE WHEN {when} >= TIMESTAMP '1970-01-01 00:00:00Z' THEN {when} END", 3)
+        present = base.add(f"{time_ok} IS NOT NULL", 4)
+        return Flow(base, 5, present, {"key": key, "value": value, "ts": time_ok})
+
+    def _decoded(self, base: Segment, raw: str, schema: Schema, form: Format, here: str) -> tuple[str, str]:
+        """Decode bytes into a struct column; the flag says where there were bytes and no value could be made of them."""
+        there = f"{here} AND {raw} IS NOT NULL"
+        if form is not Format.JSON:
+            text = raw if form is Format.BYTES else f"CAST({raw} AS STRING)"
+            bad = base.add("FALSE" if form is Format.BYTES else f"({there} AND NOT is_valid_utf8(CAST({raw} AS STRING)))", 0)
+            struct = f"CASE WHEN {there} AND NOT {bad} THEN named_struct('{schema.columns[0].name}', {text}) END"
+            return base.add(struct, 1), bad
+        ddl = f"{schema.sql()}, `{_CORRUPT}` STRING".replace("'", "\\'")
+        options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{_CORRUPT}')"
+        read = base.add(f"CASE WHEN {there} THEN from_json(CAST({raw} AS STRING), '{ddl}', {options}) END", 0)
+        bad = base.add(f"({there} AND ({read} IS NULL OR {read}.{_CORRUPT} IS NOT NULL))", 1)
+        parts = ", ".join(f"'{c.name}', {read}.{quote(c.name)}" for c in schema)
+        return base.add(f"CASE WHEN {read} IS NOT NULL AND {read}.{_CORRUPT} IS NULL THEN named_struct({parts}) END", 1), bad
+
+    def flow(self, node: plan.Stream) -> Flow:
+        """Give the columns of a stream, laid out once however many operators read it."""
+        if node not in self.flows:
+            self.flows[node] = self._compile(node)
+        return self.flows[node]
+
+    def _compile(self, node: plan.Stream) -> Flow:
+        match node:
+            case plan.Source():
+                return self.sources[node.topic.name]
+            case plan.Filter():
+                return self._narrow(node.parent, node.condition, "filter", node.location)
+            case plan.Expect():
+                return self._expect(node)
+            case plan.MapValues():
+                flow = self._checked(self.flow(node.parent), [e for _, e in node.columns], "map_values", node.location)
+                return _with(flow, value=self._value(flow, node.columns))
+            case plan.Map():
+                made = node.columns or ()
+                label = "map" if node.columns is not None else "select_key"
+                flow = self._checked(self.flow(node.parent), [e for _, e in (*node.key_columns, *made)], label, node.location)
+                key = flow.segment.add(named_struct(node.key_columns, flow.spaces), flow.level)
+                if node.columns is None:
+                    return _with(flow, key=key)
+                return _with(flow, key=key, value=self._value(flow, node.columns))
+            case plan.Peek():
+                flow = self.flow(node.parent)
+                flow.segment.peeks.setdefault(node.name, []).append(flow.present)
+                return flow
+            case plan.Repartition():
+                flow = self.flow(node.parent)
+                null_key = _null_key(flow.spaces["key"], plan.key_of(node).names)
+                flow.segment.count(flow.segment.add(f"{flow.present} AND {null_key}", flow.level), "repartition", "null_key")
+                return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {null_key}", flow.level))
+            case plan.MergeStreams():
+                return self._merge(node)
+            case plan.FlatMapValues():
+                flow = self._checked(self.flow(node.parent), [e for _, e in node.columns], "flat_map_values", node.location)
+                made_value = self._keep(flow, named_struct(node.columns, flow.spaces))
+                self._need(flow, flow.present, *flow.spaces.values())
+                segment = self._segment(node)
+                self.inputs[segment.number] = (flow, made_value)
+                return Flow(segment, 0, "present", {n: c for n, c in flow.spaces.items() if n in ("key", "window")} | {"value": "value"})
+            case plan.ToStream():
+                self._fold(plan.root_of(node.parent), node.table)
+                windowed = {"window": "window"} if plan.windows_of(node) else {}
+                return Flow(self._segment(node), 0, "present", {"key": "key", "old": "old", "new": "new"} | windowed)
+
+    def _narrow(self, parent: plan.Stream, condition: Expr, label: str, location: str) -> Flow:
+        flow = self._checked(self.flow(parent), [condition], label, location)
+        passes = f"{flow.present} AND COALESCE({render(condition.safe_sql, flow.spaces)}, FALSE)"
+        return _narrowed(flow, flow.segment.add(passes, flow.level))
+
+    def _expect(self, node: plan.Expect) -> Flow:
+        rule, label = node.rule, f"expect:{node.rule.name}"
+        flow = self._checked(self.flow(node.parent), [rule.condition], label, node.location)
+        broken = f"{flow.present} AND NOT COALESCE({render(rule.condition.safe_sql, flow.spaces)}, TRUE)"
+        if rule.on_fail is OnFail.QUARANTINE:
+            flag = flow.segment.fail(broken, flow.level, label, node.location, f"breaks the rule {rule.name!r}")
+        else:
+            flag = flow.segment.add(broken, flow.level)
+            flow.segment.count(flag, label, f"rule:{rule.name}")
+        if rule.on_fail is OnFail.WARN:
+            return _narrowed(flow, flow.present)
+        deeper = _narrowed(flow, flow.present)
+        return _narrowed(deeper, flow.segment.add(f"{flow.present} AND NOT {flag}", deeper.level))
+
+    def _checked(self, flow: Flow, expressions: Sequence[Expr], label: str, location: str) -> Flow:
+        """Send records at which an expression fails to quarantine, and give the stream of the others."""
+        fails = [f"({render(e.fails_sql, flow.spaces)})" for e in expressions if e.fails_sql is not None]
+        if not fails:
+            return flow
+        reason = "an expression fails: " + "; ".join(e.sql.replace("`", "") for e in expressions if e.fails_sql is not None)
+        flag = flow.segment.fail(f"{flow.present} AND ({' OR '.join(fails)})", flow.level, label, location, reason)
+        return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1), by=2)
+
+    def _value(self, flow: Flow, columns: plan.Named) -> str:
+        there = flow.spaces.get("value", flow.spaces.get("new", ""))
+        return flow.segment.add(f"CASE WHEN {there} IS NOT NULL THEN {named_struct(columns, flow.spaces)} END", flow.level)
+
+    def _merge(self, node: plan.MergeStreams) -> Flow:
+        flows = [self.flow(parent) for parent in node.parents]
+        topics = [{n.topic.name for n in plan.walk(p) if isinstance(n, plan.Source)} for p in node.parents]
+        apart = sum(map(len, topics)) == len(set().union(*topics))
+        segment, level = flows[0].segment, max(f.level for f in flows)
+        if apart and all(f.segment is segment for f in flows):  # no record is in two of them, so they fit in one set of columns
+            present = segment.add(" OR ".join(f"COALESCE({f.present}, FALSE)" for f in flows), level)
+            spaces = {
+                name: segment.add("CASE " + " ".join(f"WHEN {f.present} THEN {f.spaces[name]}" for f in flows) + " END", level)
+                for name in flows[0].spaces
+            }
+            return Flow(segment, level + 1, present, spaces)
+        for flow in flows:
+            self._need(flow, flow.present, *flow.spaces.values())
+        return Flow(self._segment(node), 0, "present", {name: name for name in flows[0].spaces if name != "ts"})
+
+    def _fold(self, root: Aggregate | Latest, label: str) -> None:
+        """Prepare what a table node folds; tables that share a node share its fold."""
+        if root in self.folds:
+            return
+        flow = self.flow(root.parent)
+        if isinstance(root, Latest):
+            names = plan.key_of(root).names
+            null_key = _null_key(flow.spaces["key"], names)
+            if root.is_source:
+                reason = "a record of a table topic has no key"
+                flag = flow.segment.fail(f"{flow.present} AND {null_key}", flow.level, label, root.location, reason)
+            else:
+                flag = flow.segment.add(f"{flow.present} AND {null_key}", flow.level)
+                flow.segment.count(flag, label, "null_key")
+            present = flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1)
+            fold = Fold(root, label, present, flow.spaces["key"], flow.spaces["value"])
+        else:
+            fold, flow = self._aggregate(root, label, flow)
+        self._need(flow, fold.present, fold.key, fold.lifts)
+        flow.segment.folds.append(fold)
+        self.folds[root] = (flow.segment, fold)
+
+    def _aggregate(self, root: Aggregate, label: str, flow: Flow) -> tuple[Fold, Flow]:
+        segment = flow.segment
+        if root.windows is None:  # Kafka Streams: without windows a null value is dropped, with them the aggregate sees it
+            there = flow.spaces.get("value", flow.spaces.get("new", ""))
+            segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
+            flow = _narrowed(flow, segment.add(f"{flow.present} AND {there} IS NOT NULL", flow.level))
+        fields = plan.state_of(root)
+        lifts = [f.lift for f in fields if f.lift is not None]
+        flow = self._checked(flow, [*(e for _, e in root.group), *lifts], label, root.location)
+        key = segment.add(named_struct(root.group, flow.spaces), flow.level)
+        null_key = _null_key(key, tuple(name for name, _ in root.group))
+        segment.count(segment.add(f"{flow.present} AND {null_key}", flow.level + 1), label, "null_key")
+        present = segment.add(f"{flow.present} AND NOT {null_key}", flow.level + 1)
+        made = segment.add(named_struct(tuple((f.name, f.lift) for f in fields if f.lift), flow.spaces), flow.level)
+        return Fold(root, label, present, key, made), flow
+
+    def _keep(self, flow: Flow, sql: str) -> str:
+        name = flow.segment.add(sql, flow.level)
+        self._need(flow, name)
+        return name
+
+    def _need(self, flow: Flow, *columns: str) -> None:
+        flow.segment.kept.update(dict.fromkeys(columns))
+
+
+def encoded(column: str, form: Format, schema: Schema) -> str:
+    """Write a struct as bytes: JSON with its nulls, or the bytes of its only column."""
+    match form:
+        case Format.STRING:
+            return f"CAST({column}.{quote(schema.columns[0].name)} AS BINARY)"
+        case Format.BYTES:
+            return f"{column}.{quote(schema.columns[0].name)}"
+        case Format.JSON:
+            # Spark's own format would cut microseconds off; serdes.encode writes the same
+            time = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX"
+            return f"CAST(to_json({column}, map('ignoreNullFields', 'false', 'timestampFormat', '{time}')) AS BINARY)"
+
+
+def literal(text: str) -> str:
+    """Write a string as Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _with(flow: Flow, **spaces: str) -> Flow:
+    """Replace the record of a stream; a new value ends a Change."""
+    kept = {n: c for n, c in flow.spaces.items() if not ("value" in spaces and n in ("old", "new"))}
+    if "key" in spaces:
+        kept.pop("window", None)
+    return Flow(flow.segment, flow.level + 1, flow.present, kept | spaces)
+
+
+def _narrowed(flow: Flow, present: str, *, by: int = 1) -> Flow:
+    return Flow(flow.segment, flow.level + by, present, flow.spaces)
+
+
+def _null_key(key: str, names: Sequence[str]) -> str:
+    return "(" + " OR ".join(f"{key}.{quote(name)} IS NULL" for name in names) + ")"
