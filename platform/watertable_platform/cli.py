@@ -42,6 +42,7 @@ app.add_typer(jars, name="jars", rich_help_panel="This machine")
 
 AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as in wt.App(name).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+STOPS_WITHIN = 15.0
 out, err = Console(), Console(stderr=True)
 
 
@@ -69,7 +70,7 @@ def run(
 
     log = settings.home_folder / "logs" / f"{loaded.name}.log"
     _quiet(log)
-    with _stop_on_signals() as stop:
+    with _stop_on_signals(within=STOPS_WITHIN) as stop:
         view = JsonLines(stop) if as_json else Progress(out, loaded.topology, log)
         with view:
             job.run(loaded.topology, settings, available_now=available_now, on_event=view, stop=stop, log=log)
@@ -248,19 +249,27 @@ def _app(name: str) -> tuple[Settings, LoadedApp]:
 
 
 @contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now."""
+def _stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now, and `within` seconds are the most that a stop may take.
+
+    To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was.
+    """
     stop = threading.Event()
+    cut = threading.Timer(within or 0.0, os._exit, (0,))
+    cut.daemon = True
 
     def asked(signum: int, frame: object) -> None:
         if stop.is_set() and signum == signal.SIGINT:
-            os._exit(130)  # the JVM ends when our end of its pipe closes; whatever was uncommitted never was
+            os._exit(130)
+        if within is not None and not stop.is_set():
+            cut.start()
         stop.set()
 
     kept = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
+        cut.cancel()
         for number, handler in kept.items():
             signal.signal(number, handler)
 

@@ -112,7 +112,10 @@ class Progress:
                 self._folded_at = time.monotonic()
             case Idle():
                 self._lag, self._problem = dict(event.lag) or self._lag, event.problem
-                self._state, self._style = ("waiting for Kafka", "yellow") if event.problem else ("caught up", "green")
+                if event.problem:
+                    self._state, self._style = "waiting for Kafka", "yellow"
+                else:
+                    self._state, self._style = (f"running, {event.busy_s:.0f} s into a batch" if event.busy_s else "caught up"), "green"
             case Stopped():
                 self._state, self._style, self._position = event.reason, "dim", event.position or self._position
                 self._say(f"{event.reason} at {event.position}")

@@ -72,11 +72,15 @@ class Folded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """Nothing to read: the app is alive and waits. `problem` says what for, when that is not records: a cluster that doesn't answer."""
+    """The app lives, and nothing else was said for a while: it waits for records, or is `busy_s` seconds into a batch.
+
+    `problem` says what it waits for, when that is not records: a cluster that doesn't answer.
+    """
 
     event: ClassVar[str] = "idle"
     position: str
     lag: Mapping[str, int]
+    busy_s: float = 0.0
     problem: str = ""
 
 
@@ -111,7 +115,7 @@ def as_json(event: Event) -> str:
     """Write an event as one line of JSON.
 
     >>> as_json(Idle(position="retail@1.17", lag={"sales": 0}))
-    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}, "problem": ""}'
+    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}, "busy_s": 0.0, "problem": ""}'
     """
     body: dict[str, object] = {"event": event.event, **dataclasses.asdict(event)}
     if isinstance(event, BatchCommitted):

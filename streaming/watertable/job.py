@@ -42,7 +42,7 @@ from watertable.workers import Courier, Folding
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HEARTBEAT: Final = 5.0
+HEARTBEAT: Final = 4.0
 """Seconds after which a run says that it lives, at the latest."""
 PATIENCE: Final = 4.0
 """Seconds that a batch gets to finish once a stop was asked for; after them it is undone."""
@@ -191,7 +191,12 @@ class _Job:
         self.courier = Courier(self.store, self.admin, self.cluster, publishes=bool(topology.sinks))
         self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers)
         self._workers = (self.courier, self.folding)
-        threading.Thread(target=self._undo_when_late, name="watertable-stop", daemon=True).start()
+        self._known_lag: dict[str, int] = {}
+        self._busy_since = self._checked = 0.0
+        self._started = False
+        self.problem = ""
+        for target in (self._undo_when_late, self._beat):
+            threading.Thread(target=target, name=f"watertable-{target.__name__.strip('_')}", daemon=True).start()
 
     @property
     def shown(self) -> str:
@@ -211,9 +216,12 @@ class _Job:
                     return self._caught_up()
                 self._rest(ends)
                 continue
+            self._lag(ends)
+            self._busy_since = began
             self.admin.check_topics(self.topics, self.offsets)
             self._advance(end, ends)
-            self._hold_back(ends)
+            self._busy_since = 0.0
+            self._hold_back()
             if end == ends:
                 self.stop.wait(max(0.0, began + self.pace.trigger - time.monotonic()))
         return "stopped"
@@ -248,6 +256,7 @@ class _Job:
                 fingerprint=self.topology.fingerprint, topics=tuple(names), tables=tuple(t.name for t in self.topology.tables),
             )
         )  # fmt: skip
+        self._started = True
         for worker in self._workers:
             worker.start()
         if self.position.seq:
@@ -264,18 +273,22 @@ class _Job:
         """Ask where committed records end; as long as the cluster doesn't answer, wait and say so."""
         while True:
             try:
-                return self.admin.latest(self.offsets)
+                ends = self.admin.latest(self.offsets)
             except KafkaError as error:
                 if "unknown topic or part" in str(error).lower():
                     self.admin.check_topics(self.topics, {})  # a topic that is gone is no outage
-                self.emit(Idle(position=self.shown, lag={}, problem=str(error)))
-                if self.stop.wait(HEARTBEAT):
+                self.problem = str(error)
+                if self.stop.wait(1.0):
                     return self.offsets
+            else:
+                self.problem = ""
+                return ends
 
     def _lag(self, ends: Offsets) -> dict[str, int]:
         lag = dict.fromkeys(sorted(self.topics), 0)
         for partition, end in ends.items():
             lag[partition[0]] += max(0, end - self.offsets[partition])
+        self._known_lag = lag
         return lag
 
     # -- a batch -----------------------------------------------------------------------------------------------------------------
@@ -373,18 +386,27 @@ class _Job:
     # -- beside the batches ------------------------------------------------------------------------------------------------------
 
     def _rest(self, ends: Offsets) -> None:
-        """Wait a little for records, and show that the run lives."""
+        """Wait a little for records; now and then, see whether the topics are still what they were."""
         self._look_after()
-        if time.monotonic() - self.emit.last >= HEARTBEAT:
+        self._lag(ends)
+        if time.monotonic() - self._checked > HEARTBEAT:
+            self._checked = time.monotonic()
             self.admin.check_topics(self.topics, self.offsets)
-            self.emit(Idle(position=self.shown, lag=self._lag(ends), problem=self.courier.problem))
         self.stop.wait(_POLL)
 
-    def _hold_back(self, ends: Offsets) -> None:
+    def _hold_back(self) -> None:
         """Let folds catch up when too much waits for them: what nobody folds makes every read slower."""
         self._look_after()
-        while self.folding.tail > 2 * self.pace.tail and not self.stop.is_set():
-            self._rest(ends)
+        while self.folding.tail > 2 * self.pace.tail and not self.stop.wait(_POLL):
+            self._look_after()
+
+    def _beat(self) -> None:
+        """Say that the run lives whenever it has said nothing for a while, whatever the loop is doing."""
+        while not self._closed.wait(0.5):
+            if self._started and time.monotonic() - self.emit.last >= HEARTBEAT:
+                busy = time.monotonic() - self._busy_since if self._busy_since else 0.0
+                problem = self.problem or self.courier.problem
+                self.emit(Idle(position=self.shown, lag=self._known_lag, busy_s=round(busy, 1), problem=problem))
 
     def _look_after(self) -> None:
         """Raise what stopped a worker: a run whose tables aren't folded or whose outbox isn't sent is no run."""
