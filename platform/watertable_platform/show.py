@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -214,20 +214,16 @@ def _answer(frame: DataFrame, title: str, position: str, limit: int | None) -> A
     return Answer(title, position, tuple(frame.columns), numeric, cleaned, len(rows) > limit)
 
 
-def _key_condition(table: TableDef, key: str) -> Any:
+def _key_condition(table: TableDef, key: str) -> str:
     """Compare the leading key columns with a value, or with several in a JSON array; windowed tables take the key without its window."""
-    from pyspark.sql import functions as F
-
     names = [n for n in table.key.names if not (table.windows and n in ("window_start", "window_end"))]
     values: Sequence[object] = json.loads(key) if key.startswith("[") else [key]
     if len(values) > len(names) or not values:
         raise TableNotFound(
             f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
         )
-    condition = F.lit(True)
-    for name, value in zip(names, values, strict=False):
-        condition = condition & (F.col(quote(name)) == F.lit(str(value)).cast(table.key[name].sql()))
-    return condition
+    given = [(name, str(value).replace("\\", "\\\\").replace("'", "\\'")) for name, value in zip(names, values, strict=False)]
+    return " AND ".join(f"{quote(name)} = CAST('{text}' AS {table.key[name].sql()})" for name, text in given)
 
 
 def _short_time(text: str | None) -> str | None:
