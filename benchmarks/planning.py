@@ -74,9 +74,7 @@ def main() -> None:
     (work / "events").mkdir(parents=True)
     log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{work}/events", "spark.eventLog.compress": "false",
            "spark.eventLog.rolling.enabled": "false"}  # fmt: skip
-    ours = settings(
-        given["work"], given["bootstrap"], spark=log, batch_records=given["batch"], fold_seconds=3600.0, trigger_seconds=0.0
-    )
+    ours = settings(given["work"], given["bootstrap"], spark=log, batch_records=given["batch"], fold_seconds=3600.0, trigger_seconds=0.0)
     wait_for_go()
     spark = spark_session(ours, app="benchmark planning", log=work / "jvm.txt")
     phases = Phases()

@@ -44,9 +44,7 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
     specs = [translator.get_asset_spec(TableData(app.topology, table, settings, days)) for table in app.topology.tables]
     policy = dg.BackfillPolicy.single_run() if days else None
 
-    @dg.multi_asset(
-        name=f"materialize__{app.name}", specs=specs, can_subset=True, pool=f"act__{app.name}", backfill_policy=policy
-    )
+    @dg.multi_asset(name=f"materialize__{app.name}", specs=specs, can_subset=True, pool=f"act__{app.name}", backfill_policy=policy)
     def materialize(context: dg.AssetExecutionContext, config: ActConfig) -> Iterator[dg.MaterializeResult[Any]]:
         held = leases.read(settings, app.name)
         if held is not None and held.is_held:

@@ -191,7 +191,7 @@ _PURITY: Final = {
 def _contracts(app: str, table: str, uri: str) -> str:
     return (
         "Two ways to read it:\n"
-        f"- `wt.read(\"{app}.{table}\")` is fresh and exact, and of one position for all tables of {app}; `at=` reads an earlier one.\n"
+        f'- `wt.read("{app}.{table}")` is fresh and exact, and of one position for all tables of {app}; `at=` reads an earlier one.\n'
         f"- Any other Delta reader, at `{uri}`, sees the table whole, at its own folded position, at most the fold lag behind "
         "(60 s by default)."
     )

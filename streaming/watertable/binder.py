@@ -511,7 +511,7 @@ def _refusal(node: exp.Expr) -> str:
         case exp.Window():
             return f"{text!r} is a window function, which reads other rows"
         case exp.Alias():
-            return f"{text!r} names a result; names are given as keywords: name=\"...\""
+            return f'{text!r} names a result; names are given as keywords: name="..."'
         case exp.Placeholder() | exp.Parameter():
             return f"{text!r} is a parameter, and there are none"
         case exp.Star():

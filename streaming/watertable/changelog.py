@@ -437,5 +437,3 @@ def _iso(time: datetime | None) -> str | None:
 
 def _micros(value: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
-
-

@@ -301,9 +301,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         flow, made = self.layout.inputs[segment.number]
         there = flow.spaces.get("value", flow.spaces.get("new", ""))
         frame = frames[flow.segment.number].where(f"{flow.present} AND {there} IS NOT NULL")
-        frame = frame.selectExpr(
-            "*", f"posexplode({made}.{quote(node.exploded)}) AS (_pos, _item)"
-        )
+        frame = frame.selectExpr("*", f"posexplode({made}.{quote(node.exploded)}) AS (_pos, _item)")
         parts = ", ".join(f"'{n}', " + ("_item" if n == node.exploded else f"{made}.{quote(n)}") for n, _ in node.columns)
         window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
         spaces = [f"{flow.spaces['key']} AS {segment_key}" for segment_key in ("key",)] + window

@@ -166,6 +166,7 @@ _TIMES: Final = (
     prepared("to_utc_timestamp", "timestamp, string=", "timestamp", lambda zone: times.zone_shift(zone, to_utc=True)),
 )  # fmt: skip
 
+
 def _with_value(name: str, python: Callable[..., Any], gives: str, *, nulls: Nulls = Nulls.STRICT, tight: bool = True) -> Function:
     return Function(name, f"{name}(array, value)", signatures.array_and_value(name, python, gives), nulls, tight)
 

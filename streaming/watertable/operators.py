@@ -134,6 +134,7 @@ def _zero(kind: Type) -> str:
 
 def remainder(name: str, python: Callable[[Type], scalars.Fn]) -> Rule:
     """Type % and pmod."""
+
     def rule(args: Args) -> Signature:
         a, b = _operands(name, args)
         kind = arithmetic("%", a, b) if a.kind == "decimal" else a
@@ -202,6 +203,7 @@ _WIDE: Final = {"-": "CAST((0BD - {{0}}) AS {0})", "abs": "CAST(if({{0}} < 0, 0B
 
 def unary(name: str, python: Callable[[Type], scalars.Fn], form: str) -> Rule:
     """Type unary minus and abs."""
+
     def rule(args: Args) -> Signature:
         kind = DOUBLE if args[0].type in (STRING, VOID) else args[0].type
         if not kind.is_numeric:
@@ -236,6 +238,7 @@ def ordered(kind: Type) -> bool:
 
 def comparison(operator: str) -> Rule:
     """Type a comparison of two values, brought to a common type."""
+
     def rule(args: Args) -> Signature:
         a, b = args[0].type, args[1].type
         if {a.kind, b.kind} <= {DAYS.kind, DAYTIME.kind}:  # Spark compares these without a cast
@@ -260,6 +263,7 @@ def in_rule(args: Args) -> Signature:
 
 def logic(name: str) -> Rule:
     """Type AND, OR and NOT."""
+
     def rule(args: Args) -> Signature:
         if any(not implicit(a.type, BOOLEAN) or a.type.is_numeric for a in args):
             raise refuse(name.upper(), args, "BOOLEAN")
@@ -296,6 +300,7 @@ def coalesce(args: Args) -> Signature:
 
 def extreme(greatest: bool) -> Rule:
     """Type greatest and least."""
+
     def rule(args: Args) -> Signature:
         kind = common_of((a.type for a in args), unpromoted)
         if kind is None or not ordered(kind) or len(args) < 2:

@@ -197,7 +197,7 @@ def from_sqlglot(kind: exp.DataType) -> Type:
     match name:
         case "DECIMAL":
             numbers = [int(p.name) for p in inner]
-            precision, scale = (numbers + [10, 0][len(numbers):])[:2] if numbers else (10, 0)
+            precision, scale = (numbers + [10, 0][len(numbers) :])[:2] if numbers else (10, 0)
             if not (1 <= precision <= 38 and 0 <= scale <= precision):
                 raise SchemaError(f"DECIMAL({precision},{scale}): precision is 1 to 38, scale 0 to precision")
             return Type("decimal", precision=precision, scale=scale)

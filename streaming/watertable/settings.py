@@ -83,7 +83,9 @@ class Settings(BaseSettings):
     tail_rows: int = Field(default=2_000_000, gt=0, description="unfolded rows that begin a fold; at twice as many the stream waits")
     tidy_seconds: float = Field(default=600.0, gt=0, description="time between two rounds of OPTIMIZE, trims and VACUUM")
     horizon_days: float = Field(default=7.0, gt=0, description="how far back tables can be read and rewound")
-    days: dict[str, str] = Field(default_factory=dict, description="days an app's data spans, first/last or first/..: partitions in Dagster")
+    days: dict[str, str] = Field(
+        default_factory=dict, description="days an app's data spans, first/last or first/..: partitions in Dagster"
+    )
     maven_mirror: str = Field(default="", description="address of the Maven repository that jars are fetched from")
 
     @classmethod

@@ -66,9 +66,7 @@ class Store:
         self._folder: Folder | None = None
 
     @classmethod
-    def open(
-        cls, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None
-    ) -> Self:
+    def open(cls, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None) -> Self:
         """Open an app's store, made if there is none.
 
         Raises `FormatError` when a newer release of watertable wrote it. Columns for new tables are added by `start_writer`.

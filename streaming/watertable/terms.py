@@ -55,6 +55,7 @@ class Function:
     tight: bool = True
     sql: str = ""
 
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """Read a column, or a field inside it, from one namespace."""

@@ -350,7 +350,7 @@ def check(table: DataFrame, texts: list[str]) -> list[str]:
                 if ours != BEYOND and (strict, safe, fails, raises) != expected:
                     names = sorted({r.removeprefix("value.") for r in expr.refs})
                     spark = f"Spark strict {strict!r}, safe {safe!r}, fails {fails}, raises {raises}"
-                    differences.append(f"{text} of {({n: row[n] for n in names})}: interpreted {ours!r}; {spark}")
+                    differences.append(f"{text} of { ({n: row[n] for n in names}) }: interpreted {ours!r}; {spark}")
                     break
             if beyond > ROWS * 0.7:
                 differences.append(f"{text}: only {ROWS - beyond} rows within Python's calendar")
