@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import watertable as wt
@@ -282,6 +283,20 @@ def cases(draw: st.DrawFn) -> Case:
         offset = following.get((topic.name, partition), 0)
         following[topic.name, partition] = offset + draw(st.sampled_from([1, 1, 1, 2]))
         records.append(Record(topic.name, partition, offset, when, key, draw(_values(topic, when))))
-    number_of_cuts = min(draw(st.sampled_from([0, 1, 2, 3, 4, 5])), len(records) - 1)
+    number_of_cuts = min(draw(st.sampled_from([0, 0, 1, 1, 2, 3, 3])), len(records) - 1)
     cuts = draw(st.sets(st.integers(1, len(records) - 1), min_size=number_of_cuts, max_size=number_of_cuts))
     return Case(topology, tuple(records), tuple(sorted(cuts)), keyed)
+
+
+def drawn(number: int, start: int) -> list[Case]:
+    """Draw so many cases, the same ones for the same seed."""
+    found: list[Case] = []
+
+    @seed(start)
+    @settings(max_examples=number, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def draw(case: Case) -> None:
+        found.append(case)
+
+    draw()
+    return found

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.properties.engines import run_compiler, run_interpreter, tiny
-from tests.properties.strategies import Case, cases
+from tests.properties.strategies import Case, cases, drawn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 PLANS = int(os.environ.get("WATERTABLE_PLANS", "300"))
 SEED = int(os.environ.get("WATERTABLE_SEED", "20240301"))
 FLOOR = 0.20
-
-
-def drawn(number: int, start: int) -> list[Case]:
-    found: list[Case] = []
-
-    @seed(start)
-    @settings(max_examples=number, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(cases())
-    def draw(case: Case) -> None:
-        found.append(case)
-
-    draw()
-    return found
 
 
 def hits(case: Case) -> dict[str, bool]:

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.properties.engines import Result, run_interpreter
-from tests.properties.strategies import START, Case, cases
+from tests.properties.strategies import START, Case, cases, drawn
 from watertable import plan
 from watertable.aggregates import Merge, StateField, placed
 from watertable.interpreter import _MERGE, Place, Record
@@ -85,6 +85,18 @@ def test_every_record_comes_to_one_end_at_most_at_each_table(case: Case) -> None
             counted = sum(state[name] for state in engine.states[table.name].values())  # type: ignore[misc]
             left_out = sum(d.node == label for d in engine.dropped) + sum(q.node == label for q in engine.quarantine)
             assert counted + left_out == len(arrived)
+
+
+def test_a_lost_record_shows_in_the_comparison_of_results() -> None:
+    """What every other test here rests on: two results that should differ do."""
+    shown = 0
+    for case in drawn(40, start=1):
+        whole = run_interpreter(case.topology, [list(case.records)])
+        shown += all(
+            whole.differences(run_interpreter(case.topology, [[r for r in case.records if r != lost]])) for lost in case.records[-1:]
+        )
+        assert not whole.differences(run_interpreter(case.topology, [list(case.records)]))
+    assert shown >= 30
 
 
 # -- merges ---------------------------------------------------------------------------------------------------------------------------
