@@ -29,6 +29,7 @@ test-all: setup ## every test there is, the slow ones too; 5,000 random plans in
 
 check: setup ## ruff, mypy --strict, the import laws
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_house.py
 
