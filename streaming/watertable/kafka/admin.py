@@ -109,6 +109,8 @@ class Admin:
                 if error.args[0].code() in (ClientError.UNKNOWN_TOPIC_OR_PART, ClientError._UNKNOWN_TOPIC):
                     continue
                 raise self._failed(f"describe topic {name!r}", error) from None
+            except TimeoutError as error:
+                raise self._failed(f"describe topic {name!r}", error) from None
             found[name] = TopicState(str(about.topic_id), len(about.partitions))
         return found
 

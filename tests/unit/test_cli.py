@@ -1,0 +1,197 @@
+"""The command line: what people read, what programs read, and one clear message where something is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.apps import retail
+from watertable.changelog import Position
+from watertable.errors import TableNotFound, UnknownPosition
+from watertable.events import BatchCommitted, Failed, Folded, Idle, Started, Stopped
+from watertable.kafka.admin import Admin
+from watertable.project import load_apps
+from watertable.reader import EventTime
+from watertable.settings import Settings
+from watertable_platform import show
+from watertable_platform.cli import main
+from watertable_platform.progress import JsonLines, Progress
+
+WORDCOUNT = """
+import watertable as wt
+
+app = wt.App("wordcount")
+lines = app.topic("lines", value="line STRING", value_format="string").stream()
+counts = lines.flat_map_values(word="split(lower(line), ' ')").group_by("word").agg(n=wt.count()).materialized_as("counts")
+"""
+BATCH = BatchCommitted(
+    position="retail@1.17", records=80_000, seconds=1.25, lag={"sales": 1200, "receipts": 0}, jobs=8, quarantined=3,
+    dropped={"null_key": 310}, rows={"inventory": 2784}, published={"reorders": 4}, stream_time=datetime(2010, 12, 20, tzinfo=UTC),
+)  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pyproject.toml").write_text("[tool.watertable]\nkafka = '127.0.0.1:1'\n")
+    (tmp_path / "assets" / "words").mkdir(parents=True)
+    (tmp_path / "assets" / "words" / "app.py").write_text(WORDCOUNT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("watertable_platform.cli.out", Console(width=200))
+    monkeypatch.setattr("watertable_platform.cli.err", Console(stderr=True, width=200))
+    return tmp_path
+
+
+def test_describe_shows_a_topology_with_the_lines_it_is_defined_at(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", "wordcount"]) == 0
+    told = capsys.readouterr().out
+    assert "table counts" in told
+    assert "assets/words/app.py:6" in told
+    assert main(["describe", "wordcount", "--mermaid"]) == 0
+    assert capsys.readouterr().out.startswith("flowchart LR")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["run", "nope"], 2, "no app 'nope'; there are: wordcount"),
+        (["query", "nope"], 1, "no table 'nope'; there are: wordcount.counts"),
+        (["query", "counts", "--at", "yesterday"], 1, "--at 'yesterday': write a position"),
+        (["run", "wordcount"], 1, "127.0.0.1:1"),
+        (["dev"], 2, "workspace.yaml"),
+    ],
+)
+def test_what_is_wrong_is_one_message_with_the_way_out_and_an_exit_code(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Admin.__init__, "__defaults__", (1.0,))
+    assert main(arguments) == code
+    said = capsys.readouterr().err
+    assert told in said
+    assert "Traceback" not in said
+
+
+def test_a_broken_folder_is_named_with_its_line_beside_the_apps_that_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "assets" / "broken").mkdir()
+    (project / "assets" / "broken" / "app.py").write_text("import watertable as wt\nwt.App('x y')\n")
+    assert main(["run", "x"]) == 2
+    assert "assets/broken/app.py:2" in capsys.readouterr().err
+
+
+def test_the_broker_is_told_apart_for_programs_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["broker", "status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["state"] == "stopped"
+
+
+def test_a_position_a_version_and_times_can_be_asked_for() -> None:
+    assert show.parse_at("retail@1.17") == "retail@1.17"
+    assert show.parse_at("12") == 12
+    assert show.parse_at("2011-06-01T12:00+02:00") == datetime(2011, 6, 1, 10, tzinfo=UTC)
+    assert show.parse_at("2011-06-01") == datetime(2011, 6, 1, tzinfo=UTC), "on a command line, a time without an offset is UTC"
+    assert show.parse_at("event:2011-06-01") == EventTime(datetime(2011, 6, 1, tzinfo=UTC))
+    with pytest.raises(UnknownPosition, match="write a position"):
+        show.parse_at("soon")
+
+
+def test_a_table_of_two_apps_must_be_named_with_its_app(project: Path) -> None:
+    (project / "assets" / "again").mkdir()
+    (project / "assets" / "again" / "app.py").write_text(WORDCOUNT.replace('"wordcount"', '"again"'))
+    found = load_apps(Settings.load(project))
+    assert show.find_table(found, "again.counts")[0].app == "again"
+    with pytest.raises(TableNotFound, match=r"again\.counts, wordcount\.counts|wordcount\.counts, again\.counts"):
+        show.find_table(found, "counts")
+
+
+def test_the_live_lines_show_rate_lag_batch_time_last_commit_and_position() -> None:
+    view = Progress(Console(width=140, force_terminal=True, file=io.StringIO()), retail().topology(), Path("retail.log"))
+    assert "starting Spark" in _shown(view)
+    view(Started(app="retail", position="retail@1.16", generation=3, pid=1, fingerprint="wt1:x", topics=("sales",), tables=("inventory",)))
+    view(BATCH)
+    view(Folded(tables={}, fold_ms=100, fold_lag_s=2.0))
+    told = _shown(view)
+    for wanted in ("retail@1.17", "64,000 records/s", "lag 1,200", "batch 1.25 s", "committed 0.0 s ago", "folded 0.0 s ago", "quarantined 3",
+                   "sales 1,200 behind", "inventory +2,784", "null_key 310"):  # fmt: skip
+        assert wanted in told
+    view(Idle(position="retail@1.17", lag={"sales": 0}, problem="can't reach the cluster"))
+    assert "waiting for Kafka" in _shown(view)
+    assert "can't reach the cluster" in _shown(view)
+    view(Idle(position="retail@1.17", lag={"sales": 0}))
+    assert "caught up" in _shown(view)
+
+
+def test_without_a_terminal_a_run_writes_plain_lines() -> None:
+    out = io.StringIO()
+    with Progress(Console(width=140, file=out), retail().topology(), Path("retail.log")) as view:
+        view(BATCH)
+        view(Stopped(position="retail@1.17", reason="caught up"))
+    assert out.getvalue().splitlines() == [
+        "starting retail",
+        "retail@1.17  80,000 records in 1.25 s, 64,000 records/s, lag 1,200",
+        "caught up at retail@1.17",
+    ]
+
+
+def test_programs_get_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    view = JsonLines(threading.Event())
+    view(BATCH)
+    view(Failed(error="RecordFailed", message="no", position="retail@1.17", topic="sales", partition=0, offset=7, location="app.py:3"))
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["event"], first["records_per_second"], first["batch_ms"], first["lag"]) == (
+        "batch",
+        64000.0,
+        1250,
+        {"sales": 1200, "receipts": 0},
+    )
+    assert (second["event"], second["offset"], second["location"]) == ("failed", 7, "app.py:3")
+
+
+def test_a_reader_that_is_gone_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", broken)
+    stop = threading.Event()
+    JsonLines(stop)(BATCH)
+    assert stop.is_set()
+
+
+def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = show.Answer(
+        "revenue", "retail@1.17", ("country", "start", "revenue", "lines"), frozenset({"revenue", "lines"}),
+        (("France", "2010-12-01T08:00:00Z", Decimal("-855.86"), 20), ("Norway", "2010-12-01T09:00:00Z", None, 1900)), True,
+    )  # fmt: skip
+    out = io.StringIO()
+    show.print_answer(Console(width=120, file=out), answer)
+    told = out.getvalue()
+    for wanted in ("revenue  retail@1.17", "-855.86", "1,900", "null", "first 2 rows; --limit shows more"):
+        assert wanted in told
+    show.print_json(answer)
+    assert json.loads(capsys.readouterr().out)["rows"][0] == {
+        "country": "France",
+        "start": "2010-12-01T08:00:00Z",
+        "revenue": "-855.86",
+        "lines": 20,
+    }
+    show.print_csv(answer)
+    assert capsys.readouterr().out.splitlines() == [
+        "country,start,revenue,lines", "France,2010-12-01T08:00:00Z,-855.86,20", "Norway,2010-12-01T09:00:00Z,,1900",
+    ]  # fmt: skip
+
+
+def test_spans_of_time_are_told_in_the_unit_a_person_would_choose() -> None:
+    assert [show._span(timedelta(seconds=s)) for s in (0, 59, 121, 7300, 200_000)] == ["0 s", "59 s", "2 min", "2 h", "2 d"]
+    assert str(Position("retail", 1, 17)) == "retail@1.17"
+
+
+def _shown(view: Progress) -> str:
+    console = Console(width=140, file=(out := io.StringIO()))
+    console.print(view._render())
+    time.sleep(0)
+    return out.getvalue()
