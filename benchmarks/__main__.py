@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.race import BenchmarkFailed
+from benchmarks.race import BenchmarkFailed, clean_environment
 from benchmarks.suite import HERE, Sizes, Suite
 from watertable.kafka import broker
 from watertable.kafka.config import Cluster
@@ -41,6 +42,7 @@ def main() -> int:
     results: report.Results = {"machine": report.machine(), "sizes": dataclasses.asdict(sizes), "smoke": given.smoke}
     failed: list[str] = []
     work = Path(tempfile.mkdtemp(prefix="watertable-bench-"))
+    os.environ.update(clean_environment())  # for the broker's JVM
     running = broker.start(work / "broker", port=broker.free_port(), heap="768m")
     try:
         suite = Suite(Cluster(running.bootstrap), sizes, work)

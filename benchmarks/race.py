@@ -9,6 +9,7 @@ amount over its whole output). The clock is the harness's own, at the arrival of
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -67,7 +68,7 @@ def run(contender: Contender, work: Path, *, limit: float, on_ready: Any = None)
     with log.open("wb") as errors:
         process = subprocess.Popen(
             contender.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-            env=_environment(contender.environment), start_new_session=True,
+            env=clean_environment() | dict(contender.environment), start_new_session=True,
         )  # fmt: skip
     memory = _Memory(process.pid)
     killer = threading.Timer(limit, lambda: _end(process.pid))
@@ -156,11 +157,10 @@ def _json_lines(out: IO[str]) -> Any:
             yield json.loads(line)
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    import os
-
+def clean_environment() -> dict[str, str]:
+    """Give the environment without settings of ours, and without options for all JVMs: each contender runs as it comes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WATERTABLE_") or name == "WATERTABLE_CACHE"}
-    return kept | {"PYTHONUNBUFFERED": "1"} | dict(more)
+    return kept | {"PYTHONUNBUFFERED": "1", "JDK_JAVA_OPTIONS": "", "JAVA_TOOL_OPTIONS": ""}
 
 
 def _end(pid: int) -> None:
