@@ -12,9 +12,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -46,8 +45,17 @@ class Commit:
     restored: int | None
     rows: Mapping[str, int]
     """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
-    files: Mapping[str, tuple[str, ...]]
-    """Files added by the value of the partition column `table`, as paths below the table's own."""
+    files: tuple[tuple[str | None, Any], ...] = ()
+    """Where this process made the commit: its files, as Delta's own descriptions, beside their value of the partition column `table`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Hold files of a Delta table, as Delta describes them: path, size and deletion vector, so that no storage is asked for them."""
+
+    described: tuple[Any, ...] | Any
+    number: int
+    bytes: int
 
 
 class Snapshot:
@@ -57,13 +65,32 @@ class Snapshot:
         self._spark, self._log, self._snapshot = spark, log, snapshot
         self.version: int = snapshot.version()
 
-    def frame(self) -> DataFrame:
-        """Read the table at this version."""
+    def frame(self, files: Files | None = None) -> DataFrame:
+        """Read the table at this version, or these files of it."""
         jvm: Any = self._spark._jvm
-        scala = jvm.scala
-        nil = scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toSeq()
-        relation = self._log.createRelation(nil, scala.Option.apply(self._snapshot), scala.Option.empty(), False)
+        option, lists = jvm.scala.Option, jvm.scala.jdk.javaapi.CollectionConverters
+        if files is None:
+            nil = lists.asScala(jvm.java.util.ArrayList()).toSeq()
+            relation = self._log.createRelation(nil, option.apply(self._snapshot), option.empty(), False)
+        else:
+            described = files.described
+            if isinstance(described, tuple):
+                gathered = jvm.java.util.ArrayList()
+                for file in described:
+                    gathered.add(file)
+                described = lists.asScala(gathered).toSeq()
+            plan = self._log.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
+            relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self._spark._jsparkSession.baseRelationToDataFrame(relation), self._spark)
+
+    def files(self, where: str) -> Files:
+        """List the files that can hold rows for which the condition is true; one Spark job over the log's state."""
+        leaves = self.frame().where(where)._jdf.queryExecution().optimizedPlan().collectLeaves()
+        if leaves.size() != 1 or leaves.apply(0).getClass().getSimpleName() != "LogicalRelation":
+            return Files((), 0, 0)  # the condition can't be true
+        scan = leaves.apply(0).relation().location().preparedScan()
+        size = scan.scanned().bytesCompressed()
+        return Files(scan.files(), scan.files().size(), int(size.get()) if size.isDefined() else 0)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -184,6 +211,7 @@ class DeltaLog:
             if point:
                 failpoints.hit(f"{point}.before_write")
             files = txn.writeFiles(frame._jdf).toList()
+            described = tuple(_described(files.apply(i)) for i in range(files.size()))
             if point:
                 failpoints.hit(f"{point}.after_write")
             if line is not None:
@@ -199,7 +227,12 @@ class DeltaLog:
         commit = self.commit(version)
         if commit is None or not commit.blind or (line is not None and commit.transactions.get(line) != number):
             raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
-        return commit
+        return replace(commit, files=described)
+
+
+def _described(file: Any) -> tuple[str | None, Any]:
+    table = file.partitionValues().get("table")
+    return (str(table.get()) if table.isDefined() else None), file
 
 
 def conflict(error: Exception) -> str | None:
@@ -219,7 +252,6 @@ def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     rows: Counter[str] = Counter()
-    files: dict[str, tuple[str, ...]] = {}
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             info = json.loads(line)["commitInfo"]
@@ -230,10 +262,8 @@ def _commit(version: int, text: str) -> Commit:
             add = json.loads(line)["add"]
             if (table := add.get("partitionValues", {}).get("table")) is not None:
                 rows[table] += int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
-                files[table] = (*files.get(table, ()), unquote(add["path"]))
     restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
-        files=files,
     )  # fmt: skip

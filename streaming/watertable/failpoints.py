@@ -25,7 +25,7 @@ SLEEP_SECONDS: Final = 20.0
 
 POINTS: Final = (
     # start
-    "job.start.before_fence", "store.fence.before_write", "store.fence.after_commit", "job.start.after_fence",
+    "job.start.before_fence", "store.fence.before_write", "store.fence.after_write", "store.fence.after_commit", "job.start.after_fence",
     # batch
     "job.batch.begin", "job.batch.compiled",
     "store.commit.before_write", "store.commit.after_write", "store.commit.after_commit", "job.batch.end",

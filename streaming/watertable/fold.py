@@ -32,7 +32,6 @@ from watertable.reader import (
     Reader,
     View,
     base_name,
-    file_bytes,
     forgets,
     hides,
     materialise,
@@ -106,7 +105,7 @@ class Folder:
             if same and newest.snapshot is not None:  # an empty commit lets trims go on
                 rows = newest.snapshot.frame().limit(0)
                 self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
-            elif base.snapshot is None or not ancestor or outdated or tail > OVERWRITE_FROM * file_bytes(base.snapshot.frame()):
+            elif base.snapshot is None or not ancestor or outdated or tail > OVERWRITE_FROM * base.snapshot.files("true").bytes:
                 frame = _shaped(table, view.states(table)).where("alive").drop("key", "alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from watertable.aggregates import Merge
 from watertable.algebra import change_struct, finish, merge, spread
 from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position
-from watertable.deltalog import DeltaLog, Snapshot
+from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.plan import TableDef, Topology, Where
 from watertable.schema import quote
@@ -77,19 +77,20 @@ class Recent:
 
     def __init__(self, after: int) -> None:
         self._after = after
-        self._commits: deque[tuple[int, Mapping[str, tuple[str, ...]]]] = deque(maxlen=4 * BUCKET)
+        self._commits: deque[tuple[int, Sequence[tuple[str | None, Any]]]] = deque(maxlen=4 * BUCKET)
 
-    def add(self, seq: int, files: Mapping[str, tuple[str, ...]]) -> None:
+    def add(self, seq: int, files: Sequence[tuple[str | None, Any]]) -> None:
         """Remember the files of the next commit."""
         if len(self._commits) == self._commits.maxlen:
             self._after = self._commits[0][0]
         self._commits.append((seq, files))
 
-    def files(self, table: str, after: int, upto: int) -> list[str] | None:
+    def files(self, table: str, after: int, upto: int) -> Files | None:
         """List the files of a table in commits (after, upto]; None when they reach back before the writer's first."""
         if after < self._after or (self._commits and self._commits[-1][0] < upto):
             return None
-        return [f for seq, files in self._commits if after < seq <= upto for f in files.get(table, ())]
+        found = tuple(f for seq, files in self._commits if after < seq <= upto for name, f in files if name == table)
+        return Files(found, len(found), sum(f.size() for f in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class View:
     position: Position
     bases: Mapping[str, Base]
     recent: Recent | None = None
+    _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
 
     def tail(self, table: TableDef) -> DataFrame:
         """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key.
@@ -117,8 +119,12 @@ class View:
         return rows
 
     def tail_bytes(self, table: TableDef) -> int:
-        """Estimate the tail by the size of its files; 0 means that there is no row. Skips files, reads none."""
-        return file_bytes(self.tail(table))
+        """Add up the files of the tail; 0 tells that there is no row in it."""
+        base = self.bases[table.name]
+        size = self._files(table, base.seq, self.position.seq).bytes
+        if forgets(table) and base.tombstones_from <= base.seq:
+            size += self._files(table, max(0, base.tombstones_from - 1), base.seq).bytes
+        return size
 
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
@@ -165,18 +171,25 @@ class View:
 
     def changes(self, table: TableDef, after: int, upto: int) -> DataFrame:
         """Read the changelog's rows of a table in commits (after, upto] of this lineage."""
-        column = quote(table.state_column)
-        wanted = (f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st")
-        files = None if self.recent is None else self.recent.files(table.name, after, upto)
-        if files:
-            ddl = f"seq BIGINT, {column} {change_struct(table).sql()}"
-            rows = self.changelog.spark.read.schema(ddl).parquet(*(f"{self.changelog.path}/{f}" for f in files))
-            return spread(table, rows.selectExpr(*wanted, f"{self.position.epoch} AS epoch", "seq"))
-        if files == [] or table.state_column not in self.snapshot.columns:
+        column, files = quote(table.state_column), self._files(table, after, upto)
+        if files.number:
+            rows = self.snapshot.frame(files).where(self.lineage.where(after, upto))
+        else:
             nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
-            return self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq").selectExpr(*wanted, "epoch", "seq")
-        found = self.snapshot.frame().where(f"`table` = '{table.name}' AND {self.lineage.where(after, upto)}")
-        return spread(table, found.selectExpr(*wanted, "epoch", "seq"))
+            rows = self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq")
+        wanted = (f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq")
+        return spread(table, rows.selectExpr(*wanted))
+
+    def _files(self, table: TableDef, after: int, upto: int) -> Files:
+        """List the changelog's files for a table and a range of commits, once a view."""
+        if table.state_column not in self.snapshot.columns:
+            return Files((), 0, 0)
+        if self.recent is not None and (known := self.recent.files(table.name, after, upto)) is not None:
+            return known
+        place = (table.name, after, upto)
+        if place not in self._listed:
+            self._listed[place] = self.snapshot.files(f"`table` = '{table.name}' AND {self.lineage.where(after, upto)}")
+        return self._listed[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,13 +473,6 @@ def _only(frame: DataFrame, keys: DataFrame, how: str) -> DataFrame:
 
 def _alive(finished: DataFrame) -> DataFrame:
     return finished.where("alive").select("row.*")
-
-
-def file_bytes(frame: DataFrame) -> int:
-    """Add up the sizes of the files that a frame would read, after skipping."""
-    plan: Any = frame._jdf.queryExecution().optimizedPlan()
-    leaves = plan.collectLeaves()
-    return sum(int(leaves.apply(i).stats().sizeInBytes()) for i in range(leaves.size()))
 
 
 def _common(older: View, newer: View) -> int:
