@@ -14,13 +14,14 @@ from typing import Any, Final
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
 
-from watertable.errors import SettingsError
+from watertable.errors import DefinitionError, SettingsError
 from watertable.project import Broken, LoadedApp, Project
 from watertable_platform import checks
 from watertable_platform.acts import build_tables
 from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.spark_resource import build_spark_resource
 from watertable_platform.stream_job import build_stream_job
+from watertable_platform.suites import build_suite_checks, find_suites
 from watertable_platform.topics import Watched, build_topic
 from watertable_platform.translator import OutputData, TopicData, WatertableTranslator, topic_key
 
@@ -39,12 +40,15 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     for app in project.apps.values():
         try:
             made = (build_tables(app, settings, translator), build_stream_job(app, settings), checks.build_checks(app, settings, loaded_at))
-        except (dg.DagsterError, SettingsError) as error:  # e.g. an owner that is neither an address nor a team
+            own_name = app.name.removeprefix(f"{settings.env}_") if settings.env else app.name
+            suites = build_suite_checks(app, find_suites(project.modules[app.folder.name], app, own_name))
+        except (dg.DagsterError, DefinitionError, SettingsError) as error:  # e.g. an owner that is neither an address nor a team
             broken[app.folder.name] = Broken(app.folder, app.topology.location, f"{type(error).__name__}: {error}")
             continue
         apps[app.name] = app
-        for kept, one in zip((tables, jobs, judged), made, strict=True):
-            kept.append(one)  # type: ignore[attr-defined]
+        tables.append(made[0])
+        jobs.append(made[1])
+        judged += [made[2], *([suites] if suites else [])]
     batch, failed = _batch(project)
     broken |= failed
     watched = _watched(apps)

@@ -77,7 +77,7 @@ class Crash:
         """Write it as a run tag; `from_tag` reads it."""
         short = self.message if len(self.message) <= 600 else self.message[:600] + "…"
         fields = {name: getattr(self, name) for name in self.__slots__} | {"message": short}
-        return json.dumps({name: value for name, value in fields.items() if value not in (None, "", False)})
+        return json.dumps({name: value for name, value in fields.items() if value is not None})
 
     @classmethod
     def from_tag(cls, tag: str) -> Crash:

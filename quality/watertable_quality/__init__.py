@@ -1,6 +1,5 @@
-"""Check data by rules: `watertable.rules` compiled into the batch, and suites over a table at one pinned position.
+"""Hold what must be true of tables: expectations as data, judged in the stream or by Great Expectations at one position."""
 
-Row rules live with the engine, since they decide what enters a table. What is added here judges a table as a whole, from the outside, and
-may know Great Expectations, in one file. Nothing of that is in this release yet: the package holds its place in the wheel, so that
-imports and the laws about them stand.
-"""
+from watertable_quality.suites import Expectation, Severity, Suite, between, in_set, not_null, row_count, unique
+
+__all__ = ["Expectation", "Severity", "Suite", "between", "in_set", "not_null", "row_count", "unique"]

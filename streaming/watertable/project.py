@@ -66,12 +66,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Hold what the assets folders contain: `apps` by name, `broken` and `batch` by the folder's name."""
+    """Hold what the assets folders contain: `apps` by name, `broken`, `batch` and the loaded `modules` by the folder's name."""
 
     settings: Settings
     apps: dict[str, LoadedApp] = field(default_factory=dict)
     broken: dict[str, Broken] = field(default_factory=dict)
     batch: dict[str, Batch] = field(default_factory=dict)
+    modules: dict[str, tuple[ModuleType, ...]] = field(default_factory=dict)
 
     def app(self, name: str) -> LoadedApp:
         """Give the app of that name; raise `DefinitionError` that says which there are, or why its folder is broken."""
@@ -103,6 +104,7 @@ def load_apps(settings: Settings) -> Project:
             except (Exception, SystemExit) as error:
                 project.broken[folder.name] = _broken(folder, error)
             else:
+                project.modules[folder.name] = tuple(modules)
                 project.batch[folder.name] = Batch(folder, tuple(file.module for file in files if file.batch))
     _refuse_duplicates(project, found)
     project.apps.update((app.name, app) for app in found if app.folder.name not in project.broken)

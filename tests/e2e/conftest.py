@@ -41,14 +41,10 @@ REPORT: Final = """
 
     @dg.asset(deps=[dg.AssetKey(["shop", "stock"])], key_prefix="shop", required_resource_keys={"pyspark"})
     def totals(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        from watertable import reader
-        from watertable.settings import Settings
-        from watertable.project import load_apps
+        import watertable as wt
 
-        settings = Settings.load()
-        app = load_apps(settings).app("shop").topology
-        spark = context.resources.pyspark.spark_session
-        rows = reader.read(spark, settings.warehouse_uri, app, "stock").collect()
+        assert context.resources.pyspark.spark_session.conf.get("spark.sql.session.timeZone") == "UTC"
+        rows = wt.read("shop.stock").collect()
         return dg.MaterializeResult(metadata={"items": len(rows), "sales": sum(r["sales"] for r in rows)})
 """
 

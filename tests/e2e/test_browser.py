@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 if TYPE_CHECKING:
     from tests.e2e.conftest import Dagster, Project
 
-CHROMIUM: Final = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM: Final = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS: Final = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
 )

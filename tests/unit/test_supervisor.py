@@ -147,5 +147,6 @@ def test_there_is_never_a_second_run_and_never_one_after_a_persons_stop(history:
 
 
 def test_a_crash_survives_its_tag() -> None:
-    assert Crash.from_tag(RECORD.as_tag()) == RECORD
+    for crash in (RECORD, Crash("E", "m", partition=0, offset=0, topic="t"), Crash("E", "m", final=True)):
+        assert Crash.from_tag(crash.as_tag()) == crash
     assert len(Crash("E", "x" * 10_000).as_tag()) < 1000
