@@ -56,9 +56,10 @@ def main(script: Script) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    busy = script.point.startswith(("trim", "upkeep"))  # OPTIMIZE and VACUUM again and again are for those who aim at them
     settings = Settings.load(
-        script.home, kafka=script.bootstrap, master="local[2]", trigger_seconds=0.0, fold_seconds=1.0, tidy_seconds=3.0,
-        batch_records=script.batch_records,
+        script.home, kafka=script.bootstrap, master="local[2]", trigger_seconds=0.0, batch_records=script.batch_records,
+        fold_seconds=1.0 if script.point.startswith("fold") else 4.0, tidy_seconds=2.0 if busy else 30.0,
         spark={"spark.driver.memory": "700m", "spark.driver.extraJavaOptions": java(script), "spark.sql.shuffle.partitions": "2"},
     )  # fmt: skip
     spark = spark_session(settings, log=Path(script.home) / "jvm.log")
