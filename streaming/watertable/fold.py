@@ -36,6 +36,7 @@ from watertable.reader import (
     hides,
     materialise,
     micros,
+    states_in,
 )
 from watertable.schema import quote
 
@@ -77,6 +78,8 @@ class Folder:
         failpoints.hit("fold.after_pin")
         with self._lock:
             mark = self._fold(wanted, view)
+            if hides(wanted):
+                self._publish(wanted)
         if mark is None:
             return None
         failpoints.hit("fold.after_merge")
@@ -97,7 +100,7 @@ class Folder:
             return None
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
         tail = view.tail_bytes(table)
-        same = tail == 0 and ancestor and not outdated
+        same = view.new_bytes(table) == 0 and ancestor and not outdated
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
         number = position.epoch << SEQ_BITS | position.seq
@@ -111,10 +114,6 @@ class Folder:
                 self._overwrite(table, name, frame, number)
             else:
                 self._merge(table, view, number)
-            if hides(table) and not same:
-                rows = finish(table, view.states(table)).where("alive")
-                rows = rows.selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
-                self._overwrite(table, table.name, rows, number)
         except Fenced:
             return None
         except JVM_ERRORS as error:
@@ -125,6 +124,21 @@ class Folder:
         if version is None:
             return None
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
+
+    def _publish(self, table: TableDef) -> None:
+        """Write the table that readers see from the states kept beside it, where it is behind them."""
+        states, log = self.reader.newest(table), self.reader.log(table.name)
+        shown = log.latest()
+        number = states.epoch << SEQ_BITS | states.seq
+        if states.snapshot is None or (shown is not None and (log.transaction_at(FOLD_LINE, shown.version) or 0) >= number):
+            return
+        rows = finish(table, states_in(states.snapshot, table)).where("alive")
+        rows = rows.selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
+        try:
+            self._overwrite(table, table.name, rows, number)
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise  # another folder was quicker
 
     def _merge(self, table: TableDef, view: View, number: int) -> None:
         """Merge the absolute rows of the keys in the tail where they are newer than what is there."""

@@ -118,10 +118,13 @@ class View:
             rows = rows.unionByName(finish(table, folded).where("NOT alive").drop("alive", "row"))
         return rows
 
+    def new_bytes(self, table: TableDef) -> int:
+        """Add up the files of the commits that the base lacks; 0 tells that none of them changed the table."""
+        return self._files(table, self.bases[table.name].seq, self.position.seq).bytes
+
     def tail_bytes(self, table: TableDef) -> int:
         """Add up the files of the tail; 0 tells that there is no row in it."""
-        base = self.bases[table.name]
-        size = self._files(table, base.seq, self.position.seq).bytes
+        base, size = self.bases[table.name], self.new_bytes(table)
         if forgets(table) and base.tombstones_from <= base.seq:
             size += self._files(table, max(0, base.tombstones_from - 1), base.seq).bytes
         return size
@@ -145,10 +148,7 @@ class View:
     def base_states(self, table: TableDef) -> DataFrame | None:
         """Read the states that are in the base; None when it is empty."""
         snapshot = self.bases[table.name].snapshot
-        if snapshot is None:
-            return None
-        key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
-        return snapshot.frame().selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
+        return None if snapshot is None else states_in(snapshot, table)
 
     def rows(self, table: TableDef) -> DataFrame:
         """Read the table as its columns.
@@ -448,6 +448,12 @@ def hides(table: TableDef) -> bool:
 def base_name(table: TableDef) -> str:
     """Name the Delta table that keeps a table's absolute states."""
     return f"__state_{table.name}" if hides(table) else table.name
+
+
+def states_in(snapshot: Snapshot, table: TableDef) -> DataFrame:
+    """Read the absolute states that a version of a base holds: `key`, `state`, `epoch`, `seq`."""
+    key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
+    return snapshot.frame().selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
 
 
 def split_number(number: int) -> tuple[int, int]:

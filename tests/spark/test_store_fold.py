@@ -134,6 +134,9 @@ def test_a_sum_that_a_filter_hides_goes_on_and_plain_readers_never_see_it(ledger
     ledger.store.fold("low")
     assert plain(ledger, "low") == ledger.read("low") == {"b": 5}
     ledger.sell(a=-100)
+    with failpoints.armed("fold.before_merge", "raise"), pytest.raises(failpoints.FailpointHit):
+        ledger.store.fold("low")
+    assert (plain(ledger, "low"), ledger.read("low")) == ({"b": 5}, {"a": 4, "b": 5})
     ledger.store.fold("low")
     assert plain(ledger, "low") == ledger.read("low") == {"a": 4, "b": 5}
 
