@@ -312,44 +312,59 @@ def _column(sql: str, kind: Type) -> str:
     return {"timestamp": f"unix_micros({sql})", "date": f"unix_date({sql})"}.get(kind.kind, sql)
 
 
+# The optimizer drops what it needn't know: of `if(c, x, x)` the condition, of `greatest(c, 1) IS NULL` everything, failures too. Where the
+# strict form raises is asked without these rules; values, and the forms that are really run, with all of them.
+DROPPING = ("SimplifyConditionals", "NullPropagation", "NullDownPropagation", "BooleanSimplification", "SimplifyBinaryComparison",
+            "PushFoldableIntoBranches", "ReplaceNullWithFalseInPredicate")  # fmt: skip
+
+
+def raises(expr: Expr) -> str:
+    """Write a predicate that holds exactly where the strict form raises."""
+    seen = f"map_values({expr.sql})" if expr.type.kind == "map" else expr.sql
+    # Spark evaluates the left side inside its own try; hash keeps the optimizer, which pulls conditions out of a try, from looking inside
+    return f"try_add(date_add(DATE '2000-01-01', pmod(hash({seen}), 28)), INTERVAL '0' MONTH) IS NULL"
+
+
 def columns(expr: Expr) -> list[str]:
     fails = expr.fails_sql or "false"
-    seen = f"map_values({expr.sql})" if expr.type.kind == "map" else expr.sql
-    # Spark evaluates the left side inside its own try, so this is null exactly where the strict form raises; hash keeps the optimizer,
-    # which pulls conditions out of a try, from looking inside
-    raises = f"try_add(date_add(DATE '2000-01-01', pmod(hash({seen}), 28)), INTERVAL '0' MONTH) IS NULL"
-    strict = f"CASE WHEN {fails} THEN NULL ELSE {expr.sql} END"
-    return [_column(strict, expr.type), _column(expr.safe_sql, expr.type), fails, raises]
+    return [_column(f"CASE WHEN {fails} THEN NULL ELSE {expr.sql} END", expr.type), _column(expr.safe_sql, expr.type), fails]
+
+
+def ask(table: DataFrame, forms: list[str]) -> list[list[Any]]:
+    """Return the values of SQL forms, a list per form, in the order of the rows."""
+    found = table.selectExpr("k", *(f"{sql} AS c{i}" for i, sql in enumerate(forms))).collect()
+    return [[row[f"c{i}"] for row in sorted(found, key=lambda r: r["k"])] for i in range(len(forms))]
 
 
 def check(table: DataFrame, texts: list[str]) -> list[str]:
     """Compare expressions with Spark; return what differs."""
-    data = rows()
+    session, data = table.sparkSession, rows()
     differences: list[str] = []
     exprs = [parse(text, SCOPE, "test") for text in texts]
     for start in range(0, len(exprs), 60):
         part = exprs[start : start + 60]
-        forms = [c for e in part for c in columns(e)]
-        names = [f"{sql} AS c{i}" for i, sql in enumerate(forms)]
-        frame = table.selectExpr("k", *names, *(f"{e.sql} AS t{i}" for i, e in enumerate(part)))
-        types = {f.name: f.dataType.simpleString() for f in frame.schema}
-        found = {r["k"]: r for r in frame.select("k", *(f"c{i}" for i in range(len(forms)))).collect()}
+        types = [f.dataType.simpleString() for f in table.selectExpr(*(f"{e.sql} AS t{i}" for i, e in enumerate(part))).schema]
+        found = ask(table, [sql for e in part for sql in columns(e)])
+        session.conf.set("spark.sql.optimizer.excludedRules", ",".join(f"org.apache.spark.sql.catalyst.optimizer.{r}" for r in DROPPING))
+        raising = ask(table, [raises(e) for e in part])
+        session.conf.unset("spark.sql.optimizer.excludedRules")
         for i, (text, expr) in enumerate(zip(texts[start : start + 60], part, strict=True)):
-            if Type.parse(types[f"t{i}"]) != expr.type:
-                differences.append(f"{text}: type {expr.type.sql()}, Spark {types[f't{i}']}")
+            if Type.parse(types[i]) != expr.type:
+                differences.append(f"{text}: type {expr.type.sql()}, Spark {types[i]}")
                 continue
             beyond = 0
             for k, row in enumerate(data):
-                strict, safe, fails, raises = (found[k][f"c{4 * i + j}"] for j in range(4))
+                strict, safe, fails = (column[k] for column in found[3 * i : 3 * i + 3])
                 strict, safe = comparable(strict, expr.type), comparable(safe, expr.type)
+                raised = raising[i][k]
                 ours = interpreted(expr, row)
                 beyond += ours == BEYOND
                 expected = (None, None, True, True) if ours == FAILED else (ours, ours, False, False)
                 if _dateless(expr, row):
-                    raises = True  # Spark takes today's date; we refuse
-                if ours != BEYOND and (strict, safe, fails, raises) != expected:
+                    raised = True  # Spark takes today's date; we refuse
+                if ours != BEYOND and (strict, safe, fails, raised) != expected:
                     names = sorted({r.removeprefix("value.") for r in expr.refs})
-                    spark = f"Spark strict {strict!r}, safe {safe!r}, fails {fails}, raises {raises}"
+                    spark = f"Spark strict {strict!r}, safe {safe!r}, fails {fails}, raises {raised}"
                     differences.append(f"{text} of { ({n: row[n] for n in names}) }: interpreted {ours!r}; {spark}")
                     break
             if beyond > ROWS * 0.7:
