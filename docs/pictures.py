@@ -22,9 +22,8 @@ ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
 WIDTH: Final = 116
 PAGES: Final = {
-    "graph": ("/asset-groups?asset-selection=group%3A%22retail%22", 1600, 900),
-    "table": ("/assets/retail/revenue_hourly?view=overview", 1500, 1000),
-    "plots": ("/assets/retail/revenue_hourly?view=plots", 1500, 1000),
+    "graph": ("/asset-groups?expanded=watertable%3A__repository__%3Aretail", 1600, 1000),
+    "table": ("/assets/retail/revenue_hourly", 1500, 1000),
     "stream": ("/locations/watertable/jobs/stream__retail/runs", 1500, 700),
 }
 QUERY: Final = (

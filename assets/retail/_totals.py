@@ -55,7 +55,7 @@ def compare(spark: SparkSession, schedule: Schedule, topology: Topology, setting
     hours = list(schedule.late(size=timedelta(days=1), advance=timedelta(hours=1), grace=timedelta(hours=1)))
     late_units = sum(x.quantity for x in hours)
     found = _one(sold, "CAST(sum(sold) AS BIGINT)") + late_units
-    yield Total("units in 24 hopping windows each, late ones added", 24 * _one(file, "sum(quantity)"), found)
+    yield Total("units in 24 windows each, late ones added", 24 * _one(file, "sum(quantity)"), found)
 
 
 def _counts(schedule: Schedule, file: DataFrame, tables: dict[str, DataFrame], log: DataFrame) -> Iterator[Total]:

@@ -10,6 +10,7 @@ was started here is ended here, and the next start continues: the replay where i
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -22,7 +23,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 SPEED: Final = 86_400.0
 """Seconds of the records' time in a second: a day."""
 _LOOK: Final = 1.0
-_FOLD: Final = "WATERTABLE_FOLD_SECONDS"  # folds come sooner than by default: a person is looking
+_PACE: Final = {"WATERTABLE_FOLD_SECONDS": "10", "WATERTABLE_BATCH_RECORDS": "100000"}  # sooner than by default: a person is looking
+_MEMORY: Final = "1536m"  # of the driver: Kafka, Dagster and Spark stay within 4 GB
 _Partition = tuple[str, int]
 
 
@@ -193,7 +194,7 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, schedule: Sch
             return 130
         _log(console, f"{feeding.done:,} records are in the topics")
         log = settings.home_folder / "logs" / "demo.log"
-        with Child(run_command(script.app.name, "--available-now"), env={}, cwd=settings.project, log=log) as child:
+        with Child(run_command(script.app.name, "--available-now"), env=_environment(settings), cwd=settings.project, log=log) as child:
             while not child.ended and not stop.is_set():
                 event = child.event(0.25)
                 if event is not None:
@@ -208,7 +209,18 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, schedule: Sch
                 raise JobError(f"`watertable run {script.app.name}` ended with exit code {code}; its log is {log}:\n{child.tail()}")
         board.look()
     ran = time.monotonic() - began
-    return _print_totals(script.compare(schedule, settings), console, len(schedule), ran)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # nothing is written from here on: an end at once is as good as any
+    try:
+        return _print_totals(script.compare(schedule, settings), console, len(schedule), ran)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Say how the demo's stream should run, where the user hasn't said it."""
+    pace = {name: value for name, value in _PACE.items() if name not in os.environ}
+    return {**pace, "WATERTABLE_SPARK": json.dumps({"spark.driver.memory": _MEMORY, **settings.spark})}
 
 
 def _log(console: Console, text: str) -> None:
@@ -234,7 +246,7 @@ def _watched(
     page = Page(f"http://127.0.0.1:{port}", script.app.name)
     board = Board(settings, script.app, Admin(cluster), page, script.tour())
     with (
-        Child(command, env={_FOLD: os.environ.get(_FOLD, "10")}, cwd=settings.project, log=log) as dagster,
+        Child(command, env=_environment(settings), cwd=settings.project, log=log) as dagster,
         _feeding(cluster, schedule, speed or None, stop) as feeding,
         _live(board, console),
     ):
@@ -308,14 +320,9 @@ def _broker(settings: Settings, console: Console) -> Iterator[None]:
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C or SIGTERM into an event; a second one is as rude as ever."""
+    """Turn Ctrl-C and SIGTERM into an event; a second one changes nothing: what was started is being ended."""
     stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, signal.default_int_handler)
-
-    kept = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    kept = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
@@ -368,7 +375,6 @@ class Page:
         return str(runs[0]["status"]) if runs else None
 
     def _ask(self, query: str, variables: Mapping[str, object] | None = None) -> dict[str, Any] | None:
-        import json
         import urllib.request
 
         body = json.dumps({"query": query, "variables": variables or {}}).encode()
@@ -428,12 +434,12 @@ class Board:
         parts: list[RenderableType] = []
         if self.feeding is not None:
             parts.append(self._topics(self.feeding))
-        parts += [self._stream(), self._table()]
+        parts += [self._stream(), Text(), self._table(), Text()]
         if self._page is not None:
             where = Text.assemble(("  Dagster ", "bold"), (self._page.url, "cyan"), f"  {self._page.state}")
             parts.append(where.append("   Ctrl-C ends it all", "dim"))
             if self._first_row is not None:
-                parts += [Text(), Markdown(self._tour)]
+                parts.append(Markdown(self._tour))
         if self.closing:
             parts.append(Text("  stopping: the batch at hand is finished or undone", style="yellow"))
         return Group(*parts)
