@@ -136,21 +136,21 @@ class Reporter:
         for total in ("records", "quarantined", "dropped"):
             self._app.pop(total, None)
 
-    def close_days(self, position: str, stream_time: datetime | None) -> None:
-        """Report, as partitions, the days that have closed since the last time, in this run or an earlier one."""
+    def close_days(self, position: str, stream_time: datetime | None, most: int = 25) -> None:
+        """Report, as partitions, days that have closed and weren't reported yet, by this run or an earlier one; `most` at a time."""
         if self._days is None:
             return
         for name, table in self._tables.items():
             key = table_key(self._topology.app, name)
-            closed = list(self._days.closed(table, stream_time))
-            if len(closed) <= len(self._told.get(name, ())):
-                continue
-            told = self._told.setdefault(name, set()) or set(self._instance.get_materialized_partitions(key))
-            tags = provenance(self._instance, table, self._topology.app, position)
-            for day in closed:
-                if day not in told:
+            if name not in self._told:
+                self._told[name] = set(self._instance.get_materialized_partitions(key))
+            fresh = [day for day in self._days.closed(table, stream_time) if day not in self._told[name]][:most]
+            if fresh:
+                tags = provenance(self._instance, table, self._topology.app, position)
+                for day in fresh:
                     self._emit(dg.AssetMaterialization(key, partition=day, metadata={"position": position}, tags=tags))
-            self._told[name] = told | set(closed)
+                self._told[name].update(fresh)
+                most -= len(fresh)
 
     def check(self, name: str, judge: Callable[[TableDef], Verdict], *, always: bool = False) -> None:
         """Report a check of every table, for those where the verdict is new; `always`: for all."""

@@ -125,6 +125,7 @@ class _Stream:
             else:
                 self._beat()
             self.reporter.report(self.lease.position)
+            self.reporter.close_days(self.lease.position, moment(self.lease.stream_time))
             if now - self.heard > self.config.silence_seconds:
                 self.failed = {"error": "Silence", "message": f"the driver said nothing for {now - self.heard:.0f} s"}
                 return None
@@ -149,7 +150,6 @@ class _Stream:
             case "batch":
                 self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time)
                 self.reporter.batch(event)
-                self.reporter.close_days(self.lease.position, moment(self.lease.stream_time))
                 self._judge()
             case "fold":
                 self._beat(fold_lag_s=float(event["fold_lag_s"]))
