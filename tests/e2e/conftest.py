@@ -108,7 +108,7 @@ class Dagster:
                 [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(self.port)],
                 cwd=self.project.root, env=self.project.env(), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
-        self.until("the page answers", self._answers, 120)
+        self.until("the page answers", self._answers, 400)
 
     def stop(self) -> None:
         """End it as Ctrl-C would, then what it left: a run's worker outlives its Dagster, and its driver with it."""
@@ -129,7 +129,7 @@ class Dagster:
         body = json.dumps({"query": text, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=180) as answer:
                 said: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:  # 400: the body says what is wrong with the query
             raise AssertionError(error.read().decode()) from None
@@ -200,7 +200,7 @@ class Dagster:
         said = self.query("mutation { reloadWorkspace { __typename ... on PythonError { message } } }")["reloadWorkspace"]
         assert said["__typename"] == "Workspace", said
 
-    def until(self, what: str, probe: Callable[[], T], seconds: float = 90) -> T:
+    def until(self, what: str, probe: Callable[[], T], seconds: float = 300) -> T:
         """Wait until a probe gives something true, and return it; fail with what Dagster printed last."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
