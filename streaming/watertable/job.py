@@ -256,7 +256,7 @@ class _Job:
                 fingerprint=self.topology.fingerprint, topics=tuple(names), tables=tuple(t.name for t in self.topology.tables),
             )
         )  # fmt: skip
-        self._started = True
+        self._started, self.courier.generation = True, self.writer.generation
         for worker in self._workers:
             worker.start()
         if self.position.seq:
@@ -311,6 +311,7 @@ class _Job:
         """Start a new writer after a batch that failed: whether its commit is there, only the changelog knows."""
         generation, position = self.writer.generation, self.position
         self.writer = self.store.start_writer(self.topology.fingerprint)
+        self.courier.generation = self.writer.generation
         if self.writer.generation != generation + 1:
             raise Fenced(f"another run of {self.topology.app!r} started while this one was at {self.shown}; it goes on, this one ends")
         if self.writer.position != position:

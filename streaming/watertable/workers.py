@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from watertable.changelog import Position
-from watertable.errors import KafkaError
+from watertable.errors import Fenced, KafkaError
 from watertable.events import Folded, Listener, TableFolded
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place
 from watertable.reader import base_name
@@ -193,6 +193,7 @@ class Courier(Worker):
         self._lineage: Lineage | None = None
         self._sent: Position | None = None
         self._since = time.monotonic()
+        self.generation = 0
         self.problem = ""
 
     @property
@@ -251,11 +252,14 @@ class Courier(Worker):
                 self._idle.set()
 
     def _publish(self, upto: Position) -> None:
-        self._publisher = self._publisher or OutboxPublisher(self._cluster, self._store.app)
-        place = self._publisher.published_place()
         changelog = self._store.changelog
         snapshot = changelog.snapshot()
-        self._lineage = self._lineage or changelog.head(snapshot).lineage
+        if self._publisher is None or self._lineage is None:
+            head = changelog.head(snapshot)
+            if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
+                raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
+            self._lineage, self._publisher = head.lineage, OutboxPublisher(self._cluster, self._store.app)
+        place = self._publisher.published_place()
         with job_group(self._store.spark, self._group_id, "publish", UPKEEP_POOL):
             rows = changelog.outbox(snapshot, self._lineage, place.seq - 1 if place else 0, upto.seq)
             self._publisher.publish(
