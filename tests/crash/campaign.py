@@ -32,7 +32,7 @@ from watertable.kafka.config import Cluster
 
 CHILD = Path(__file__).with_name("child.py")
 WAYS = ("kill-python", "kill-jvm", "kill-both")
-PATIENCE = 600.0
+PATIENCE = 900.0
 AHEAD = 600
 """Records that wait for a child when it starts: some ten batches, so that the end of none is the end of its work."""
 

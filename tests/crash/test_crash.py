@@ -65,8 +65,8 @@ def test_an_app_that_is_killed_loses_repeats_and_reorders_nothing(
 def test_an_app_killed_at_every_point_in_every_way_loses_repeats_and_reorders_nothing(
     broker: Cluster, tmp_path: Path, archive: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """WATERTABLE_CRASH_POINTS=fold,publish narrows the grid to points that begin so."""
-    wanted = tuple(os.environ.get("WATERTABLE_CRASH_POINTS", "").split(","))
+    """CRASH_POINTS=fold,publish narrows the grid to points that begin so."""
+    wanted = tuple(os.environ.get("CRASH_POINTS", "").split(","))
     results: list[Result] = []
     differences: list[str] = []
     for way, seed in product(WAYS, SEEDS):
