@@ -99,7 +99,7 @@ class Layout:
             self._fold(table.root, table.name)
         for sink in self.topology.sinks:
             flow = self.flow(sink.node)
-            value = flow.spaces.get("value", flow.spaces.get("new", ""))
+            value = _value_of(flow)
             key = self._keep(flow, encoded(flow.spaces["key"], sink.key_format, plan.key_of(sink.node)))
             self.sinks.append((sink, flow, key, self._keep(flow, encoded(value, sink.value_format, plan.value_of(sink.node)))))
             self._need(flow, flow.present)
@@ -168,15 +168,15 @@ class Layout:
             case plan.Expect():
                 return self._expect(node)
             case plan.MapValues():
-                flow = self._checked(self.flow(node.parent), [e for _, e in node.columns], "map_values", node.location)
+                flow = self._checked(self.flow(node.parent), [], "map_values", node.location, of_value=node.columns)
                 return _with(flow, value=self._value(flow, node.columns))
             case plan.Map():
-                made = node.columns or ()
                 label = "map" if node.columns is not None else "select_key"
-                flow = self._checked(self.flow(node.parent), [e for _, e in (*node.key_columns, *made)], label, node.location)
+                keys = [e for _, e in node.key_columns]
+                flow = self._checked(self.flow(node.parent), keys, label, node.location, of_value=node.columns or ())
                 key = flow.segment.add(named_struct(node.key_columns, flow.spaces), flow.level)
                 if node.columns is None:
-                    return _with(flow, key=key)
+                    return _with(flow, key=key, value=_value_of(flow))  # a Change becomes a record of its new row
                 return _with(flow, key=key, value=self._value(flow, node.columns))
             case plan.Peek():
                 flow = self.flow(node.parent)
@@ -190,12 +190,12 @@ class Layout:
             case plan.MergeStreams():
                 return self._merge(node)
             case plan.FlatMapValues():
-                flow = self._checked(self.flow(node.parent), [e for _, e in node.columns], "flat_map_values", node.location)
+                flow = self._checked(self.flow(node.parent), [], "flat_map_values", node.location, of_value=node.columns)
                 made_value = self._keep(flow, named_struct(node.columns, flow.spaces))
                 self._need(flow, flow.present, *flow.spaces.values())
                 segment = self._segment(node)
                 self.inputs[segment.number] = (flow, made_value)
-                return Flow(segment, 0, "present", {n: c for n, c in flow.spaces.items() if n in ("key", "window")} | {"value": "value"})
+                return Flow(segment, 0, "present", {n: n for n in flow.spaces if n in ("key", "window")} | {"value": "value"})
             case plan.ToStream():
                 self._fold(plan.root_of(node.parent), node.table)
                 windowed = {"window": "window"} if plan.windows_of(node) else {}
@@ -220,17 +220,22 @@ class Layout:
         deeper = _narrowed(flow, flow.present)
         return _narrowed(deeper, flow.segment.add(f"{flow.present} AND NOT {flag}", deeper.level))
 
-    def _checked(self, flow: Flow, expressions: Sequence[Expr], label: str, location: str) -> Flow:
-        """Send records at which an expression fails to quarantine, and give the stream of the others."""
-        fails = [f"({render(e.fails_sql, flow.spaces)})" for e in expressions if e.fails_sql is not None]
+    def _checked(self, flow: Flow, expressions: Sequence[Expr], label: str, location: str, of_value: plan.Named = ()) -> Flow:
+        """Send records at which an expression fails to quarantine, and give the stream of the others.
+
+        Those `of_value` make a new value; where there is none, they aren't evaluated, and can't fail.
+        """
+        checked = [e for e in expressions if e.fails_sql is not None], [e for _, e in of_value if e.fails_sql is not None]
+        always, there = ([f"({render(e.fails_sql or '', flow.spaces)})" for e in part] for part in checked)
+        fails = [*always, *(f"({_value_of(flow)} IS NOT NULL AND {failing})" for failing in there)]
         if not fails:
             return flow
-        reason = "an expression fails: " + "; ".join(e.sql.replace("`", "") for e in expressions if e.fails_sql is not None)
+        reason = "an expression fails: " + "; ".join(e.sql.replace("`", "") for part in checked for e in part)
         flag = flow.segment.fail(f"{flow.present} AND ({' OR '.join(fails)})", flow.level, label, location, reason)
         return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1), by=2)
 
     def _value(self, flow: Flow, columns: plan.Named) -> str:
-        there = flow.spaces.get("value", flow.spaces.get("new", ""))
+        there = _value_of(flow)
         return flow.segment.add(f"CASE WHEN {there} IS NOT NULL THEN {named_struct(columns, flow.spaces)} END", flow.level)
 
     def _merge(self, node: plan.MergeStreams) -> Flow:
@@ -274,7 +279,7 @@ class Layout:
     def _aggregate(self, root: Aggregate, label: str, flow: Flow) -> tuple[Fold, Flow]:
         segment = flow.segment
         if root.windows is None:  # Kafka Streams: without windows a null value is dropped, with them the aggregate sees it
-            there = flow.spaces.get("value", flow.spaces.get("new", ""))
+            there = _value_of(flow)
             segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
             flow = _narrowed(flow, segment.add(f"{flow.present} AND {there} IS NOT NULL", flow.level))
         fields = plan.state_of(root)
@@ -320,6 +325,11 @@ def _with(flow: Flow, **spaces: str) -> Flow:
     if "key" in spaces:
         kept.pop("window", None)
     return Flow(flow.segment, flow.level + 1, flow.present, kept | spaces)
+
+
+def _value_of(flow: Flow) -> str:
+    """Name the column of a record's value; that of a Change is its new row."""
+    return flow.spaces.get("value") or flow.spaces["new"]
 
 
 def _narrowed(flow: Flow, present: str, *, by: int = 1) -> Flow:
