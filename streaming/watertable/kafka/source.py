@@ -29,6 +29,9 @@ SPLIT: Final = 50_000
 """From so many records on, partitions are split among the cores; below, a second fetch costs more than it saves."""
 
 
+_quiet: set[str] = set()
+
+
 def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offsets, options: Mapping[str, str] | None = None) -> DataFrame:
     """Return the records of a range, in the columns of `RECORDS`; partitions whose range is empty cost nothing.
 
@@ -38,10 +41,12 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
     ranges = {partition: (begin[partition], offset) for partition, offset in end.items() if begin[partition] < offset}
     if not ranges:
         return spark.createDataFrame([], RECORDS)
+    _quieten(spark)
     count = sum(last - first for first, last in ranges.values())
     reader = spark.read.format("kafka").options(**cluster.spark_options()).options(
         **{
             "kafka.group.id": GROUP,  # a fixed one: Spark makes a new one for each read otherwise, and with it new consumers
+            "kafka.max.poll.records": "5000",  # 500 by default: ten times the calls
             "kafka.isolation.level": "read_committed",
             "assign": _json({topic: [p for t, p in ranges if t == topic] for topic, _ in ranges}),
             "startingOffsets": _offsets({partition: first for partition, (first, _) in ranges.items()}),
@@ -53,6 +58,15 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
         }
     )  # fmt: skip
     return reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+
+
+def _quieten(spark: SparkSession) -> None:
+    """Keep Spark from warning of the fixed group in every batch: consumers that share its name and commit would compete, ours never do."""
+    application = str(spark.sparkContext.applicationId)
+    if application not in _quiet:
+        log4j = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        log4j.core.config.Configurator.setLevel("org.apache.spark.sql.kafka010.KafkaSourceProvider", log4j.Level.ERROR)
+        _quiet.add(application)
 
 
 def _offsets(offsets: Offsets) -> str:
