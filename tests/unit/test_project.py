@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from watertable.errors import DefinitionError, SettingsError
-from watertable.settings import Settings
 from watertable.project import Broken, load_apps
+from watertable.settings import Settings
 
 APP = """
     import watertable as wt

@@ -16,13 +16,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform import stream_job
 from watertable_platform.child import Child, alive, birth
 from watertable_platform.history import attempts, job_name
 from watertable_platform.lease import Lease
-from watertable.project import LoadedApp, load_apps
 from watertable_platform.supervisor import Ended, Status, Tag
 
 APP = """
@@ -205,6 +205,14 @@ def test_a_second_run_is_refused_and_another_environment_must_be_named(run: Run,
     assert attempts(instance, settings, "shop")[0].ended is Ended.REFUSED
     run("started(); sys.exit(1)", take_over=True)
     assert attempts(instance, settings, "shop")[0].ended is Ended.CRASH
+
+
+def test_a_stream_waits_for_an_act_that_holds_its_app(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"])
+    threading.Thread(target=other.wait).start()
+    leases.renew(settings, Lease(app="shop", run_id="act", environment=stream_job.environment(settings, instance), pid=other.pid, act=True))
+    run("started(); sys.exit(1)")
+    assert attempts(instance, settings, "shop")[0].ended is Ended.CRASH  # it ran, and was not refused
 
 
 def test_old_code_on_a_table_is_reported_when_new_code_takes_over(run: Run, instance: dg.DagsterInstance) -> None:
