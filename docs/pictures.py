@@ -51,7 +51,7 @@ def board(url: str) -> None:
     settings = Settings.load()
     script = Script.of(load_apps(settings).apps.values())
     admin = Admin(Cluster.of(settings))
-    planned = script.schedule(None)
+    planned = script.schedule(None, Console())
     ends = admin.latest(admin.partitions(planned.topics))
     last = max(planned.last(ends), key=lambda record: record.at)
     page = Page(url, script.app.name)

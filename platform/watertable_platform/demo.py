@@ -133,11 +133,9 @@ def demo(
     settings = Settings.load()
     script = Script.of(load_apps(settings).apps.values())
     with _stop_on_signals() as stop, _broker(settings, console):
-        with console.status(f"planning the replay of {script.app.folder.name}"):
-            schedule = script.schedule(days)
         if until_caught_up:
-            raise typer.Exit(_bounded(settings, Cluster.of(settings), script, schedule, stop, console))
-        raise typer.Exit(_watched(settings, Cluster.of(settings), script, schedule, stop, console, speed, port, browser=not no_browser))
+            raise typer.Exit(_bounded(settings, Cluster.of(settings), script, days, stop, console))
+        raise typer.Exit(_watched(settings, Cluster.of(settings), script, days, stop, console, speed, port, browser=not no_browser))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +152,10 @@ class Script:
                 return cls(app)
         raise DefinitionError("no app of this project has a replay.py in its folder: there is nothing to demonstrate")
 
-    def schedule(self, days: int | None) -> Schedule:
-        """Plan the replay."""
-        planned: Schedule = self._module("replay").schedule(days)
+    def schedule(self, days: int | None, console: Console) -> Schedule:
+        """Plan the replay; takes some seconds."""
+        with console.status(f"planning the replay of {self.app.folder.name}"):
+            planned: Schedule = self._module("replay").schedule(days)
         return planned
 
     def compare(self, schedule: Schedule, settings: Settings) -> Iterator[Total]:
@@ -180,11 +179,12 @@ class Script:
 # ------------------------------------------------------------------------------------------------------------------ two ways to run
 
 
-def _bounded(settings: Settings, cluster: Cluster, script: Script, schedule: Schedule, stop: threading.Event, console: Console) -> int:
+def _bounded(settings: Settings, cluster: Cluster, script: Script, days: int | None, stop: threading.Event, console: Console) -> int:
     """Replay at full speed, run to the end of the topics, compare the totals; return the exit code."""
     from watertable_platform.child import Child, run_command
 
     began = time.monotonic()
+    schedule = script.schedule(days, console)
     board = Board(settings, script.app)
     with _live(board, console) as live, _feeding(cluster, schedule, None, stop) as feeding:
         board.feeding = feeding
@@ -234,7 +234,7 @@ def _live(board: Board, console: Console) -> Live:
 
 
 def _watched(
-    settings: Settings, cluster: Cluster, script: Script, schedule: Schedule, stop: threading.Event, console: Console, speed: float,
+    settings: Settings, cluster: Cluster, script: Script, days: int | None, stop: threading.Event, console: Console, speed: float,
     port: int, *, browser: bool,
 ) -> int:  # fmt: skip
     """Replay at a speed beside Dagster and the app's stream until `stop`, or until one of them fails."""
@@ -246,8 +246,8 @@ def _watched(
     page = Page(f"http://127.0.0.1:{port}", script.app.name)
     board = Board(settings, script.app, Admin(cluster), page, script.tour())
     with (
-        Child(command, env=_environment(settings), cwd=settings.project, log=log) as dagster,
-        _feeding(cluster, schedule, speed or None, stop) as feeding,
+        Child(command, env=_environment(settings), cwd=settings.project, log=log) as dagster,  # it starts while the replay is planned
+        _feeding(cluster, script.schedule(days, console), speed or None, stop) as feeding,
         _live(board, console),
     ):
         board.feeding = feeding
