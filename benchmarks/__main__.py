@@ -42,7 +42,9 @@ def main() -> int:
     results: report.Results = {"machine": report.machine(), "sizes": dataclasses.asdict(sizes), "smoke": given.smoke}
     failed: list[str] = []
     work = Path(tempfile.mkdtemp(prefix="watertable-bench-"))
-    os.environ.update(clean_environment())  # for the broker's JVM
+    kept = clean_environment()  # for the broker's JVM too
+    os.environ.clear()
+    os.environ.update(kept)
     running = broker.start(work / "broker", port=broker.free_port(), heap="768m")
     try:
         suite = Suite(Cluster(running.bootstrap), sizes, work)

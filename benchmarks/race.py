@@ -160,7 +160,8 @@ def _json_lines(out: IO[str]) -> Any:
 def clean_environment() -> dict[str, str]:
     """Give the environment without settings of ours, and without options for all JVMs: each contender runs as it comes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WATERTABLE_") or name == "WATERTABLE_CACHE"}
-    return kept | {"PYTHONUNBUFFERED": "1", "JDK_JAVA_OPTIONS": "", "JAVA_TOOL_OPTIONS": ""}
+    kept.pop("JAVA_TOOL_OPTIONS", None)
+    return kept | {"PYTHONUNBUFFERED": "1", "JDK_JAVA_OPTIONS": ""}
 
 
 def _end(pid: int) -> None:

@@ -55,7 +55,7 @@ class Sizes:
         """Give sizes that show that everything works, and nothing else."""
         return cls(
             records=100_000, keys=50_000, warm_up=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
-            fresh_seconds=60.0, skip_seconds=30.0, fold_seconds=10.0, limit=300.0,
+            fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=300.0,
         )  # fmt: skip
 
 
