@@ -77,7 +77,7 @@ class Recent:
 
     def __init__(self, after: int) -> None:
         self._after = after
-        self._commits: deque[tuple[int, Sequence[tuple[str | None, Any]]]] = deque(maxlen=4 * BUCKET)
+        self._commits: deque[tuple[int, Sequence[tuple[str | None, Any]]]] = deque(maxlen=512)
 
     def add(self, seq: int, files: Sequence[tuple[str | None, Any]]) -> None:
         """Remember the files of the next commit."""

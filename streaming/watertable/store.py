@@ -31,6 +31,7 @@ SPARK_CONF: Final[Mapping[str, str]] = {
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
     "spark.databricks.delta.optimize.maxThreads": "1",  # upkeep runs beside the stream, at low weight
     "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
+    "spark.sql.codegen.cache.maxEntries": "1000",  # 100 by default: a commit and a fold run more plans than that, compiled anew each time
     "spark.databricks.delta.retentionDurationCheck.enabled": "true",
 }
 """What the store wants of a session; users' own `spark.*` settings win."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -37,22 +36,6 @@ def shop() -> Topology:
     return app.topology()
 
 
-_UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-
-
-@contextmanager
-def uncompiled(spark: SparkSession) -> Iterator[None]:
-    """Let Spark interpret its plans: these tests run each plan once over a handful of rows, and compiling it takes most of their time."""
-    before = {name: spark.conf.get(name, None) for name in _UNCOMPILED}
-    for name, value in _UNCOMPILED.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
-
-
 @dataclass
 class Ledger:
     """Commit plain values to a store and remember what the tables must then be."""
@@ -70,8 +53,6 @@ class Ledger:
         """Open a new or an old store and fence it."""
         topology = shop()
         store = Store.open(spark, warehouse, "shop", topology.tables, retention)
-        for name, value in _UNCOMPILED.items():
-            store.folder.spark.conf.set(name, value)
         ledger = cls(spark, store, topology, store.start_writer(topology.fingerprint))
         if (last := ledger.writer.last) is not None:
             ledger.offsets = dict(last.next)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.ledger import Ledger, minute, uncompiled
+from tests.spark.ledger import Ledger, minute
 from watertable import changelog, fold, reader, upkeep
 from watertable.changelog import CommitInfo, Position
 from watertable.errors import TableNotFound, UnknownPosition
@@ -23,10 +23,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
     """Open a new store."""
-    with uncompiled(spark):
-        yield Ledger.open(spark, str(tmp_path))
+    return Ledger.open(spark, str(tmp_path))
 
 
 @pytest.fixture

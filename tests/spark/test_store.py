@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.ledger import Ledger, minute, uncompiled
+from tests.spark.ledger import Ledger, minute
 from watertable import failpoints
 from watertable.changelog import Advance, CommitInfo, Lineage, Position, Span
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
@@ -22,10 +21,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
     """Open a new store."""
-    with uncompiled(spark):
-        yield Ledger.open(spark, str(tmp_path))
+    return Ledger.open(spark, str(tmp_path))
 
 
 def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_one_table(ledger: Ledger, spark: SparkSession) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import deltalake
 import polars
 import pytest
 
-from tests.spark.ledger import Ledger, minute, uncompiled
+from tests.spark.ledger import Ledger, minute
 from watertable import failpoints, fold
 from watertable.fold import Folder
 from watertable.store import Store
@@ -22,10 +21,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
     """Open a new store."""
-    with uncompiled(spark):
-        yield Ledger.open(spark, str(tmp_path))
+    return Ledger.open(spark, str(tmp_path))
 
 
 def folder(ledger: Ledger) -> Folder:
