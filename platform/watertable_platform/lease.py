@@ -30,6 +30,7 @@ class Lease:
     """Say who keeps an app and how it is doing. Times are seconds since 1970.
 
     `pid` is the Dagster worker, `driver` the process that writes, each with its birth.
+    `act` marks a bounded act's: it ends by itself.
     `behind_since` is when lag was last seen to begin; 0: there is none.
     """
 
@@ -48,6 +49,7 @@ class Lease:
     lag: dict[str, int] = field(default_factory=dict)
     behind_since: float = 0.0
     fold_lag_s: float = 0.0
+    act: bool = False
     released: bool = False
 
     @property
@@ -84,6 +86,13 @@ def take(settings: Settings, lease: Lease, *, take_over: bool = False) -> Lease:
                 f"{time.time() - now.beat:.0f} s ago; this is {lease.environment}. If it is gone for good, launch with take_over: true"
             )
     return renew(settings, lease)
+
+
+def await_act(settings: Settings, app: str, seconds: float) -> None:
+    """Wait until a bounded act that holds the app has ended, or until the time is over."""
+    deadline = time.monotonic() + seconds
+    while (now := read(settings, app)) is not None and now.act and now.is_held and time.monotonic() < deadline:
+        time.sleep(0.5)
 
 
 def renew(settings: Settings, lease: Lease, **changes: Any) -> Lease:

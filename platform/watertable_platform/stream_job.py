@@ -31,6 +31,8 @@ from watertable_platform.topics import Watched
 TICK: Final = 1.0
 LOOK: Final = 2.0
 """Seconds between two looks at our own run: whether it was canceled by force, or is to hand over."""
+ACT_SECONDS: Final = 90.0
+"""Seconds that a stream waits for a bounded act before it is refused; fewer than `SILENT`, when a run without a lease counts as gone."""
 GRACE: Final = 40.0
 """Seconds that the driver has to end; less than `cancel_timeout_seconds` in dagster.yaml."""
 _FINAL: Final = frozenset({2, 3, 4})  # bad definition or settings, fenced, topic changed: starting again mends none
@@ -79,6 +81,7 @@ class _Stream:
     def run(self) -> None:
         """Keep the driver until there is a reason to end; return for a reason of ours, raise `Failure` for the driver's."""
         self._tag({Tag.FINGERPRINT: "", Tag.ENDED: "", Tag.CRASH: "", Tag.HAND_OVER: ""})  # a re-executed run inherits its model's
+        leases.await_act(self.settings, self.app.name, ACT_SECONDS)
         last = leases.read(self.settings, self.app.name)
         try:
             self.lease = leases.take(self.settings, self.lease, take_over=self.config.take_over)
