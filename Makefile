@@ -48,11 +48,14 @@ clean: ## remove the environment, caches and the local state (.watertable, its b
 	-@test ! -x $(BIN)/watertable || $(BIN)/watertable broker stop
 	rm -rf $(VENV) .watertable .dagster dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
 
-# Python is checked before anything is made, and the environment is only stamped ready when all of it is.
+# Python and Java are checked before anything is made, and the environment is only stamped ready when all of it is.
 $(READY): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) found. Install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$$(command -v $(PYTHON)) is $$($(PYTHON) --version 2>&1), wanted 3.11 or newer. Name one: make PYTHON=python3.12"; exit 1; }
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; found=$$("$$java" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p'); \
+		case "$$found" in 17|21) ;; *) echo "Found $${found:+Java }$${found:-no Java} ($$java), wanted Java 17 or 21. Install one (Debian:" \
+		"apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME to one."; exit 1;; esac
 	@test -x $(BIN)/python || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); \
 		echo "$(PYTHON) can't make a virtual environment (Debian: apt-get install python3-venv)"; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^\(uv==[0-9.]*\).*/\1/p' requirements.lock)"
@@ -60,7 +63,6 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The jars need Java, so a missing or wrong one is named here, before any work.
 $(JARS): $(READY) streaming/watertable/jars.lock
 	$(BIN)/python -m watertable.jars
 	@touch $@
