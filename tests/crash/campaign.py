@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.crash.child import Script
 from tests.crash.ledger import Ledger, topology
-from tests.crash.verify import Lake, Verdict, verify_outputs, verify_store
+from tests.crash.verify import Lake, Verdict, verify_counts, verify_outputs, verify_store
 from watertable.failpoints import POINTS
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
@@ -201,6 +201,8 @@ class Chain:
         records = self.ledger.records(self.ledger.inputs)
         verify_store(self.lake, records, verdict, complete=True)
         verify_outputs(self.lake.topology, records, self.ledger.records(self.ledger.outputs), verdict)
+        if self.lake.commits()[0].seq == 1:
+            verify_counts(self.lake, records, verdict)
         ends = self.ledger.ends()
         verdict.same("committed offsets", dict(self.lake.commits()[-1].next), ends)
         verdict.same("mirrored position", Admin(self.cluster).mirrored(self.lake.topology.app, ends), ends)

@@ -60,7 +60,11 @@ def main(script: Script) -> int:
     settings = Settings.load(
         script.home, kafka=script.bootstrap, master="local[2]", trigger_seconds=0.0, batch_records=script.batch_records,
         fold_seconds=1.0 if script.point.startswith("fold") else 4.0, tidy_seconds=2.0 if busy else 30.0,
-        spark={"spark.driver.memory": "700m", "spark.driver.extraJavaOptions": java(script), "spark.sql.shuffle.partitions": "2"},
+        spark={
+            "spark.driver.memory": "700m", "spark.driver.extraJavaOptions": java(script), "spark.sql.shuffle.partitions": "2",
+            # Compiling code for each plan is most of what a JVM does that lives for a few batches.
+            "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        },
     )  # fmt: skip
     spark = spark_session(settings, log=Path(script.home) / "jvm.log")
     jvm = spark.sparkContext._gateway.proc
