@@ -101,7 +101,10 @@ def _run_bounded(context: dg.AssetExecutionContext, app: LoadedApp, settings: Se
     try:
         before = leases.read(settings, app.name)
         ours = Lease(
-            app=app.name, run_id=run_id, environment=environment(settings, instance), stream_time=before.stream_time if before else "",
+            app=app.name,
+            run_id=run_id,
+            environment=environment(settings, instance),
+            stream_time=before.stream_time if before else "",
             act=True,
         )
         held = leases.take(settings, ours)
