@@ -59,8 +59,10 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """Keep records in memory; on disk ("disk") where two threads use them, which SQLite's memory doesn't allow."""
+    on_disk = getattr(request, "param", "") == "disk"
+    with dg.DagsterInstance.local_temp(str(tmp_path)) if on_disk else dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
@@ -168,6 +170,7 @@ def test_a_driver_that_says_nothing_is_taken_for_dead(run: Run, settings: Settin
     assert attempt.crash.error == "Silence"
 
 
+@pytest.mark.parametrize("instance", ["disk"], indirect=True)
 def test_it_hands_over_when_it_is_asked_to(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
     def ask() -> None:
         while not (runs := instance.get_runs(dg.RunsFilter(job_name=job_name("shop")))) or not runs[0].tags.get(Tag.FINGERPRINT):
@@ -179,7 +182,7 @@ def test_it_hands_over_when_it_is_asked_to(run: Run, settings: Settings, instanc
         """
         signal.signal(signal.SIGTERM, lambda *_: (batch(9, stock=1), say("stopped", position="shop@1.9", reason="stopped"), sys.exit(0)))
         started()
-        while True: idle(); time.sleep(0.1)
+        for _ in range(600): idle(); time.sleep(0.1)
         """
     )
     assert result.success
