@@ -93,7 +93,7 @@ def run(
     began_session = spark is None
     job: _Job | None = None
     try:
-        Admin(Cluster.of(settings)).partitions(topic.name for topic in topology.topics)  # before Spark takes its seconds
+        Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
         job = _Job(topology, settings, spark, emit, stop)
         reason = job.run(available_now=available_now)
