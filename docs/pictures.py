@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
 WIDTH: Final = 116
 PAGES: Final = {
-    "graph": ("/asset-groups?expanded=watertable%3A__repository__%3Aretail", 1600, 1000),
+    "graph": ("/locations/watertable/asset-groups/retail/lineage", 1800, 1420),
     "table": ("/assets/retail/revenue_hourly", 1500, 1000),
     "stream": ("/locations/watertable/jobs/stream__retail/runs", 1500, 700),
 }
