@@ -10,6 +10,7 @@ was started here is ended here, and the next start continues: the replay where i
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 SPEED: Final = 86_400.0
 """Seconds of the records' time in a second: a day."""
 _LOOK: Final = 1.0
+_PATIENCE: Final = 30.0
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _PACE: Final = {"WATERTABLE_FOLD_SECONDS": "10", "WATERTABLE_BATCH_RECORDS": "100000"}  # sooner than by default: a person is looking
 _MEMORY: Final = "1536m"  # of the driver: Kafka, Dagster and Spark stay within 4 GB
 _Partition = tuple[str, int]
@@ -132,7 +135,7 @@ def demo(
     console = Console(highlight=False)
     settings = Settings.load()
     script = Script.of(load_apps(settings).apps.values())
-    with _stop_on_signals() as stop, _broker(settings, console):
+    with _stop_on_signals() as stop, _broker(settings, console) as broker_pid, _no_orphans(broker_pid):
         if until_caught_up:
             raise typer.Exit(_bounded(settings, Cluster.of(settings), script, days, stop, console))
         raise typer.Exit(_watched(settings, Cluster.of(settings), script, days, stop, console, speed, port, browser=not no_browser))
@@ -297,14 +300,14 @@ def _feeding(cluster: Cluster, schedule: Schedule, speed: float | None, stop: th
 
 
 @contextmanager
-def _broker(settings: Settings, console: Console) -> Iterator[None]:
-    """Run the development broker, where the settings name one; leave one running that ran before."""
+def _broker(settings: Settings, console: Console) -> Iterator[int | None]:
+    """Run the development broker, where the settings name one, and give its process; leave one running that ran before."""
     from watertable.kafka import broker
     from watertable_platform.development import is_ours, kafka_port
 
     folder = settings.home_folder / "kafka"
     if not is_ours(settings):
-        yield
+        yield None
         return
     port = kafka_port(settings)
     before = broker.status(folder, port=port).state is broker.State.RUNNING
@@ -312,10 +315,43 @@ def _broker(settings: Settings, console: Console) -> Iterator[None]:
         found = broker.start(folder, port=port)
     console.print(f"[green]●[/] Kafka {found.detail}")
     try:
-        yield
+        yield found.pid
     finally:
         if not before:
             broker.stop(folder)
+
+
+@contextmanager
+def _no_orphans(keep: int | None) -> Iterator[None]:
+    """See the end of every process that came from us, also of those whose own parents were ended first; Linux only.
+
+    When Dagster doesn't end within its grace and is killed, the stream that it ran is asked to end by the kernel, and takes its time. As
+    their reaper we become its parent then, and wait.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _PATIENCE
+        while children := _children() - {keep}:
+            for pid in children:
+                if time.monotonic() > deadline:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.05)
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread may have ended meanwhile
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 @contextmanager
