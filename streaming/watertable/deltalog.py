@@ -71,7 +71,8 @@ class Snapshot:
         option, lists = jvm.scala.Option, jvm.scala.jdk.javaapi.CollectionConverters
         if files is None:
             nil = lists.asScala(jvm.java.util.ArrayList()).toSeq()
-            relation = self._log.createRelation(nil, option.apply(self._snapshot), option.empty(), False)
+            # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
+            relation = self._log.createRelation(nil, option.apply(self._snapshot), option.empty(), True)
         else:
             described = files.described
             if isinstance(described, tuple):
