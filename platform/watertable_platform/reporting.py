@@ -60,6 +60,10 @@ class _Since:
     fold: dict[str, int | float] = field(default_factory=dict)
 
 
+_TOTALS: Final = ("records", "quarantined", "dropped")
+"""What is counted from one report to the next."""
+
+
 class Reporter:
     """Report one app's events to one run; `every` is the least number of seconds between two reports of its tables."""
 
@@ -78,7 +82,7 @@ class Reporter:
         self._told: dict[str, set[str]] = {}
         self._tables = {table.name: table for table in topology.tables}
         self._since: dict[str, _Since] = {}
-        self._app: dict[str, int | float] = {}
+        self._app: dict[str, int | float] = dict.fromkeys(_TOTALS, 0)
         self._reported_at = -float("inf")
         self._verdicts: dict[tuple[str, str], tuple[bool, str]] = {}
 
@@ -91,9 +95,9 @@ class Reporter:
                 since.data_version = event["position"]
         self._lag(event)
         self._app |= {"records/s": float(event["records_per_second"]), "batch ms": int(event["batch_ms"])}
-        self._app["records"] = self._app.get("records", 0) + int(event["records"])
-        self._app["quarantined"] = self._app.get("quarantined", 0) + int(event.get("quarantined", 0))
-        self._app["dropped"] = self._app.get("dropped", 0) + sum(event.get("dropped", {}).values())
+        self._app["records"] += int(event["records"])
+        self._app["quarantined"] += int(event.get("quarantined", 0))
+        self._app["dropped"] += sum(event.get("dropped", {}).values())
 
     def fold(self, event: Mapping[str, Any]) -> None:
         """Take in a fold: its tables are worth a report, for plain Delta readers see something new."""
@@ -133,8 +137,7 @@ class Reporter:
             )
         self._reported_at = now
         self._since.clear()
-        for total in ("records", "quarantined", "dropped"):
-            self._app.pop(total, None)
+        self._app |= dict.fromkeys(_TOTALS, 0)  # not left out: a plot has a point for each report
 
     def close_days(self, position: str, stream_time: datetime | None, most: int = 25) -> None:
         """Report, as partitions, days that have closed and weren't reported yet, by this run or an earlier one; `most` at a time."""
