@@ -23,7 +23,7 @@ from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import alive
 from watertable_platform.history import attempts, job_name, recorded_code
-from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Status, Tag, decide
+from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Leave, Status, Tag, decide
 from watertable_platform.topics import Watched
 from watertable_platform.translator import table_key
 
@@ -113,6 +113,9 @@ def _carry_out(
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case GiveUp() if now.get("gave_up") != past[0].run_id:
             now["gave_up"] = past[0].run_id
+            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+        case Leave() if past and past[0].status is Status.CANCELED and now.get("stopped") != past[0].run_id:
+            now["stopped"] = past[0].run_id  # the run said so too, but a check counts for the latest materialization only, maybe an act's
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case _:
             pass
