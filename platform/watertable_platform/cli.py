@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from watertable.errors import DefinitionError, Fenced, SettingsError, TableNotFound, TopicChanged, WatertableError
+from watertable.errors import TableNotFound, WatertableError, exit_code
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
@@ -328,12 +328,4 @@ def _refused(error: WatertableError) -> int:
         err.print_exception()
     else:
         err.print(f"[bold red]{type(error).__name__}[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
-    match error:
-        case DefinitionError() | SettingsError():
-            return 2
-        case Fenced():
-            return 3
-        case TopicChanged():
-            return 4
-        case _:
-            return 1
+    return exit_code(error)

@@ -37,7 +37,6 @@ FAN_OUT: Final = 65536
 """Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
 
 _PLACE: Final = ("st", "topic", "partition", "offset", "ord")
-_META: Final = (*_PLACE, "ts", "bad", "raw_key", "raw_value", "raw_ts")
 _BAD: Final = "node STRING, location STRING, reason STRING"
 DROPPED: Final = (
     "node STRING, reason STRING, topic STRING, partition INT, offset BIGINT, window_start TIMESTAMP, window_end TIMESTAMP, count BIGINT"

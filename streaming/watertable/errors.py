@@ -110,3 +110,16 @@ class RecordFailed(JobError):
     def __init__(self, message: str, *, topic: str, partition: int, offset: int, location: str) -> None:
         super().__init__(message)
         self.topic, self.partition, self.offset, self.location = topic, partition, offset, location
+
+
+def exit_code(error: BaseException) -> int:
+    """Give the exit code that a program running an app ends with: 1 failed, 2 bad definition or settings, 3 fenced, 4 topic changed."""
+    match error:
+        case DefinitionError() | SettingsError():
+            return 2
+        case Fenced():
+            return 3
+        case TopicChanged():
+            return 4
+        case _:
+            return 1

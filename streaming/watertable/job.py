@@ -28,7 +28,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from watertable import failpoints
 from watertable.changelog import OUT_PREFIX, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
-from watertable.errors import DefinitionError, Fenced, JobError, KafkaError, RecordFailed, SettingsError, TopicChanged, WatertableError
+from watertable.errors import Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
 from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Started, Stopped
 from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
@@ -112,19 +112,6 @@ def run(
             job.close()
         if began_session and spark is not None:
             shut_down(spark)
-
-
-def exit_code(error: BaseException) -> int:
-    """Give the exit code that a program running an app ends with: 1 failed, 2 bad definition or settings, 3 fenced, 4 topic changed."""
-    match error:
-        case DefinitionError() | SettingsError():
-            return 2
-        case Fenced():
-            return 3
-        case TopicChanged():
-            return 4
-        case _:
-            return 1
 
 
 def bounded(begin: Offsets, ends: Offsets, limit: int) -> dict[Partition, int]:

@@ -48,7 +48,7 @@ class Script:
 
 def main(script: Script) -> int:
     from tests.crash.ledger import topology
-    from watertable import events, job
+    from watertable import errors, events, job
     from watertable.errors import WatertableError
     from watertable.session import spark_session
     from watertable.settings import Settings
@@ -79,7 +79,7 @@ def main(script: Script) -> int:
             on_event=lambda event: print(events.as_json(event), flush=True),
         )  # fmt: skip
     except WatertableError as error:
-        return job.exit_code(error)
+        return errors.exit_code(error)
     if script.read:
         read(script, spark, settings)
     if script.make_archive:  # the JVM writes it as it ends by itself

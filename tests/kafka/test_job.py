@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import watertable as wt
-from watertable import events, job
+from watertable import errors, events, job
 from watertable.errors import Fenced, KafkaError, RecordFailed, TopicChanged
 from watertable.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
 from watertable.kafka.admin import Admin
@@ -200,7 +200,7 @@ def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_i
     assert "test_job.py" in caught.value.location
     assert isinstance(world.events[-1], Failed)
     assert world.events[-1].offset == 13
-    assert job.exit_code(caught.value) == 1
+    assert errors.exit_code(caught.value) == 1
     assert world.stock() == {"a": (sum(range(13)), 13)}
     monkeypatch.undo()
     world.run()
@@ -232,7 +232,7 @@ def test_a_second_run_takes_over_and_the_first_ends_as_fenced(world: World) -> N
     go_on.set()
     thread.join(120)
     assert [type(error) for error in caught] == [Fenced]
-    assert job.exit_code(caught[0]) == 3
+    assert errors.exit_code(caught[0]) == 3
     assert world.stock() == {"a": (3, 2)}, "the first one's last batch left nothing behind"
 
 
@@ -253,5 +253,5 @@ def test_a_topic_that_changed_stops_the_run_and_says_what_is_lost(world: World, 
     with pytest.raises((TopicChanged, KafkaError), match=told) as caught:
         world.run()
     assert isinstance(caught.value, TopicChanged)
-    assert job.exit_code(caught.value) == 4
+    assert errors.exit_code(caught.value) == 4
     assert world.stock() == {"a": (1, 1), "b": (1, 1)}, "the tables stand as they were"
