@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from watertable.aggregates import avg, count, count_distinct, first, last, max, min, sum
+from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k
 from watertable.dsl import App, GroupedStream, Stream, Table, WindowedStream
 from watertable.errors import WatertableError
 from watertable.windows import TimeWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling
@@ -30,6 +30,8 @@ __all__ = [
     "WindowedStream",
     "avg",
     "changes",
+    "collect_list",
+    "collect_set",
     "count",
     "count_distinct",
     "days",
@@ -46,6 +48,7 @@ __all__ = [
     "read",
     "seconds",
     "sum",
+    "top_k",
     "tumbling",
 ]
 

@@ -1,9 +1,9 @@
 """Define aggregates by their algebra: what they keep, how two kept states merge, how a state becomes a value.
 
 An aggregate is data, not code. Its state is a few fields; each field is *lifted* from a record by an expression and merged by one of
-six merges, all of them associative and commutative (LAST and FIRST because log order is total), so that a table is the same for any
-cut of its records into batches. `subtract` tells whether a state can also forget a record; where it can't (min, max, first, last), a
-retraction must recompute from what the table keeps.
+eight merges, all of them associative and commutative (LAST, FIRST, LIST and TOP because log order is total), so that a table is the
+same for any cut of its records into batches. `subtract` tells whether a state can also forget a record; where it can't (min, max, first,
+last, sets and lists), a retraction must recompute from what the table keeps.
 
     aggregate        state fields                                   value
     count()          n SUM of 1                                     n
@@ -13,6 +13,9 @@ retraction must recompute from what the table keeps.
     min(x), max(x)   m MIN or MAX of x                              m
     first(x), last(x)  v FIRST or LAST (log order, x)               v.value
     count_distinct(x)  d UNION of {x}                               size(d)
+    collect_set(x)   d UNION of {x}                                 d
+    collect_list(x)  l LIST of (log order, x)                       the values of l
+    top_k(k, by, x)  t TOP k of (by, log order, x)                  the values of t
 
 As in SQL, null inputs are skipped. Sums of whole numbers are BIGINT, of DECIMAL(p,s) DECIMAL(p+10,s), exact under any order; of DOUBLE
 they depend on it, and parity checks hold them to a tolerance only.
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from watertable.errors import ExpressionError
+from watertable.errors import DefinitionError, ExpressionError
 from watertable.expressions import Expr, Scope, parse
 from watertable.schema import Column, Schema, Type
 
@@ -43,6 +46,8 @@ class Merge(StrEnum):
     FIRST = "first"
     LAST = "last"
     UNION = "union"
+    LIST = "list"
+    TOP = "top"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +55,31 @@ class StateField:
     """Keep one field of a table's state.
 
     `lift` computes a record's contribution from the record; without one, the contribution is the record's whole value, tombstones
-    included (`Latest` tables). Fields merged by FIRST or LAST hold STRUCT<order, value>; UNION holds a sorted ARRAY without repeats.
+    included (`Latest` tables). Fields merged by FIRST or LAST hold STRUCT<order, value>; UNION holds a sorted ARRAY without repeats, LIST
+    an ARRAY<STRUCT<order, value>> in log order.
     """
 
     name: str
     type: Type
     merge: Merge
     lift: Expr | None
+
+    @property
+    def layout(self) -> str:
+        """Write what must be the same in two states for them to merge."""
+        return f"{self.name} {self.type.sql()} {self.merge}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopField(StateField):
+    """Keep the greatest `limit` contributions, greatest first: ARRAY<STRUCT<by, order, value>>, lifted as STRUCT<by, value>."""
+
+    limit: int
+
+    @property
+    def layout(self) -> str:
+        """Write the limit too: what a shorter list has lost, a longer one lacks."""
+        return f"{self.name} {self.type.sql()} {self.merge} {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +88,8 @@ class Aggregation:
 
     function: str
     argument: str | None = None
+    by: str | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +105,7 @@ class BoundAggregate:
     @property
     def subtract(self) -> bool:
         """Tell whether a state can forget a record without reading the others."""
-        return self.function in ("count", "sum", "avg", "count_distinct")
+        return self.function in ("count", "sum", "avg")
 
     @property
     def exact(self) -> bool:
@@ -128,6 +153,24 @@ def last(argument: str) -> Aggregation:
     return Aggregation("last", argument)
 
 
+def collect_list(argument: str) -> Aggregation:
+    """Collect the values of an expression in log order, nulls skipped: an ARRAY, empty while nothing but nulls came."""
+    return Aggregation("collect_list", argument)
+
+
+def collect_set(argument: str) -> Aggregation:
+    """Collect the different values of an expression, sorted, nulls skipped: an ARRAY, empty while nothing but nulls came."""
+    return Aggregation("collect_set", argument)
+
+
+def top_k(k: int, by: str, value: str | None = None) -> Aggregation:
+    """Keep the k greatest by an expression, greatest first: an ARRAY of them, or of what `value` was in the same record.
+
+    Records whose `by` is null are skipped; a null `value` is an element. Of equals, the one that is later in log order comes first.
+    """
+    return Aggregation("top_k", by if value is None else value, by, k)
+
+
 def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> BoundAggregate:
     """Bind an aggregate to the columns in scope.
 
@@ -154,8 +197,16 @@ def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Bound
             fields = (StateField(name, placed(kind), Merge(aggregation.function), argument),)
             value = f"state.`{name}`.value"
         case "count_distinct":
-            fields = (StateField(name, Type("array", element=kind), Merge.UNION, argument),)
+            fields = (StateField(name, _array(kind), Merge.UNION, argument),)
             value = f"COALESCE(CAST(SIZE(state.`{name}`) AS BIGINT), CAST(0 AS BIGINT))"
+        case "collect_set":
+            fields = (StateField(name, _array(kind), Merge.UNION, argument),)
+            value = _or_empty(f"state.`{name}`", kind)
+        case "collect_list":
+            fields = (StateField(name, _array(placed(kind)), Merge.LIST, argument),)
+            value = _or_empty(f"transform(state.`{name}`, e -> e.value)", kind)
+        case "top_k":
+            fields, value = (_top(name, aggregation, scope, where),), _or_empty(f"transform(state.`{name}`, e -> e.value)", kind)
         case other:
             raise ExpressionError(f"{where}: {name}: there is no aggregate {other!r}; choose from {', '.join(sorted(_FUNCTIONS))}")
     state = Scope({"state": state_schema(fields)}, bare=())
@@ -189,6 +240,29 @@ def _sum(name: str, text: str | None, kind: Type, scope: Scope, where: str) -> S
     return StateField(name, wide, Merge.SUM, parse(f"CAST(({text}) AS {wide.sql()})", scope, where))
 
 
+def _top(name: str, aggregation: Aggregation, scope: Scope, where: str) -> TopField:
+    by, limit = aggregation.by or "", aggregation.limit
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise DefinitionError(f"{where}: {name}=top_k({limit!r}, ...): k must be a whole number from 1")
+    rank = parse(by, scope, where)
+    if not _orderable(rank.type):
+        raise ExpressionError(
+            f"{where}: {name}=top_k({limit}, {by!r}): a {rank.type.sql()} has no greatest; rank by a number, text or time"
+        )
+    lift = parse(f"CASE WHEN ({by}) IS NOT NULL THEN named_struct('by', ({by}), 'value', ({aggregation.argument})) END", scope, where)
+    kind = Type("struct", fields=(lift.type.fields[0], Column("order", PLACE.struct()), lift.type.fields[1]))
+    return TopField(name, _array(kind), Merge.TOP, lift, limit)
+
+
+def _or_empty(array: str, kind: Type) -> str:
+    """Write an array, empty where there is none."""
+    return f"COALESCE({array}, array_compact(array(CAST(NULL AS {kind.sql()}))))"
+
+
+def _array(kind: Type) -> Type:
+    return Type("array", element=kind)
+
+
 def _ratio(total: StateField, number: StateField, kind: Type) -> str:
     if kind.kind != "decimal":
         ratio = f"CAST(state.`{total.name}` AS DOUBLE) / CAST(state.`{number.name}` AS DOUBLE)"
@@ -211,5 +285,21 @@ def _orderable(kind: Type) -> bool:
     return kind.kind not in ("map", "array", "struct", "void")
 
 
-_REQUIRES: Final = {"sum": _numeric, "avg": _numeric, "min": _orderable, "max": _orderable, "count_distinct": _orderable}
-_FUNCTIONS: Final = ("count", "count_distinct", "sum", "min", "max", "avg", "first", "last")
+def _sortable(kind: Type) -> bool:
+    inner = [kind.element] if kind.kind == "array" else [f.type for f in kind.fields]
+    return kind.kind not in ("map", "void") and all(_sortable(k) for k in inner if k is not None)
+
+
+_REQUIRES: Final = {
+    "sum": _numeric,
+    "avg": _numeric,
+    "min": _orderable,
+    "max": _orderable,
+    "count_distinct": _orderable,
+    "collect_set": _orderable,
+    "collect_list": _sortable,
+    "top_k": _sortable,
+}
+_FUNCTIONS: Final = (
+    "count", "count_distinct", "sum", "min", "max", "avg", "first", "last", "collect_list", "collect_set", "top_k"
+)  # fmt: skip

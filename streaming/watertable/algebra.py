@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable.aggregates import PLACE, Merge, StateField
+from watertable.aggregates import PLACE, Merge, StateField, TopField
 from watertable.plan import Named, Project, TableDef, Where
 from watertable.schema import Column, Type, quote
 
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 _REFERENCE: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'"""  # a string literal: left alone
-    r"""|(?<![.`\w])`window`(?=\.)"""
+    r"""|(?<![.`\w])`(?P<window>window)`(?=\.)"""
     r"""|`[^`]*`"""  # a quoted name: left alone
-    r"""|(?<![.\w])(?:value|key|old|new|state)(?=\.|\s+IS\b)"""
+    r"""|(?<![.\w])(?P<name>value|key|old|new|state)(?=\.|\s+IS\b)"""
 )
-_NAMESPACES: Final = frozenset(("value", "key", "old", "new", "state", "window"))
 
 
 def render(sql: str, columns: Mapping[str, str]) -> str:
@@ -35,11 +34,12 @@ def render(sql: str, columns: Mapping[str, str]) -> str:
 
     >>> render("value.`qty` * 2 + length('value.`qty`')", {"value": "c1"})
     "c1.`qty` * 2 + length('value.`qty`')"
+    >>> render("value.`value` + key.`key`", {"value": "c1", "key": "c2"})
+    'c1.`value` + c2.`key`'
     """
 
     def swap(match: re.Match[str]) -> str:
-        text = match.group()
-        return columns.get(text.strip("`"), text) if text.strip("`") in _NAMESPACES and text[:1] != "'" else text
+        return columns.get(match["window"] or match["name"], match.group())
 
     return _REFERENCE.sub(swap, sql)
 
@@ -67,7 +67,9 @@ def lifted(field: StateField, source: str) -> str:
         case Merge.MIN | Merge.MAX:
             return f"{field.merge}({source})"
         case Merge.UNION:
-            return f"array_sort(collect_set({source}))"
+            return f"array_sort(collect_set({_member(field, source)}))"
+        case Merge.LIST | Merge.TOP:
+            return _ordered(field, f"collect_list({_at_place(field, source)})")
         case Merge.FIRST | Merge.LAST:
             pick = "max_by" if field.merge is Merge.LAST else "min_by"
             seen = f" FILTER (WHERE {source} IS NOT NULL)" if field.lift is not None else ""
@@ -80,7 +82,9 @@ def single(field: StateField, source: str) -> str:
         case Merge.SUM | Merge.MIN | Merge.MAX:
             return source
         case Merge.UNION:
-            return f"filter(array({source}), x -> x IS NOT NULL)"
+            return f"filter(array({_member(field, source)}), x -> x IS NOT NULL)"
+        case Merge.LIST | Merge.TOP:
+            return f"filter(array({_at_place(field, source)}), x -> x IS NOT NULL)"
         case Merge.FIRST | Merge.LAST:
             alone = f"named_struct('order', {place()}, 'value', {source})"
             return alone if field.lift is None else f"CASE WHEN {source} IS NOT NULL THEN {alone} END"
@@ -95,9 +99,31 @@ def merged(field: StateField, source: str, over: str = "") -> str:
             return f"{field.merge}({source}){over}"
         case Merge.UNION:
             return f"array_sort(array_distinct(flatten(collect_list({source}){over})))"
+        case Merge.LIST | Merge.TOP:
+            return _ordered(field, f"flatten(collect_list({source}){over})")
         case Merge.FIRST | Merge.LAST:
             pick = "max_by" if field.merge is Merge.LAST else "min_by"
             return f"{pick}({source}, {source}.order){over}"
+
+
+def _member(field: StateField, source: str) -> str:
+    """Write a member of a set: of floating point, the two zeros are one."""
+    kind = field.type.element
+    return f"({source} + CAST(0 AS {kind.sql()}))" if kind is not None and kind.kind in ("float", "double") else source
+
+
+def _at_place(field: StateField, source: str) -> str:
+    """Write the element of a LIST or TOP that a contribution makes: beside its place in log order, null if it is null."""
+    if isinstance(field, TopField):
+        made = f"named_struct('by', {source}.by, 'order', {place()}, 'value', {source}.value)"
+    else:
+        made = f"named_struct('order', {place()}, 'value', {source})"
+    return f"CASE WHEN {source} IS NOT NULL THEN {made} END"
+
+
+def _ordered(field: StateField, array: str) -> str:
+    """Put the elements of a LIST or TOP in their order, and leave out those beyond the limit."""
+    return f"slice(sort_array({array}, false), 1, {field.limit})" if isinstance(field, TopField) else f"array_sort({array})"
 
 
 def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:

@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from watertable import plan
-from watertable.aggregates import Merge, StateField
+from watertable.aggregates import Merge, StateField, TopField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
@@ -429,8 +429,12 @@ def _lifted(field: StateField, event: Event) -> object:
         case Merge.FIRST | Merge.LAST if field.lift is None or value is not None:  # without a lift, a tombstone counts
             return {"order": event.place, "value": value}
         case Merge.UNION if value is not None:
-            return [value]
-        case Merge.FIRST | Merge.LAST | Merge.UNION:
+            return [value + 0.0 if isinstance(value, float) else value]  # the two zeros are one member
+        case Merge.LIST if value is not None:
+            return [{"order": event.place, "value": value}]
+        case Merge.TOP if value is not None:
+            return [{"by": value["by"], "order": event.place, "value": value["value"]}]
+        case Merge.FIRST | Merge.LAST | Merge.UNION | Merge.LIST | Merge.TOP:
             return None
     return value
 
@@ -445,6 +449,17 @@ def _union(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
     key = order_key(field.type.element) or (lambda value: value)
     different = {key(value): value for value in [*b, *a]}  # of equal values the one that was there stays
     return sorted(different.values(), key=key)
+
+
+def _list(_: StateField, a: list[Any], b: list[Any]) -> list[Any]:
+    return sorted([*a, *b], key=lambda kept: kept["order"])
+
+
+def _top(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
+    assert isinstance(field, TopField)
+    assert field.type.element is not None
+    by = order_key(field.type.element.fields[0].type) or (lambda value: value)
+    return sorted([*a, *b], key=lambda kept: (by(kept["by"]), kept["order"]), reverse=True)[: field.limit]
 
 
 def _sum(_: StateField, a: Any, b: Any) -> Any:
@@ -466,4 +481,6 @@ _MERGE: Final = {
     Merge.FIRST: _strict(lambda _, a, b: min(a, b, key=lambda kept: kept["order"])),
     Merge.LAST: _strict(lambda _, a, b: max(a, b, key=lambda kept: kept["order"])),
     Merge.UNION: _strict(_union),
+    Merge.LIST: _strict(_list),
+    Merge.TOP: _strict(_top),
 }

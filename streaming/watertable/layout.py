@@ -108,7 +108,7 @@ class Layout:
     def needs_order(self) -> bool:
         """Tell whether log order matters; where only sums and counts are kept it doesn't, and the running maximum is not computed."""
         roots = [t.root for t in self.topology.tables]
-        placed = any(f.merge in (Merge.FIRST, Merge.LAST) for root in roots for f in plan.state_of(root))
+        placed = any(f.merge in (Merge.FIRST, Merge.LAST, Merge.LIST, Merge.TOP) for root in roots for f in plan.state_of(root))
         return bool(self.topology.sinks) or placed or any(isinstance(r, Aggregate) and r.windows for r in roots)
 
     @property

@@ -271,7 +271,7 @@ class TableDef:
     @property
     def state_version(self) -> str:
         """Identify the layout of key and state: eight hex digits, the same for the same layout in any process."""
-        layout = self.key.sql() + "|" + ", ".join(f"{f.name} {f.type.sql()} {f.merge}" for f in self.state)
+        layout = self.key.sql() + "|" + ", ".join(f.layout for f in self.state)
         return hashlib.sha256(layout.encode()).hexdigest()[:8]
 
     @property

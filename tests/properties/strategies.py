@@ -191,7 +191,8 @@ def _aggregate(draw: st.DrawFn, stream: Stream) -> wt.aggregates.Aggregation:
     counts = [wt.count(), wt.count(number), wt.count_distinct(text)]
     sums = [wt.sum(number), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))")]
     picks = [wt.last(number), wt.last(amount), wt.first(text), wt.min(text), wt.max(amount)]
-    return draw(st.sampled_from([*counts, *sums, *picks]))
+    several = [wt.collect_list(number), wt.collect_set(text), wt.top_k(2, amount), wt.top_k(2, number, text)]
+    return draw(st.sampled_from([*counts, *sums, *picks, *several]))
 
 
 @st.composite

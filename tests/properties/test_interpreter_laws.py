@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.properties.engines import Result, run_interpreter
 from tests.properties.strategies import START, Case, cases, drawn
 from watertable import plan
-from watertable.aggregates import Merge, StateField, placed
+from watertable.aggregates import Merge, StateField, TopField, placed
 from watertable.interpreter import _MERGE, Place, Record
 from watertable.plan import Purity
 from watertable.schema import Type
@@ -104,6 +104,9 @@ def test_a_lost_record_shows_in_the_comparison_of_results() -> None:
 PLACES = st.builds(Place, st.integers(0, 3).map(lambda s: START + timedelta(seconds=s)), st.sampled_from("ab"), st.integers(0, 1),
                    st.integers(0, 3), st.integers(0, 1))  # fmt: skip
 KEPT = st.dictionaries(PLACES, st.integers(), min_size=1, max_size=6).map(lambda kept: [{"order": o, "value": v} for o, v in kept.items()])
+LISTS = KEPT.map(lambda kept: [None, *([one] for one in kept)])
+TOPS = KEPT.map(lambda kept: [None, *([{"by": one["value"] % 3, **one}] for one in kept)])
+TOP_TYPE = Type.parse("ARRAY<STRUCT<by: BIGINT, order: STRUCT<st: TIMESTAMP>, value: BIGINT>>")
 NUMBERS = st.lists(st.one_of(st.none(), st.decimals(-(10**20), 10**20, places=3)), min_size=1, max_size=6)
 FLOATS = st.lists(st.one_of(st.none(), st.floats()), min_size=1, max_size=6)
 SETS = st.lists(st.one_of(st.none(), st.text(max_size=2).map(lambda t: [t])), min_size=1, max_size=6)
@@ -116,12 +119,14 @@ SETS = st.lists(st.one_of(st.none(), st.text(max_size=2).map(lambda t: [t])), mi
         st.tuples(st.sampled_from([(m, Type("double")) for m in (Merge.MIN, Merge.MAX)]), FLOATS),
         st.tuples(st.sampled_from([(m, placed(Type("bigint"))) for m in (Merge.FIRST, Merge.LAST)]), KEPT),
         st.tuples(st.just((Merge.UNION, Type.parse("ARRAY<STRING>"))), SETS),
+        st.tuples(st.just((Merge.LIST, Type("array", element=placed(Type("bigint"))))), LISTS),
+        st.tuples(st.just((Merge.TOP, TOP_TYPE)), TOPS),
     ),
     st.randoms(use_true_random=False),
 )
 def test_a_merge_gives_the_same_in_any_order_and_any_grouping(given_: tuple[tuple[Merge, Type], list[Any]], rng: random.Random) -> None:
     (merge, kind), values = given_
-    field = StateField("f", kind, merge, None)
+    field = TopField("f", kind, merge, None, 2) if merge is Merge.TOP else StateField("f", kind, merge, None)
 
     def fold(parts: list[Any]) -> Any:
         while len(parts) > 1:  # merge two neighbours anywhere: a random tree

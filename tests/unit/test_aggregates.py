@@ -6,7 +6,7 @@ import pytest
 
 import watertable as wt
 from watertable.aggregates import Aggregation, Merge, bind
-from watertable.errors import ExpressionError, UnknownColumn
+from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
 from watertable.expressions import Scope
 from watertable.schema import Schema
 
@@ -35,6 +35,10 @@ SCOPE = Scope(
         (wt.max("s"), "STRING", ["max"]),
         (wt.first("a"), "ARRAY<INT>", ["first"]),
         (wt.last("m"), "DECIMAL(12,3)", ["last"]),
+        (wt.collect_list("a"), "ARRAY<ARRAY<INT>>", ["list"]),
+        (wt.collect_set("t"), "ARRAY<TIMESTAMP>", ["union"]),
+        (wt.top_k(3, "m"), "ARRAY<DECIMAL(12,3)>", ["top"]),
+        (wt.top_k(3, "m", "named_struct('s', s, 'b', b)"), "ARRAY<STRUCT<`s`: STRING, `b`: BOOLEAN>>", ["top"]),
     ],
 )
 def test_an_aggregate_has_sparks_type_and_its_algebra(aggregation: Aggregation, value: str, merges: list[str]) -> None:
@@ -43,7 +47,9 @@ def test_an_aggregate_has_sparks_type_and_its_algebra(aggregation: Aggregation, 
     assert [f.merge for f in bound.state] == [Merge(m) for m in merges]
 
 
-@pytest.mark.parametrize("aggregation", [wt.sum("s"), wt.sum("t"), wt.avg("b"), wt.min("a"), wt.max("a"), wt.count_distinct("a")])
+@pytest.mark.parametrize(
+    "aggregation", [wt.sum("s"), wt.sum("t"), wt.avg("b"), wt.min("a"), wt.max("a"), wt.count_distinct("a"), wt.collect_set("a")]
+)
 def test_an_aggregate_of_a_wrong_type_is_refused_with_the_type_that_came(aggregation: Aggregation) -> None:
     with pytest.raises(ExpressionError, match=rf"^here:1: x={aggregation.function}\('{aggregation.argument}'\): a \S+ has no"):
         bind("x", aggregation, SCOPE, "here:1")
@@ -55,8 +61,30 @@ def test_an_aggregate_of_an_unknown_column_names_it_and_the_place() -> None:
 
 
 def test_an_unknown_aggregate_lists_the_known_ones() -> None:
-    with pytest.raises(ExpressionError, match=r"no aggregate 'median'; choose from avg, count, count_distinct, first, last, max, min, sum"):
+    known = "avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k"
+    with pytest.raises(ExpressionError, match=rf"no aggregate 'median'; choose from {known}$"):
         bind("x", Aggregation("median", "i"), SCOPE, "here:1")
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, True, "3"])
+def test_a_top_k_of_no_whole_number_is_refused(k: int) -> None:
+    with pytest.raises(DefinitionError, match=r"^here:1: x=top_k\(.*k must be a whole number from 1"):
+        bind("x", wt.top_k(k, "i"), SCOPE, "here:1")
+
+
+def test_a_top_k_ranks_by_what_has_an_order() -> None:
+    with pytest.raises(ExpressionError, match=r"^here:1: x=top_k\(2, 'a'\): a ARRAY<INT> has no greatest"):
+        bind("x", wt.top_k(2, "a", "i"), SCOPE, "here:1")
+
+
+def test_a_list_holds_what_can_be_put_in_order() -> None:
+    with pytest.raises(ExpressionError, match=r"a MAP<STRING, INT> has no collect_list"):
+        bind("x", wt.collect_list("map('a', i)"), SCOPE, "here:1")
+
+
+def test_another_k_is_another_state() -> None:
+    layouts = [bind("x", wt.top_k(k, "i"), SCOPE, "here:1").state[0].layout for k in (2, 3)]
+    assert layouts[0] != layouts[1]
 
 
 @pytest.mark.parametrize(("aggregation", "exact"), [(wt.sum("m"), True), (wt.sum("d"), False), (wt.avg("i"), True), (wt.max("d"), True)])

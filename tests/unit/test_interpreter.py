@@ -253,6 +253,27 @@ def test_sums_and_averages_of_nothing_but_nulls_are_null_and_counts_are_zero(fee
     assert list(engine.tables["t1"].values()) == [{"k": "k", "s": None, "a": None, "n": 0, "d": 0, "m": None}]
 
 
+def test_lists_are_in_log_order_sets_are_sorted_and_both_skip_nulls(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.group_by_key().agg(list=wt.collect_list("x"), set=wt.collect_set("x")).materialized_as("t1")
+
+    late = [feed(9, x=4, partition=1), feed(9, x=None)]
+    engine = ran(define, late, [feed(1, x=7, partition=2), feed(2, x=4, partition=2), feed(0, "empty", partition=2, x=None)])
+    assert list(engine.tables["t1"].values()) == [
+        {"k": "k", "list": [7, 4, 4], "set": [4, 7]},
+        {"k": "empty", "list": [], "set": []},
+    ]
+
+
+def test_the_greatest_come_first_and_of_equals_the_later_in_log_order(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.group_by_key().agg(top=wt.top_k(2, "x"), whose=wt.top_k(3, "x", "g")).materialized_as("t1")
+
+    late = [feed(5, x=8, g="late", partition=1), feed(5, x=None, g="unranked")]
+    engine = ran(define, late, [feed(1, x=8, g="early", partition=2), feed(2, x=9, partition=2), feed(3, x=1, g="small", partition=2)])
+    assert list(engine.tables["t1"].values()) == [{"k": "k", "top": [9, 8], "whose": [None, "late", "early"]}]
+
+
 def test_a_late_record_still_updates_its_open_windows(feed: Feed) -> None:
     def define(app: wt.App, s: Stream) -> None:
         hopping = wt.hopping(seconds=10, every=wt.seconds(5), grace=wt.seconds(1))
