@@ -151,9 +151,9 @@ def fold(name: AppName) -> None:
 
     settings, loaded = _app(name)
     with _session(settings) as spark:
-        folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables).folder.fold_all()
-    for table, seq in folded.items():
-        out.print(f"[green]✓[/] {table} folded up to commit {seq:,}", highlight=False)
+        folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables).fold_all()
+    for table, fold in folded.items():
+        out.print(f"[green]✓[/] {table} folded up to commit {fold.mark.seq:,}", highlight=False)
     if not folded:
         out.print("[green]✓[/] nothing to fold")
 

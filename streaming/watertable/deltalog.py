@@ -99,6 +99,11 @@ class Snapshot:
         return tuple(self._snapshot.schema().fieldNames())
 
     @property
+    def bytes(self) -> int:
+        """Add up the table's files."""
+        return int(self._snapshot.sizeInBytes())
+
+    @property
     def timestamp(self) -> int:
         """Give the time of this version's commit, in milliseconds since 1970."""
         return int(self._snapshot.timestamp())

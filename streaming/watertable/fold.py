@@ -3,14 +3,16 @@
 A fold pins a base with the (epoch, seq) it has folded, computes the *absolute* rows at a later seq S of every key that changed in
 between, and merges them where they are newer than what is there, under the transaction (`watertable/fold`, epoch << 40 | S). Absolute
 rows make the order of folds irrelevant: a stale one changes nothing, whether Delta skips its transaction, refuses its race, or finds no
-older row. A `__commit` row then confirms (table, version, epoch, S); a fold that dies before that is found by its transaction.
+older row. A `__commit` row then confirms (table, version, epoch, S) of all tables of a round; a fold that dies before that is found by
+its transaction.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +31,7 @@ from watertable.reader import (
     ROWS_PROPERTY,
     SEQ_BITS,
     STATE_PROPERTY,
+    Known,
     Reader,
     View,
     base_name,
@@ -44,13 +47,24 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 _CONF: Final = {
-    "spark.sql.adaptive.enabled": "true",
     "spark.databricks.delta.merge.materializeSource": "none",  # the source is checkpointed already
     "spark.databricks.delta.stalenessLimit": "0",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM lists folders in so many tasks: 10,000 by default
 }
 OVERWRITE_FROM: Final = 0.3
 """The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it."""
+SMALL_BASE: Final = 4 << 20
+"""Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
+SMALL_FOLD: Final = 64 << 20
+"""Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFold:
+    """Hold what a fold of one table came to: its mark, and the milliseconds that it took."""
+
+    mark: FoldMark
+    ms: int
 
 
 class Folder:
@@ -63,34 +77,52 @@ class Folder:
         self.reader = Reader(spark, warehouse, app, tables)
         self.changelog = self.reader.changelog
         self._lock = threading.Lock()  # a MERGE takes its transaction from the session's settings
+        self._marks: tuple[FoldMark, ...] = ()
 
     def fold(self, table: str, upto: int | None = None) -> int | None:
         """Fold a table up to a seq, the app's newest by default; give the seq folded.
 
         None says that there was nothing to do, or that another fold got there first.
         """
-        wanted = self.reader.tables[table]
         view = self.reader.view([table])
         if upto is not None and view.bases[table].seq < upto < view.position.seq:
             view = self.reader.view([table], replace(view.position, seq=upto))
         elif upto is not None and upto <= view.bases[table].seq:
             return None
-        failpoints.hit("fold.after_pin")
-        with self._lock:
-            mark = self._fold(wanted, view)
-            if hides(wanted):
-                self._publish(wanted)
-        if mark is None:
-            return None
-        failpoints.hit("fold.after_merge")
-        self._confirm(mark, view)
-        failpoints.hit("fold.after_confirm")
-        return mark.seq
+        done = self._round(view).get(table)
+        return done.mark.seq if done else None
 
-    def fold_all(self, tables: Sequence[str] | None = None) -> Mapping[str, int]:
-        """Fold several tables, all by default, one after the other; give the seq of each that was folded."""
+    def fold_all(
+        self, tables: Sequence[str] | None = None, known: Known | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> Mapping[str, TableFold]:
+        """Fold several tables, all by default, to one position, and confirm them in one commit; give those that were folded.
+
+        `known` is what the app's writer remembers, which spares looking for it; `stop` ends the round before its next table.
+        """
         names = list(self.reader.tables) if tables is None else tables
-        return {name: seq for name in names if (seq := self.fold(name)) is not None}
+        if known is None:
+            return self._round(self.reader.view(names), stop)
+        head = replace(known.head, folds=(*known.head.folds, *self._marks))
+        return self._round(self.reader.view_for(names, replace(known, head=head)), stop)
+
+    def _round(self, view: View, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
+        failpoints.hit("fold.after_pin")
+        done: dict[str, TableFold] = {}
+        for name in view.bases:
+            if stop():
+                break
+            table, began = self.reader.tables[name], time.monotonic()
+            with self._lock:
+                mark = self._fold(table, view)
+                if hides(table):
+                    self._publish(table)
+            if mark is not None:
+                done[name] = TableFold(mark, round((time.monotonic() - began) * 1000))
+                failpoints.hit("fold.after_merge")
+        if done:
+            self._confirm(tuple(fold.mark for fold in done.values()), view)
+            failpoints.hit("fold.after_confirm")
+        return done
 
     def _fold(self, table: TableDef, view: View) -> FoldMark | None:
         base, position, name = view.bases[table.name], view.position, base_name(table)
@@ -99,7 +131,7 @@ class Folder:
         if ancestor and newest.seq >= position.seq:
             return None
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
-        tail = view.tail_bytes(table)
+        tail, size = view.tail_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
         same = view.new_bytes(table) == 0 and ancestor and not outdated
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
@@ -108,11 +140,13 @@ class Folder:
             if same and newest.snapshot is not None:  # an empty commit lets trims go on
                 rows = newest.snapshot.frame().limit(0)
                 self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
-            elif base.snapshot is None or not ancestor or outdated or tail > OVERWRITE_FROM * base.snapshot.files("true").bytes:
+            elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
+                self.spark.conf.set("spark.sql.adaptive.enabled", str(tail + size > SMALL_FOLD).lower())
                 frame = _shaped(table, view.states(table)).where("alive").drop("key", "alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
+                self.spark.conf.set("spark.sql.adaptive.enabled", str(tail > SMALL_FOLD).lower())
                 self._merge(table, view, number)
         except Fenced:
             return None
@@ -219,15 +253,17 @@ class Folder:
         first = dead.agg(F.min("seq")).head()
         return int(first[0]) if first and first[0] is not None else seq + 1
 
-    def _confirm(self, mark: FoldMark, view: View) -> None:
+    def _confirm(self, marks: tuple[FoldMark, ...], view: View) -> None:
         after = view.head.last.commit_time if view.head.last else None
-        info = CommitInfo(kind="fold", epoch=mark.epoch, seq=mark.seq, folds=(mark,), commit_time=now_after(after))
+        info = CommitInfo(kind="fold", epoch=view.position.epoch, seq=view.position.seq, folds=marks, commit_time=now_after(after))
         rows = self.changelog.append_rows([], info).coalesce(1)
         try:
-            self.changelog.log.append(rows, note=f"fold of {mark.table} at {view.position}")
+            self.changelog.log.append(rows, note=f"fold of {', '.join(m.table for m in marks)} at {view.position}")
+            kept = {m.table: m for m in (*self._marks, *marks)}
+            self._marks = tuple(kept.values())
         except JVM_ERRORS as error:
             if conflict(error) is None:
-                raise  # a start that adds columns has won; the fold is found by its transaction
+                raise  # a start that adds columns has won; the folds are found by their transactions
 
 
 def _shaped(table: TableDef, states: DataFrame) -> DataFrame:

@@ -247,7 +247,7 @@ class _Job:
         for worker in self._workers:
             worker.start()
         if self.position.seq:
-            self.folding.waiting(self.position, {})
+            self.folding.waiting(self.writer.known, {})
         self.courier.deliver(self.position, self.offsets, None)
 
     def _make_outputs(self) -> None:
@@ -326,7 +326,7 @@ class _Job:
         rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
         outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
         self.courier.deliver(self.position, self.offsets, outbox)
-        self.folding.waiting(self.position, rows)
+        self.folding.waiting(self.writer.known, rows)
         times = [t for t in self.stream_times.values() if t is not None]
         self.emit(
             BatchCommitted(

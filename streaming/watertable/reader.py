@@ -87,10 +87,20 @@ class Recent:
 
     def files(self, table: str, after: int, upto: int) -> Files | None:
         """List the files of a table in commits (after, upto]; None when they reach back before the writer's first."""
-        if after < self._after or (self._commits and self._commits[-1][0] < upto):
+        commits = tuple(self._commits)  # the writer's thread adds to them
+        if after < self._after or (commits[-1][0] if commits else self._after) < upto:
             return None
-        found = tuple(f for seq, files in self._commits if after < seq <= upto for name, f in files if name == table)
+        found = tuple(f for seq, files in commits if after < seq <= upto for name, f in files if name == table)
         return Files(found, len(found), sum(f.size() for f in found))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Hold what an app's writer knows of its own commits, so that nobody beside it has to look for them."""
+
+    head: Head
+    position: Position
+    recent: Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,13 +311,16 @@ class Reader:
             bases[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
         return View(self.changelog, snapshot, head, head.lineage, position, bases)
 
-    def view_for(self, table: TableDef, head: Head, position: Position, recent: Recent) -> View:
-        """Pin a table for its one writer, who knows where the app stands."""
-        base, snapshot = self.newest(table), self.changelog.snapshot()
-        if base.snapshot is not None and not head.lineage.holds(base.epoch, base.seq):
-            base = self._older(table, position, head, snapshot)
-        base = self._with_tombstones(table, base, head, snapshot)
-        return View(self.changelog, snapshot, head, head.lineage, position, {table.name: base}, recent)
+    def view_for(self, tables: Sequence[str], known: Known) -> View:
+        """Pin tables at the position of their one writer, who knows where the app stands."""
+        pinned = {name: self.newest(self.tables[name]) for name in tables}
+        snapshot, head = self.changelog.snapshot(), known.head
+        for name, newest in pinned.items():
+            base = newest
+            if newest.snapshot is not None and (newest.seq > known.position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
+                base = self._older(self.tables[name], known.position, head, snapshot)
+            pinned[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
+        return View(self.changelog, snapshot, head, head.lineage, known.position, pinned, known.recent)
 
     def log(self, base: str) -> DeltaLog:
         """Follow the Delta table that holds a table's base."""

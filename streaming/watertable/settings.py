@@ -152,6 +152,7 @@ class Settings(BaseSettings):
             "spark.driver.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",  # deep plans overflow the default stack
             "spark.executor.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",
             "spark.databricks.delta.snapshotPartitions": "2",  # a snapshot is 50 tasks by default, whatever its size
+            "spark.sql.codegen.cache.maxEntries": "1000",  # a round of commits and folds is more plans than the 100 it keeps by default
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "WARN",

@@ -17,24 +17,13 @@ from typing import TYPE_CHECKING, Final, Self
 from watertable import failpoints
 from watertable.changelog import Changelog, CommitInfo, Head, Position, now_after, system_parts, table_part
 from watertable.errors import Fenced, StoreError
-from watertable.fold import Folder
+from watertable.fold import Folder, TableFold
 from watertable.plan import TableDef
-from watertable.reader import SEQ_BITS, Reader, Recent, materialise
+from watertable.reader import SEQ_BITS, Known, Reader, Recent, materialise
 from watertable.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-SPARK_CONF: Final[Mapping[str, str]] = {
-    "spark.databricks.delta.snapshotPartitions": "2",  # a snapshot is 50 tasks by default, whatever its size
-    "spark.databricks.delta.stalenessLimit": "0",  # a reader must see the commit that was made before it asked
-    "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
-    "spark.databricks.delta.optimize.maxThreads": "1",  # upkeep runs beside the stream, at low weight
-    "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
-    "spark.sql.codegen.cache.maxEntries": "1000",  # 100 by default: a commit and a fold run more plans than that, compiled anew each time
-    "spark.databricks.delta.retentionDurationCheck.enabled": "true",
-}
-"""What the store wants of a session; users' own `spark.*` settings win."""
 
 WRITER_LINE: Final = "watertable/writer"
 SMALL_BATCH: Final = 50_000
@@ -107,6 +96,10 @@ class Store:
         found = changelog.head(since=head.position.seq)
         return Writer(self, found, info, fence)
 
+    def fold_all(self, known: Known | None = None, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
+        """Fold all tables to one position; see `Folder.fold_all`."""
+        return self.folder.fold_all(None, known, stop)
+
     def fold(self, table: str, upto: int | None = None) -> int | None:
         """Fold a table's tail into its Delta table; see `Folder.fold`."""
         return self.folder.fold(table, upto)
@@ -142,6 +135,11 @@ class Writer:
     def last(self) -> CommitInfo | None:
         """Give the newest commit: where its offsets end, the next batch begins."""
         return self._last
+
+    @property
+    def known(self) -> Known:
+        """Give what this writer knows of its own commits."""
+        return Known(replace(self._head, last=self._last), self.position, self._recent)
 
     @property
     def generation(self) -> int:
@@ -180,7 +178,7 @@ class Writer:
         """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut."""
 
         def look(table: TableDef, keys: DataFrame) -> DataFrame:
-            view = self._store.reader.view_for(table, self._head, self.position, self._recent)
+            view = self._store.reader.view_for([table.name], self.known)
             return materialise(view.states(table, keys).select("key", "state"))
 
         return look

@@ -18,13 +18,13 @@ from watertable.changelog import Position
 from watertable.errors import Fenced, KafkaError
 from watertable.events import Folded, Listener, TableFolded
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place
-from watertable.reader import base_name
 from watertable.session import UPKEEP_POOL, job_group
 
 if TYPE_CHECKING:
     from watertable.changelog import Lineage, Offsets
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
+    from watertable.reader import Known
     from watertable.store import Store
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Folding(Worker):
         self._lock = threading.Lock()
         self._waiting: dict[str, int] = {}
         self._oldest: float | None = None
-        self._position: Position | None = None
+        self._known: Known | None = None
         self._due = self._tidy_due = 0.0
         self._finishing = False
 
@@ -108,10 +108,10 @@ class Folding(Worker):
         with self._lock:
             return max(self._waiting.values(), default=0)
 
-    def waiting(self, position: Position, rows: Mapping[str, int]) -> None:
-        """Hear of a commit, and of how many rows it added to each table's tail."""
+    def waiting(self, known: Known, rows: Mapping[str, int]) -> None:
+        """Hear of a commit from its writer, and of how many rows it added to each table's tail."""
         with self._lock:
-            self._position = position
+            self._known = known
             self._oldest = self._oldest or time.monotonic()
             for table, count in rows.items():
                 self._waiting[table] = self._waiting.get(table, 0) + count
@@ -148,23 +148,17 @@ class Folding(Worker):
     def _fold(self) -> None:
         with self._lock:
             oldest, self._oldest = self._oldest, None
-            self._waiting, position = {}, self._position
-        began, done = time.monotonic(), {}
-        if position is None:
+            self._waiting, known = {}, self._known
+        if known is None:
             return  # nothing was ever committed
-        for name, table in self._store.reader.tables.items():
-            if self._closed.is_set():
-                return
-            since = time.monotonic()
-            with self._group(f"fold {name}"):
-                seq = self._store.fold(name)
-            if seq is not None:
-                latest = self._store.folder.reader.log(base_name(table)).latest()
-                folded = f"{position.app}@{position.epoch}.{seq}"
-                done[name] = TableFolded(version=latest.version if latest else -1, folded=folded, ms=_ms(since))
+        began = time.monotonic()
+        with self._group("fold"):
+            done = self._store.fold_all(known, self._closed.is_set)
         if done:
             lag = 0.0 if oldest is None else time.monotonic() - oldest
-            self._emit(Folded(tables=done, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
+            folded = str(known.position)
+            tables = {name: TableFolded(version=fold.mark.version, folded=folded, ms=fold.ms) for name, fold in done.items()}
+            self._emit(Folded(tables=tables, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
 
     def _group(self, what: str) -> contextlib.AbstractContextManager[object]:
         return job_group(self._store.spark, self._group_id, what, UPKEEP_POOL)

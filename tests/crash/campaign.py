@@ -222,7 +222,9 @@ class Chain:
 
     def start(self, **options: Any) -> Child:
         """Start a child and wait until it has its JVM."""
-        script = Script(suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, **options)
+        script = Script(
+            suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, merges=self.seed % 2 == 1, **options
+        )  # fmt: skip
         if self.archive:
             script = replace(script, archive=self.archive)
         child = Child(script, self.home / "child.log")

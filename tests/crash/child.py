@@ -41,6 +41,7 @@ class Script:
     read: str = ""
     archive: str = ""
     make_archive: bool = False
+    merges: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -48,7 +49,7 @@ class Script:
 
 def main(script: Script) -> int:
     from tests.crash.ledger import topology
-    from watertable import errors, events, job
+    from watertable import errors, events, fold, job
     from watertable.errors import WatertableError
     from watertable.session import spark_session
     from watertable.settings import Settings
@@ -70,6 +71,8 @@ def main(script: Script) -> int:
     jvm = spark.sparkContext._gateway.proc
     say({"event": "child", "pid": os.getpid(), "jvm": jvm.pid})
     small_buckets()
+    if script.merges:  # tables as small as these would all be folded by writing them anew
+        fold.SMALL_BASE = -1  # type: ignore[misc]
     BUGS.get(script.bug, lambda: None)()
     if script.point:
         arm(script, jvm)
