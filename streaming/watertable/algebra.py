@@ -8,14 +8,17 @@ readers see. Everything is built-in columnar functions; the SQL is composed as t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from watertable import plan
 from watertable.aggregates import PLACE, Merge, StateField, TopField
-from watertable.plan import Named, Project, TableDef, Where
+from watertable.expressions import Expr
+from watertable.plan import How, Match, Named, Part, Project, Side, Stage, TableDef, Where
 from watertable.schema import Column, Type, quote
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ _REFERENCE: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'"""  # a string literal: left alone
     r"""|(?<![.`\w])`(?P<window>window)`(?=\.)"""
     r"""|`[^`]*`"""  # a quoted name: left alone
-    r"""|(?<![.\w])(?P<name>value|key|old|new|state)(?=\.|\s+IS\b)"""
+    r"""|(?<![.\w])(?P<name>value|key|old|new|state|left|right)(?=\.|\s+IS\b)"""
 )
 
 
@@ -126,6 +129,15 @@ def _ordered(field: StateField, array: str) -> str:
     return f"slice(sort_array({array}, false), 1, {field.limit})" if isinstance(field, TopField) else f"array_sort({array})"
 
 
+def placed_in(table: TableDef, part: Part) -> list[str]:
+    """Write the selects that put the key and state of one of a table's leaves in their places in the table's."""
+    theirs = plan.key_of(part.leaf).names
+    key = ", ".join(f"'{mine}', key.{quote(name)}" for mine, name in zip(table.key.names, theirs, strict=True))
+    fed = {name: f"state.{quote(own)}" for own, name in part.fields} | ({part.there: "TRUE"} if part.there is not None else {})
+    state = ", ".join(f"'{f.name}', {fed.get(f.name) or f'CAST(NULL AS {f.type.sql()})'}" for f in table.state)
+    return [f"named_struct({key}) AS key", f"named_struct({state}) AS state"]
+
+
 def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:
     """Merge the states of each key: `key`, `state` (and `epoch`, `seq`: those of the commit that touched the key last) to one row a key.
 
@@ -158,33 +170,59 @@ def finish(table: TableDef, rows: DataFrame) -> DataFrame:
     A row that isn't alive (deleted, or refused by a filter of the table) has a null `row`. An expression that fails gives null: a
     table's stages run where it is read, and there is no record to refuse any more.
     """
+    columns = [quote(c) for c in rows.columns]
     for level in finishing(table, state="state", key="key", into="_v"):
         rows = rows.selectExpr("*", *level)
     last = f"_v{len(table.stages)}"
     parts = [f"'{c.name}', key.{quote(c.name)}" for c in table.key] + [f"'{c.name}', {last}.{quote(c.name)}" for c in table.value]
     row = f"CASE WHEN {last} IS NOT NULL THEN named_struct({', '.join(parts)}) END AS row"
-    return rows.selectExpr("*", f"{last} IS NOT NULL AS alive", row).drop("_w", *(f"_v{i + 1}" for i in range(len(table.stages))))
+    return rows.selectExpr(*columns, f"{last} IS NOT NULL AS alive", row)
 
 
 def finishing(table: TableDef, *, state: str, key: str, into: str, window: str = "_w") -> list[list[str]]:
     """Write the selects that take a state to the table's value: the last one's column is `<into><number of stages>`, null if dead."""
     spaces = {"state": state, "key": key, "window": window}
-    alive = f"{state} IS NOT NULL"
-    if table.alive is not None:
-        alive += f" AND ({render(table.alive.safe_sql, spaces)})"
+    levels = _finishing(table.alive, table.stages, table.key.names, spaces, into)
+    if table.windows is not None:
+        levels[0:0] = [[f"named_struct('start', {key}.window_start, 'end', {key}.window_end) AS {window}"]]
+    return levels
+
+
+def _finishing(
+    alive: Expr | None, stages: Sequence[Stage], key: Sequence[str], spaces: Mapping[str, str], into: str
+) -> list[list[str]]:  # fmt: skip
+    there = f"{spaces['state']} IS NOT NULL"
+    if alive is not None:
+        there += f" AND ({render(alive.safe_sql, spaces)})"
     levels: list[list[str]] = []
-    for number, stage in enumerate(table.stages, start=1):
-        here = spaces | ({"value": f"{into}{number - 1}"} if number > 1 else {})
-        before = alive if number == 1 else f"{into}{number - 1} IS NOT NULL"
+    for number, stage in enumerate(stages, start=1):
+        here = {**spaces, "value": f"{into}{number - 1}"} if number > 1 else spaces
+        before = there if number == 1 else f"{into}{number - 1} IS NOT NULL"
         match stage:
             case Project():
                 sql = f"CASE WHEN {before} THEN {named_struct(stage.columns, here)} END"
             case Where():
                 sql = f"CASE WHEN {before} AND COALESCE({render(stage.condition.safe_sql, here)}, FALSE) THEN {here['value']} END"
+            case Match():
+                sides = [_side(side, key, here, f"{into}{name}") for name, side in (("l", stage.left), ("r", stage.right))]
+                levels += [a + b for a, b in zip_longest(*sides, fillvalue=[])]
+                left, right = (f"{into}{name}{len(side.stages)}" for name, side in (("l", stage.left), ("r", stage.right)))
+                found = {How.INNER: f"{left} IS NOT NULL AND {right} IS NOT NULL", How.LEFT: f"{left} IS NOT NULL",
+                         How.OUTER: f"({left} IS NOT NULL OR {right} IS NOT NULL)"}[stage.how]  # fmt: skip
+                sql = f"CASE WHEN {found} THEN {named_struct(stage.columns, {**here, 'left': left, 'right': right})} END"
         levels.append([f"{sql} AS {into}{number}"])
-    if table.windows is not None:
-        levels[0:0] = [[f"named_struct('start', {key}.window_start, 'end', {key}.window_end) AS {window}"]]
     return levels
+
+
+def _side(side: Side, key: Sequence[str], spaces: Mapping[str, str], into: str) -> list[list[str]]:
+    """Write the selects that take the state of a join to the value of one of its sides."""
+    joined, own = spaces["state"], {**spaces, "state": f"{into}s", "key": f"{into}k"}
+    state = "named_struct(" + ", ".join(f"'{mine}', {joined}.{quote(name)}" for mine, name in side.state) + ")"
+    if side.there:
+        state = f"CASE WHEN {' OR '.join(f'{joined}.{quote(name)}' for name in side.there)} THEN {state} END"
+    names = ", ".join(f"'{mine}', {spaces['key']}.{quote(name)}" for mine, name in zip(side.key, key, strict=True))
+    first = [f"{state} AS {own['state']}", f"named_struct({names}) AS {own['key']}"]
+    return [first, *_finishing(side.alive, side.stages, side.key, own, into)]
 
 
 def named_struct(columns: Named, spaces: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ are streamed, and the writer's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from watertable import plan
-from watertable.algebra import finishing, lifted, merged, single
+from watertable.algebra import finishing, lifted, merged, placed_in, single
 from watertable.layout import Fold, Layout, Segment, literal
 from watertable.plan import Aggregate, TableDef, Topology
 from watertable.schema import quote
@@ -110,7 +111,7 @@ class Compiler:
         run = _Run(self.layout, carry, lookup)
         frames = {0: run.base(records)}
         watched, figures = run.watched(frames[0])
-        partial: dict[plan.Table, DataFrame] = {}
+        partial: dict[plan.Leaf, DataFrame] = {}
         if self.layout.direct is None:
             frames[0] = run.keep(watched)
         else:
@@ -128,7 +129,7 @@ class Compiler:
         bad = [s for s in self.layout.segments if s.failures and not (s.number == 0 and not stats.quarantined)]
         counted = run.counted(stats, frames)
         return Batch(
-            tables={table.name: partial[table.root] for table in self.topology.tables},
+            tables={table.name: run.deltas(table, partial) for table in self.topology.tables},
             outbox=run.outbox(frames),
             quarantine=_union([run.quarantine(frames[s.number]) for s in bad]),
             dropped=_union([*late, *counted]),
@@ -182,7 +183,7 @@ class _Run:
         for number, fold in enumerate(segment.folds):
             if isinstance(fold.root, Aggregate) and fold.root.windows:
                 sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
-                names[f"l{number}"] = (fold.label, "late")
+                names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
         partitions = list(self.carry)
         for number, (topic, partition) in enumerate(partitions):
             here = f"topic = {literal(topic)} AND partition = {partition}"
@@ -193,7 +194,9 @@ class _Run:
 
         def figures() -> BatchStats:
             seen = observation.get
-            counts = {name: int(seen[column] or 0) for column, name in names.items()}
+            counts: Counter[tuple[str, str] | str] = Counter()
+            for column, name in names.items():
+                counts[name] += int(seen[column] or 0)
             read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"]) or self.carry[p]) for i, p in enumerate(partitions)}
             if seen["records"] != sum(p.records for p in read.values()):
                 raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
@@ -256,6 +259,37 @@ class _Run:
         each = contributions.withColumn("key", F.expr(_windowed_key(fold, "open", "last", _microseconds(windows.size))))
         return each.groupBy("key").agg(*folded)
 
+    def deltas(self, table: TableDef, partial: Mapping[plan.Leaf, DataFrame]) -> DataFrame:
+        """Give what a batch adds to a table: of a join, the partial states of both sides, to be merged where they are read."""
+        if not isinstance(table.root, plan.TableJoin):
+            return partial[table.root]
+        parts = [partial[part.leaf].selectExpr(*placed_in(table, part), "st") for part in table.parts]
+        return reduce(lambda a, b: a.unionByName(b), parts)
+
+    def singles(self, table: TableDef, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Give what each record of the batch adds to a table by itself: `key`, `state`, and its place.
+
+        Where a table has several leaves, the n-th of m takes a record at `ord * m + n`.
+        """
+        found = []
+        for number, part in enumerate(table.parts):
+            segment, fold = self.layout.folds[part.leaf]
+            rows, _ = self.contributions(fold, frames[segment.number])
+            if table.windows is not None:
+                size, advance = _microseconds(table.windows.size), _microseconds(table.windows.advance)
+                each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
+                numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
+                rows = numbered.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
+            fields = plan.state_of(part.leaf)
+            sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in fields}
+            alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in fields)
+            rows = rows.selectExpr("key", f"named_struct({alone}) AS state", "ts", *_PLACE, *_RAW)
+            if isinstance(table.root, plan.TableJoin):
+                others = (c for c in _PLACE if c != "ord")
+                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *_RAW)
+            found.append(rows)
+        return reduce(lambda a, b: a.unionByName(b), found)
+
     def quarantine(self, frame: DataFrame) -> DataFrame:
         """Give the refused records of a segment, with their bytes."""
         bad = frame.where("size(bad) > 0").withColumn("b", F.expr("explode(bad)"))
@@ -312,17 +346,8 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
     def _changes(self, node: plan.ToStream, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Run the states of the touched keys forward, record by record in log order, from the old rows."""
         table = self.layout.topology.table(node.table)
-        segment, fold = self.layout.folds[table.root]
-        contributions, _ = self.contributions(fold, frames[segment.number])
-        if table.windows is not None:
-            size, advance = _microseconds(table.windows.size), _microseconds(table.windows.advance)
-            each = contributions.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
-            numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
-            contributions = numbered.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
-        old = self.lookup(table, contributions.select("key").distinct())
-        sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in table.state}
-        alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in table.state)
-        rows = contributions.selectExpr("key", f"named_struct({alone}) AS state", "TRUE AS present", "ts", *_PLACE, *_RAW)
+        rows = self.singles(table, frames).withColumn("present", F.lit(True))
+        old = self.lookup(table, rows.select("key").distinct())
         seeds = old.selectExpr("key", "state", "FALSE AS present")
         both = rows.unionByName(seeds, allowMissingColumns=True)
         forward = "PARTITION BY key ORDER BY present, st, topic, partition, offset, ord"

@@ -21,7 +21,7 @@ from watertable import plan
 from watertable.aggregates import Aggregation, bind
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse, parse_predicate
-from watertable.plan import Format, Named, Sink, TableDef, Topic, Topology
+from watertable.plan import Format, How, Named, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema, check_identifier
 from watertable.windows import TimeWindows
@@ -397,6 +397,34 @@ class Table:
         plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableMapValues(parent=self.node, columns=made, location=where))
 
+    def join(self, other: Table, /, **columns: str) -> Table:
+        """Join with another table by key: a row of these expressions for each key that both have.
+
+        Columns are named `left.x`, `right.x` and `key.x`, where `left` is this table. The keys must have the same types, and take the
+        names of this table's. Raises `DefinitionError` when the keys or windows differ.
+        """
+        return self._join(How.INNER, other, columns, _here())
+
+    def left_join(self, other: Table, /, **columns: str) -> Table:
+        """Join, with a row for each key of this table; `right` is null where the other has none."""
+        return self._join(How.LEFT, other, columns, _here())
+
+    def outer_join(self, other: Table, /, **columns: str) -> Table:
+        """Join, with a row for each key that either table has; the side without a row is null."""
+        return self._join(How.OUTER, other, columns, _here())
+
+    def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
+        what = "join" if how is How.INNER else f"{how}_join"
+        if other.app is not self.app:
+            raise DefinitionError(f"{where}: {what} wants two tables of one app: {self.app.name!r} here, {other.app.name!r} there")
+        _check_same_key(self.key, other.key, where, what)
+        windows = [plan.windows_of(table.node) for table in (self, other)]
+        if len({w and (w.size, w.advance) for w in windows}) != 1:
+            raise DefinitionError(f"{where}: {what} wants the same windows: {windows[0] or 'none'} here, {windows[1] or 'none'} there")
+        made = _named(columns, plan.join_scope(self.node, other.node), where)
+        plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        return Table(self.app, plan.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
+
     def materialized_as(self, name: str, *, description: str = "") -> Table:
         """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
         where = _here()
@@ -456,6 +484,15 @@ def _group(columns: tuple[str, ...], named: dict[str, str], scope: Scope, where:
         raise SchemaError(f"{where}: {operator}: column {', '.join(repeated)} is named twice")
     _check_key(Schema.of((name, expr.type) for name, expr in made), where, operator)
     return tuple(made)
+
+
+def _check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:
+    """Refuse keys that can't be equal: of other types, or of another number of columns."""
+    if [c.type for c in left] != [c.type for c in right]:
+        mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
+        raise DefinitionError(
+            f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one in its group_by"
+        )
 
 
 def _check_key(key: Schema, where: str, operator: str) -> None:

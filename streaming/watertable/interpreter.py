@@ -24,7 +24,7 @@ from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
-from watertable.plan import Named, Project, Sink, Stage, Topic, Topology
+from watertable.plan import How, Match, Named, Project, Side, Sink, Stage, Topic, Topology, Where
 from watertable.rules import OnFail
 from watertable.scalars import EXACT, order_key
 from watertable.windows import EPOCH
@@ -128,14 +128,24 @@ class _Kept:
     """Hold what the definition of a table says, worked out once."""
 
     name: str
-    root: plan.Latest | plan.Aggregate
-    number: int
     key: tuple[str, ...]
     state: tuple[StateField, ...]
+    parts: tuple[_Part, ...]
     windowed: bool
     alive: Expr | None
     stages: tuple[Stage, ...]
     watched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Hold one leaf of a table: its number, what it keeps, and where that is in the table's state."""
+
+    leaf: plan.Leaf
+    number: int
+    state: tuple[StateField, ...]
+    fields: tuple[tuple[str, str], ...]
+    there: str | None
 
 
 class Interpreter:
@@ -169,10 +179,11 @@ class Interpreter:
         self._number = {id(node): numbers.setdefault(node, len(numbers)) for root in roots for node in plan.walk(root)}
         self._tables = {
             t.name: _Kept(
-                t.name, t.root, self._number[id(t.root)], t.key.names, t.state, bool(t.windows), t.alive, t.stages, t.name in self.changes
-            )
-            for t in topology.tables
-        }
+                t.name, t.key.names, t.state,
+                tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
+                bool(t.windows), t.alive, t.stages, t.name in self.changes,
+            ) for t in topology.tables
+        }  # fmt: skip
         self._record: Record
         self._source: Event
         self._streams: dict[int, list[Event]] = {}
@@ -298,39 +309,48 @@ class Interpreter:
     def _fold(self, table: _Kept) -> list[Event]:
         """Merge what the current record becomes into a table; give its Changes. Done once, however many read them."""
         if table.name not in self._folded:
-            if table.number not in self._lifted:  # tables derived from one node share what a record adds to it, and what it leaves out
-                self._lifted[table.number] = [found for event in self._stream(table.root.parent) for found in self._lift(table, event)]
-            merged = (self._merge(table, key, state, event) for key, state, event in self._lifted[table.number])
+            found = [arrived for n, part in enumerate(table.parts) for arrived in self._arrived(table, n, part)]
+            found.sort(key=lambda arrived: arrived[2].place)
+            merged = (self._merge(table, key, state, event) for key, state, event in found)
             self._folded[table.name] = [change for change in merged if change is not None]
             if table.watched:
                 self.changes[table.name] += self._folded[table.name]
         return self._folded[table.name]
 
-    def _lift(self, table: _Kept, event: Event) -> Iterator[tuple[Key, Row, Event]]:
+    def _arrived(self, table: _Kept, n: int, part: _Part) -> Iterator[tuple[Key, Row, Event]]:
+        """Give what the current record adds to one part of a table's state; of several parts, the n-th of m is at `ord * m + n`."""
+        if part.number not in self._lifted:  # tables that share a leaf share what a record adds to it, and what it leaves out
+            self._lifted[part.number] = [found for event in self._stream(part.leaf.parent) for found in self._lift(table.name, part, event)]
+        for key, state, event in self._lifted[part.number]:
+            added: Row = {f.name: None for f in table.state} | {name: state[own] for own, name in part.fields}
+            there: Row = {} if part.there is None else {part.there: True}
+            yield key, added | there, _numbered(event, event.place.ord * len(table.parts) + n)
+
+    def _lift(self, table: str, part: _Part, event: Event) -> Iterator[tuple[Key, Row, Event]]:
         """Give the (key, contribution) pairs of a record, each with the record at its own place."""
-        root = table.root
+        root = part.leaf
         if isinstance(root, plan.Latest):
             if event.key is not None and not _is_null(event.key):
-                yield _key(event.key), _contribution(table.state, event), event
+                yield _key(event.key), _contribution(part.state, event), event
             elif root.is_source:
-                self._refuse(table.name, root.location, "a record of a table topic has no key")
+                self._refuse(table, root.location, "a record of a table topic has no key")
             else:
-                self._drop(table.name, "null_key")
+                self._drop(table, "null_key")
             return
         if root.windows is None and event.value is None:  # Kafka Streams: with windows the aggregate sees the null
-            return self._drop(table.name, "null_value")
+            return self._drop(table, "null_value")
         try:
-            group, state = event.columns(root.group), _contribution(table.state, event)
+            group, state = event.columns(root.group), _contribution(part.state, event)
         except EvaluationError as error:
-            return self._refuse(table.name, root.location, str(error))
+            return self._refuse(table, root.location, str(error))
         if _is_null(group):
-            return self._drop(table.name, "null_key")
+            return self._drop(table, "null_key")
         if root.windows is None:
             yield _key(group), state, event
             return
         for n, (start, end) in enumerate(root.windows.windows_of(event.timestamp)):
             if root.windows.is_late(end, event.place.st):
-                self._drop(table.name, "late", (start, end))
+                self._drop(table, "late", (start, end))
             else:
                 yield (*_key(group), start, end), state, _numbered(event, event.place.ord * FAN_OUT + n)
 
@@ -347,16 +367,8 @@ class Interpreter:
 
     def _row(self, table: _Kept, key: Key) -> Row | None:
         """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
-        state = self.states[table.name][key]
-        spaces: dict[str, Row | None] = {"state": state, "key": self._key_row(table, key), "window": self._window(table, key)}
-        if table.alive is not None and _evaluate_or_null(table.alive, spaces) is not True:
-            return None
-        for stage in table.stages:
-            if isinstance(stage, Project):
-                spaces["value"] = {name: _evaluate_or_null(expr, spaces) for name, expr in stage.columns}
-            elif _evaluate_or_null(stage.condition, spaces) is not True:
-                return None
-        return spaces["value"]
+        state, window = self.states[table.name][key], self._window(table, key)
+        return _finished(table.alive, table.stages, {"state": state, "key": self._key_row(table, key), "window": window})
 
     def _key_row(self, table: _Kept, key: Key) -> Row:
         return dict(zip(table.key, key, strict=True))
@@ -410,6 +422,36 @@ def _key(row: Row) -> Key:
 
 def _elements(array: object) -> list[object]:
     return array if isinstance(array, list) else []
+
+
+def _finished(alive: Expr | None, stages: tuple[Stage, ...], spaces: dict[str, Row | None]) -> Row | None:
+    """Take a state to the value that readers see, None where they see no row."""
+    if alive is not None and _evaluate_or_null(alive, spaces) is not True:
+        return None
+    for stage in stages:
+        match stage:
+            case Project():
+                spaces["value"] = {name: _evaluate_or_null(expr, spaces) for name, expr in stage.columns}
+            case Where():
+                if _evaluate_or_null(stage.condition, spaces) is not True:
+                    return None
+            case Match():
+                left, right = _side(stage.left, spaces), _side(stage.right, spaces)
+                missing = {How.INNER: left is None or right is None, How.LEFT: left is None, How.OUTER: left is None and right is None}
+                if missing[stage.how]:
+                    return None
+                both = spaces | {"left": left, "right": right}
+                spaces["value"] = {name: _evaluate_or_null(expr, both) for name, expr in stage.columns}
+    return spaces["value"]
+
+
+def _side(side: Side, spaces: dict[str, Row | None]) -> Row | None:
+    """Give the row of one side of a join."""
+    state, key = spaces["state"] or {}, spaces["key"] or {}
+    if side.there and all(state[name] is None for name in side.there):
+        return None
+    own: Row = {mine: state[name] for mine, name in side.state}
+    return _finished(side.alive, side.stages, {**spaces, "state": own, "key": dict(zip(side.key, key.values(), strict=True))})
 
 
 def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:

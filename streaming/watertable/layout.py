@@ -69,7 +69,7 @@ class Segment:
 class Fold:
     """Hold what a table node needs of its segment's frame: presence, group key, and contributions to its state."""
 
-    root: Aggregate | Latest
+    root: plan.Leaf
     label: str
     present: str
     key: str
@@ -87,7 +87,7 @@ class Layout:
     topology: Topology
     segments: list[Segment] = field(init=False, default_factory=list)
     flows: dict[plan.Stream, Flow] = field(init=False, default_factory=dict)
-    folds: dict[plan.Table, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
+    folds: dict[plan.Leaf, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
     sinks: list[tuple[Sink, Flow, str, str]] = field(init=False, default_factory=list)
     inputs: dict[int, tuple[Flow, str]] = field(init=False, default_factory=dict)
     sources: dict[str, Flow] = field(init=False, default_factory=dict)
@@ -96,7 +96,7 @@ class Layout:
         base = self._segment(self.topology)
         self.sources = {topic.name: self._source(base, topic) for topic in self.topology.topics}
         for table in self.topology.tables:
-            self._fold(table.root, table.name)
+            self._folds(table.root, table.name)
         for sink in self.topology.sinks:
             flow = self.flow(sink.node)
             value = _value_of(flow)
@@ -107,9 +107,9 @@ class Layout:
     @property
     def needs_order(self) -> bool:
         """Tell whether log order matters; where only sums and counts are kept it doesn't, and the running maximum is not computed."""
-        roots = [t.root for t in self.topology.tables]
-        placed = any(f.merge in (Merge.FIRST, Merge.LAST, Merge.LIST, Merge.TOP) for root in roots for f in plan.state_of(root))
-        return bool(self.topology.sinks) or placed or any(isinstance(r, Aggregate) and r.windows for r in roots)
+        tables = self.topology.tables
+        placed = any(f.merge in (Merge.FIRST, Merge.LAST, Merge.LIST, Merge.TOP) for table in tables for f in table.state)
+        return bool(self.topology.sinks) or placed or any(table.windows for table in tables)
 
     @property
     def direct(self) -> Fold | None:
@@ -197,7 +197,7 @@ class Layout:
                 self.inputs[segment.number] = (flow, made_value)
                 return Flow(segment, 0, "present", {n: n for n in flow.spaces if n in ("key", "window")} | {"value": "value"})
             case plan.ToStream():
-                self._fold(plan.root_of(node.parent), node.table)
+                self._folds(plan.root_of(node.parent), node.table)
                 windowed = {"window": "window"} if plan.windows_of(node) else {}
                 return Flow(self._segment(node), 0, "present", {"key": "key", "old": "old", "new": "new"} | windowed)
 
@@ -254,10 +254,13 @@ class Layout:
             self._need(flow, flow.present, *flow.spaces.values())
         return Flow(self._segment(node), 0, "present", {name: name for name in flows[0].spaces if name != "ts"})
 
-    def _fold(self, root: Aggregate | Latest, label: str) -> None:
-        """Prepare what a table node folds; tables that share a node share its fold."""
-        if root in self.folds:
-            return
+    def _folds(self, root: plan.Root, label: str) -> None:
+        """Prepare what the leaves of a table node fold; tables that share a leaf share its fold."""
+        for leaf in plan.leaves_of(root):
+            if leaf not in self.folds:
+                self._fold(leaf, label)
+
+    def _fold(self, root: plan.Leaf, label: str) -> None:
         flow = self.flow(root.parent)
         if isinstance(root, Latest):
             names = plan.key_of(root).names

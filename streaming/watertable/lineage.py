@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from watertable import plan
 from watertable.expressions import Expr
-from watertable.plan import Project, Stream, TableDef, Topic, Topology
+from watertable.plan import Stream, TableDef, Topic, Topology
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,21 +23,13 @@ class Origin:
     column: str
 
 
+Lineage = dict[str, set[Origin]]
+
+
 def column_lineage(table: TableDef) -> dict[str, tuple[Origin, ...]]:
     """Map each column of a table to the topic columns that it is computed from, sorted."""
-    root = table.root
-    lineage: dict[str, set[Origin]] = {}
-    if isinstance(root, plan.Aggregate):
-        lineage |= {name: _origins(root.parent, expr) for name, expr in root.group}
-        lineage |= {c.name: set() for c in plan.WINDOW_KEY} if root.windows else {}
-        values = {a.name: _origins(root.parent, a.argument) if a.argument else set() for a in root.aggregates}
-    else:
-        lineage |= {name: _column(root.parent, "key", name) for name in table.key.names}
-        values = {name: _column(root.parent, "value", name) for name in plan.value_of(root).names}
-    for stage in table.stages[1:]:
-        if isinstance(stage, Project):
-            values = {name: _through(expr, lineage, values) for name, expr in stage.columns}
-    return {name: tuple(sorted(found)) for name, found in (lineage | values).items()}
+    key, values = _of_table(table.node)
+    return {name: tuple(sorted(found)) for name, found in (key | values).items()}
 
 
 def topics_of(node: Stream | plan.Table) -> tuple[Topic, ...]:
@@ -123,6 +115,12 @@ def label(node: Stream | plan.Table) -> str:
             windows = f" windowed_by {node.windows}" if node.windows else ""
             aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
             return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
+        case plan.TableJoin():
+            return f"{_join(node)} {_named(node.columns)}"
+
+
+def _join(node: plan.TableJoin) -> str:
+    return "join" if node.how is plan.How.INNER else f"{node.how}_join"
 
 
 def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
@@ -135,17 +133,37 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
         case _:
             name = {plan.MapValues: "map_values", plan.TableMapValues: "map_values", plan.FlatMapValues: "flat_map_values",
                     plan.Map: "map", plan.Filter: "filter", plan.TableFilter: "filter", plan.Expect: "expect"}.get(type(node))  # fmt: skip
+            name = _join(node) if isinstance(node, plan.TableJoin) else name
             for parent in plan.parents_of(node):
                 for origin, steps in _ways(parent):
                     yield origin, " · ".join(part for part in (steps, name) if part)
 
 
 def _what(table: TableDef) -> str:
-    root = table.root
-    if isinstance(root, plan.Latest):
-        return "latest by " + ", ".join(table.key.names)
-    by = ", ".join(name for name, _ in root.group)
-    return f"by {by}" + (f" · {root.windows}" if root.windows else "")
+    kind = {plan.Latest: "latest ", plan.TableJoin: "join "}.get(type(table.root), "")
+    by = ", ".join(table.key.names[:-2] if table.windows else table.key.names)
+    return f"{kind}by {by}" + (f" · {table.windows}" if table.windows else "")
+
+
+def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
+    """Give the lineage of a table's key columns, and of its value columns."""
+    match node:
+        case plan.Latest():
+            key = {name: _column(node.parent, "key", name) for name in plan.key_of(node).names}
+            return key, {name: _column(node.parent, "value", name) for name in plan.value_of(node).names}
+        case plan.Aggregate():
+            windows: Lineage = {c.name: set() for c in plan.WINDOW_KEY} if node.windows else {}
+            key = {name: _origins(node.parent, expr) for name, expr in node.group} | windows
+            return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
+        case plan.TableFilter():
+            return _of_table(node.parent)
+        case plan.TableMapValues():
+            key, values = _of_table(node.parent)
+            return key, {name: _through(expr, {"key": key, "value": values}) for name, expr in node.columns}
+        case plan.TableJoin():
+            (key, left), (other, right) = _of_table(node.left), _of_table(node.right)
+            both = {name: found | theirs for (name, found), theirs in zip(key.items(), other.values(), strict=True)}
+            return both, {name: _through(expr, {"key": both, "left": left, "right": right}) for name, expr in node.columns}
 
 
 def _origins(node: Stream, expr: Expr) -> set[Origin]:
@@ -170,17 +188,17 @@ def _column(node: Stream, part: str, name: str) -> set[Origin]:
         case plan.MergeStreams():
             return set().union(*(_column(parent, part, name) for parent in node.parents))
         case plan.ToStream():
-            lineage = column_lineage(TableDef(name=node.table, node=node.parent))
-            return set(lineage.get(name, ()))
+            key, values = _of_table(node.parent)
+            return key[name] if part == "key" else values[name]
         case _:
             return _column(node.parent, part, name)
 
 
-def _through(expr: Expr, key: dict[str, set[Origin]], value: dict[str, set[Origin]]) -> set[Origin]:
+def _through(expr: Expr, spaces: dict[str, Lineage]) -> set[Origin]:
     found: set[Origin] = set()
     for ref in expr.refs:
         space, _, rest = ref.partition(".")
-        found |= {"key": key, "value": value}.get(space, {}).get(rest.partition(".")[0], set())
+        found |= spaces.get(space, {}).get(rest.partition(".")[0], set())
     return found
 
 

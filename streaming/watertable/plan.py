@@ -43,6 +43,14 @@ class Purity(StrEnum):
     ARRIVAL = "arrival"
 
 
+class How(StrEnum):
+    """Say which keys a join has rows for: those of both sides, of the left one, or of either."""
+
+    INNER = "inner"
+    LEFT = "left"
+    OUTER = "outer"
+
+
 class Format(StrEnum):
     """Name the ways in which a key or value is written in a topic."""
 
@@ -193,8 +201,22 @@ class TableMapValues(Node):
     columns: Named
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableJoin(Node):
+    """Join two tables by key: one row for each key, of `columns` over `left`, `right` and `key`; a side without a row is null."""
+
+    how: How
+    left: Table
+    right: Table
+    columns: Named
+
+
 Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream
-Table = Latest | Aggregate | TableFilter | TableMapValues
+Leaf = Latest | Aggregate
+"""A table node that folds the records of a stream."""
+Root = Leaf | TableJoin
+"""A table node that keeps a state: its own, or those of the tables that it joins."""
+Table = Root | TableFilter | TableMapValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +233,45 @@ class Where:
     condition: Expr
 
 
-Stage = Project | Where
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Take one side's row out of the state of a join.
+
+    `state` holds pairs of the side's own name of a state field and the join's; `key` the side's own names of the key's columns. The side
+    has a state where one of the join's fields `there` isn't null; without any of them, `alive` and `stages` tell.
+    """
+
+    key: tuple[str, ...]
+    state: tuple[tuple[str, str], ...]
+    there: tuple[str, ...]
+    alive: Expr | None
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Make a row of the rows of two sides, if those are there that must be."""
+
+    how: How
+    left: Side
+    right: Side
+    columns: Named
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Say which part of a table's state one of its leaves folds.
+
+    `fields` holds pairs of the leaf's own name of a state field and the table's; `there`, if any, is the field that is true from the
+    leaf's first record on.
+    """
+
+    leaf: Leaf
+    fields: tuple[tuple[str, str], ...]
+    there: str | None
+
+
+Stage = Project | Where | Match
 """A step from a table's state to what its readers see."""
 
 
@@ -219,8 +279,9 @@ Stage = Project | Where
 class TableDef:
     """Name a table that is kept: its key, its state, and how the state becomes the columns that readers see.
 
-    Derived tables (`filter`, `map_values`) keep the state of the table they come from and differ only in their stages: their
-    deltas merge as blindly as those of their source, and need no look at old rows.
+    Derived tables (`filter`, `map_values`) keep the state of the table they come from and differ only in their stages; a join keeps
+    the states of both sides, and joins them when they are read. So all deltas merge as blindly as those of their sources, and need
+    no look at old rows.
     """
 
     name: str
@@ -229,7 +290,7 @@ class TableDef:
     location: str = field(default="", compare=False)
 
     @property
-    def root(self) -> Latest | Aggregate:
+    def root(self) -> Root:
         """Give the node that keeps the state."""
         return root_of(self.node)
 
@@ -251,7 +312,12 @@ class TableDef:
     @property
     def windows(self) -> TimeWindows | None:
         """Give the windows of a windowed table."""
-        return self.root.windows if isinstance(self.root, Aggregate) else None
+        return windows_of(self.node)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Give the parts of the state, one for each node that folds records into it."""
+        return parts_of(self.root)
 
     @property
     def state(self) -> tuple[StateField, ...]:
@@ -261,7 +327,7 @@ class TableDef:
     @property
     def alive(self) -> Expr | None:
         """Give the condition over `state` under which the key has a row before any stage; None means always."""
-        return _alive(self.root) if isinstance(self.root, Latest) else None
+        return _alive(self.root)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -341,6 +407,8 @@ def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
             return ()
         case MergeStreams():
             return node.parents
+        case TableJoin():
+            return (node.left, node.right)
         case _:
             return (node.parent,)
 
@@ -363,6 +431,8 @@ def key_of(node: Stream | Table) -> Schema:
             return key_of(node.parents[0])
         case Aggregate():
             return _schema(node.group) + (WINDOW_KEY if node.windows else Schema())
+        case TableJoin():
+            return key_of(node.left)
         case _:
             return key_of(node.parent)
 
@@ -372,7 +442,7 @@ def value_of(node: Stream | Table) -> Schema:
     match node:
         case Source():
             return node.topic.value
-        case MapValues() | TableMapValues():
+        case MapValues() | TableMapValues() | TableJoin():
             return _schema(node.columns)
         case Map():
             return value_of(node.parent) if node.columns is None else _schema(node.columns)
@@ -408,6 +478,8 @@ def windows_of(node: Stream | Table) -> TimeWindows | None:
             return node.windows
         case MergeStreams():
             return windows_of(node.parents[0])
+        case TableJoin():
+            return windows_of(node.left)
         case _:
             return windows_of(node.parent)
 
@@ -417,23 +489,53 @@ def scope_of(node: Stream | Table) -> Scope:
     spaces: dict[str, Schema] = {"key": key_of(node)}
     if windows_of(node):
         spaces["window"] = WINDOW
-    if isinstance(node, Latest | Aggregate | TableFilter | TableMapValues) or not is_change(node):
+    if isinstance(node, Table) or not is_change(node):
         return Scope({"value": value_of(node), **spaces}, bare=("value", "key"))
     return Scope({"new": value_of(node), "old": value_of(node), **spaces}, bare=("new", "key"))
 
 
-def root_of(node: Table) -> Latest | Aggregate:
+def join_scope(left: Table, right: Table) -> Scope:
+    """Give the names that the columns of a join may use; a bare name is a key column."""
+    spaces = {"left": value_of(left), "right": value_of(right), "key": key_of(left)}
+    return Scope(spaces | ({"window": WINDOW} if windows_of(left) else {}), bare=("key",))
+
+
+def root_of(node: Table) -> Root:
     """Give the table node that keeps the state."""
     while isinstance(node, TableFilter | TableMapValues):
         node = node.parent
     return node
 
 
-def state_of(root: Latest | Aggregate) -> tuple[StateField, ...]:
+def leaves_of(root: Root) -> tuple[Leaf, ...]:
+    """List the different nodes that fold records into the state of a table node."""
+    if not isinstance(root, TableJoin):
+        return (root,)
+    return tuple(dict.fromkeys(leaf for side in (root.left, root.right) for leaf in leaves_of(root_of(side))))
+
+
+def parts_of(root: Root) -> tuple[Part, ...]:
+    """Say which part of a table node's state each of its leaves folds; a leaf that a join meets twice is kept once.
+
+    In a join, an aggregate is marked as there by its first record, since a state of nulls could be that of records, too.
+    """
+    if not isinstance(root, TableJoin):
+        return (Part(root, tuple((f.name, f.name) for f in state_of(root)), None),)
+    return tuple(
+        Part(leaf, tuple((f.name, f"i{n}_{f.name}") for f in state_of(leaf)), f"i{n}" if _alive(leaf) is None else None)
+        for n, leaf in enumerate(leaves_of(root))
+    )
+
+
+def state_of(root: Root) -> tuple[StateField, ...]:
     """Give the state fields of a table node."""
-    if isinstance(root, Latest):
-        return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
-    return tuple(f for aggregate in root.aggregates for f in aggregate.state)
+    match root:
+        case Latest():
+            return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
+        case Aggregate():
+            return tuple(f for aggregate in root.aggregates for f in aggregate.state)
+        case TableJoin():
+            return tuple(field for part in parts_of(root) for field in _fields(part))
 
 
 def stages_of(node: Table) -> tuple[Stage, ...]:
@@ -444,6 +546,8 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((c.name, parse(f"state.row.value.`{c.name}`", scope, node.location)) for c in value_of(node))),)
         case Aggregate():
             return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
+        case TableJoin():
+            return (Match(node.how, _side(node, node.left), _side(node, node.right), node.columns),)
         case TableFilter():
             return (*stages_of(node.parent), Where(node.condition))
         case TableMapValues():
@@ -453,14 +557,13 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
 def purity_of(node: Stream | Table) -> Purity:
     """Tell whether a node depends on arrival.
 
-    Streaming a table's changes does, where one of its keys may be fed by several partitions: each batch is put in log order, but
-    the order between batches is that of arrival.
+    Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
+    batch is put in log order, but the order between batches is that of arrival.
     """
     if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
         return Purity.ARRIVAL
     if isinstance(node, ToStream):
-        root = root_of(node.parent)
-        return Purity.PURE if _keeps_partition(root) else Purity.ARRIVAL
+        return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
     return Purity.PURE
 
 
@@ -493,16 +596,39 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
         raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
 
 
-def _keeps_partition(root: Latest | Aggregate) -> bool:
-    if isinstance(root, Aggregate):
-        key = key_of(root.parent)
-        if is_change(root.parent) or tuple(e.refs for _, e in root.group) != tuple((f"key.{n}",) for n in key.names):
-            return False
+def _keeps_partition(root: Root) -> bool:
+    for leaf in leaves_of(root):
+        if isinstance(leaf, Aggregate):
+            key = key_of(leaf.parent)
+            if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
+                return False
     nodes = tuple(walk(root))
     return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
 
 
-def _alive(root: Latest) -> Expr:
+def _fields(part: Part) -> Iterator[StateField]:
+    names = dict(part.fields)
+    for field_ in state_of(part.leaf):
+        yield dataclasses.replace(field_, name=names[field_.name])
+    if part.there is not None:
+        yield StateField(part.there, Type("boolean"), Merge.MAX, parse("TRUE", Scope({}), part.leaf.location))
+
+
+def _side(join: TableJoin, node: Table) -> Side:
+    root, joined = root_of(node), {part.leaf: part for part in parts_of(join)}
+    state: list[tuple[str, str]] = []
+    for part in parts_of(root):
+        same = joined[part.leaf]
+        state += [(mine, theirs) for (_, mine), (_, theirs) in zip(part.fields, same.fields, strict=True)]
+        if part.there is not None and same.there is not None:
+            state.append((part.there, same.there))
+    there = tuple(p.there for leaf, p in joined.items() if leaf == root and p.there is not None)
+    return Side(key_of(node).names, tuple(state), there, _alive(root), stages_of(node))
+
+
+def _alive(root: Root) -> Expr | None:
+    if not isinstance(root, Latest):
+        return None
     scope = Scope({"state": state_schema(state_of(root))}, bare=())
     return parse("state.row.value IS NOT NULL", scope, root.location)
 

@@ -23,7 +23,8 @@ from watertable.algebra import change_struct, finish, merge, spread
 from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
-from watertable.plan import TableDef, Topology, Where
+from watertable.expressions import Expr
+from watertable.plan import How, Match, Stage, TableDef, Topology, Where
 from watertable.schema import quote
 
 if TYPE_CHECKING:
@@ -441,21 +442,31 @@ def changes(spark: SparkSession, warehouse: str, app: Topology, table: str, star
 
 
 def mortal(table: TableDef) -> bool:
-    """Tell whether a key with a state can be without a row: deleted, or refused by a filter."""
-    return table.alive is not None or any(isinstance(stage, Where) for stage in table.stages)
+    """Tell whether a key with a state can be without a row: deleted, refused by a filter, or not there on a side of a join."""
+    return _mortal(table.alive, table.stages)
 
 
 def forgets(table: TableDef) -> bool:
     """Tell whether a state without a row may be forgotten, once no earlier record can come.
 
-    So it is where one LAST place decides everything: what comes later replaces it whole, what comes earlier loses.
+    So it is where the state is one whole value: what comes later replaces it, what comes earlier loses. A join keeps the side that is
+    there while the other isn't; an aggregate keeps what nulls that come later don't replace.
     """
-    return mortal(table) and all(f.merge is Merge.LAST for f in table.state)
+    return mortal(table) and [(f.merge, f.lift) for f in table.state] == [(Merge.LAST, None)]
 
 
 def hides(table: TableDef) -> bool:
-    """Tell whether a filter can hide a state that must be kept (a sum goes on while no reader sees it): it's kept in a table beside."""
+    """Tell whether a state without a row must be kept (a sum goes on while a filter hides it): then states have a table beside."""
     return mortal(table) and not forgets(table)
+
+
+def _mortal(alive: Expr | None, stages: Sequence[Stage]) -> bool:
+    for stage in stages:
+        if isinstance(stage, Where):
+            return True
+        if isinstance(stage, Match) and (stage.how is not How.OUTER or any(_mortal(s.alive, s.stages) for s in (stage.left, stage.right))):
+            return True
+    return alive is not None
 
 
 def base_name(table: TableDef) -> str:

@@ -83,6 +83,12 @@ def run_compiler(spark: SparkSession, case: Case) -> Result:
     return CompilerRun(spark, case.topology).run(case.batches)
 
 
+def as_frame(spark: SparkSession, batch: Sequence[Record]) -> DataFrame:
+    """Give records as the source does."""
+    rows = [{name: getattr(record, name) for name in RECORDS.names[:-1]} | {"headers": []} for record in batch]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)).coalesce(1)
+
+
 class CompilerRun:
     """Hold what a job would keep between batches: the changes so far and the stream times."""
 
@@ -104,9 +110,7 @@ class CompilerRun:
     def read(self, batch: Sequence[Record]) -> None:
         """Compile and run one batch, collecting all its frames in one job."""
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
-        rows = [{name: getattr(record, name) for name in RECORDS.names[:-1]} | {"headers": []} for record in batch]
-        records = self.spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)).coalesce(1)
-        made = self.compiler.batch(records, self.carry, self._lookup)
+        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
         more = [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
         found = collect_together(frames | {name: frame for name, frame in more if frame is not None})

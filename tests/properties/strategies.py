@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import watertable as wt
 from watertable import plan
 from watertable.dsl import Stream, Table
+from watertable.expressions import Scope
 from watertable.interpreter import Record
 from watertable.plan import Format, Topology
 from watertable.windows import TimeWindows
@@ -57,13 +58,16 @@ class Case:
 # -- expressions, drawn by type from what is in scope --------------------------------------------------------------------------------
 
 
-def _columns(item: Stream | Table, *kinds: str) -> list[str]:
-    scope = plan.scope_of(item.node)
+Item = Stream | Table | Scope
+
+
+def _columns(item: Item, *kinds: str) -> list[str]:
+    scope = item if isinstance(item, Scope) else plan.scope_of(item.node)
     return [f"{space}.{c.name}" for space, schema in scope.namespaces.items() for c in schema if c.type.kind in kinds and space != "window"]
 
 
 @st.composite
-def numbers(draw: st.DrawFn, item: Stream | Table) -> str:
+def numbers(draw: st.DrawFn, item: Item) -> str:
     column = draw(st.sampled_from([*_columns(item, "int", "bigint"), "1"]))
     text = draw(st.sampled_from([*_columns(item, "string"), "'7'"]))
     forms = ["{c}", "{c} + 1", "-{c}", "{c} * 2", "{c} % 3", "COALESCE({c}, 0)", "CASE WHEN {c} > 3 THEN {c} ELSE 1 END", "length({t})"]
@@ -72,7 +76,7 @@ def numbers(draw: st.DrawFn, item: Stream | Table) -> str:
 
 
 @st.composite
-def texts(draw: st.DrawFn, item: Stream | Table) -> str:
+def texts(draw: st.DrawFn, item: Item) -> str:
     column = draw(st.sampled_from([*_columns(item, "string"), "'t'"]))
     number = draw(st.sampled_from([*_columns(item, "int", "bigint"), "5"]))
     return draw(st.sampled_from(["{c}", "upper({c})", "COALESCE({c}, '-')", "concat({c}, '!')", "CAST({n} AS STRING)"])).format(
@@ -81,7 +85,7 @@ def texts(draw: st.DrawFn, item: Stream | Table) -> str:
 
 
 @st.composite
-def amounts(draw: st.DrawFn, item: Stream | Table) -> str:
+def amounts(draw: st.DrawFn, item: Item) -> str:
     column = draw(st.sampled_from([*_columns(item, "decimal"), "1.25"]))
     number = draw(st.sampled_from([*_columns(item, "int", "bigint"), "2"]))
     return draw(st.sampled_from(["{c}", "{c} * {n}", "{c} + 0.5", "-{c}", "{c} / {n}"])).format(c=column, n=number)
@@ -175,6 +179,12 @@ def tables(draw: st.DrawFn, stream: Stream) -> Table:
         windowed = "window_start" not in [name for name, _ in grouped.group] and draw(st.integers(0, 3)) > 0
         aggregates = {f"a{i}": draw(_aggregate(stream)) for i in range(draw(st.integers(1, 3)))}
         table = (grouped.windowed_by(draw(windows())) if windowed else grouped).agg(**aggregates)
+    return draw(derived(table))
+
+
+@st.composite
+def derived(draw: st.DrawFn, table: Table) -> Table:
+    """Derive another table at times."""
     match draw(st.integers(0, 7)):
         case 5:
             return table.filter(draw(conditions(table)))
@@ -183,6 +193,37 @@ def tables(draw: st.DrawFn, stream: Stream) -> Table:
         case 7:
             return table.map_values(v=draw(texts(table)), w=draw(numbers(table)), z=draw(amounts(table)))
     return table
+
+
+@st.composite
+def partners(draw: st.DrawFn, table: Table, stream: Stream) -> Table:
+    """Fold a stream into a table whose keys have the types, and the windows, of another's."""
+    windows = plan.windows_of(table.node)
+    kinds = [c.type for c in (table.key.columns[:-2] if windows else table.key.columns)]
+    group = {
+        f"r{n}": draw(texts(stream)) if kind.kind == "string" else f"CAST({draw(numbers(stream))} AS {kind.sql()})"
+        for n, kind in enumerate(kinds)
+    }
+    grouped = stream.group_by(**group)
+    return (grouped.windowed_by(windows) if windows else grouped).agg(a0=draw(_aggregate(stream)), a1=draw(_aggregate(stream)))
+
+
+@st.composite
+def joined(draw: st.DrawFn, table: Table, kept: Sequence[Table], stream: Stream) -> Table:
+    """Join a table with one that is kept, if there is one of its kind, with itself, or with a new one."""
+
+    def kind(table: Table) -> object:
+        windows = plan.windows_of(table.node)
+        return [c.type for c in table.key], windows and (windows.size, windows.advance)
+
+    alike = [t for t in kept if kind(t) == kind(table)]
+    fresh = [draw(partners(table, stream))] if "window_start" not in table.key.names or plan.windows_of(table.node) else []
+    other = draw(derived(draw(st.sampled_from([*fresh, *fresh, *alike, *alike, table]))))
+    left, right = (table, other) if draw(st.booleans()) else (other, table)
+    scope = plan.join_scope(left.node, right.node)
+    columns = {"v": draw(texts(scope)), "w": draw(numbers(scope)), "z": draw(amounts(scope)), "alone": "right IS NULL"}
+    join = draw(st.sampled_from([Table.join, Table.left_join, Table.outer_join]))
+    return draw(derived(join(left, right, **columns)))
 
 
 @st.composite
@@ -221,10 +262,12 @@ def topologies(draw: st.DrawFn) -> Topology:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
             pool += [(depth, stream) for stream in made]
             continue
-        table = draw(tables(draw(st.sampled_from(level)))).materialized_as(f"t{number}")
-        kept.append(table)
+        table = draw(tables(draw(st.sampled_from(level))))
+        if draw(st.integers(0, 2)) == 2:
+            table = draw(joined(table, kept, draw(st.sampled_from(level))))
+        kept.append(table.materialized_as(f"t{number}"))
         if draw(st.booleans()):
-            pool.append((depth + 1, table.to_stream()))
+            pool.append((depth + 1, kept[-1].to_stream()))
     outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
     if not outputs or draw(st.booleans()):
         draw(tables(pool[-1][1])).materialized_as("last")

@@ -129,6 +129,23 @@ def test_a_table_of_a_topic_has_its_columns_and_its_derived_tables_follow_them()
     assert column_lineage(low) == {"sku": (Origin("items", "key", "sku"),), "low": (Origin("items", "value", "stock"),)}
 
 
+def test_a_joins_columns_come_from_both_sides_and_so_does_its_key() -> None:
+    app = wt.App("a")
+    items = app.topic("items", key="sku STRING", value="name STRING, stock INT").table()
+    sold = app.topic("sales", key="item STRING", value="qty INT").stream().group_by_key().agg(n=wt.sum("qty"))
+    items.left_join(sold.filter("n > 0"), name="left.name", rest="left.stock - right.n", of="key.sku").materialized_as("rest")
+    (rest,) = app.topology().tables
+    key = (Origin("items", "key", "sku"), Origin("sales", "key", "item"))
+    assert column_lineage(rest) == {
+        "sku": key, "name": (Origin("items", "value", "name"),), "of": key,
+        "rest": (Origin("items", "value", "stock"), Origin("sales", "value", "qty")),
+    }  # fmt: skip
+    drawn = mermaid(app.topology())
+    assert "t_items -->|left_join| k_rest" in drawn
+    assert "t_sales -->|filter · left_join| k_rest" in drawn
+    assert "left_join name=left.name, rest=(left.stock - right.n), of=key.sku" in describe(app.topology())
+
+
 def test_names_that_mermaid_cannot_hold_are_kept_in_labels() -> None:
     app = wt.App("a")
     app.topic("shop.sales-v1", value="x INT").stream().filter("x > 0").to("shop.out-v1")

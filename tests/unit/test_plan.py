@@ -12,6 +12,7 @@ import pytest
 import watertable as wt
 from tests import apps
 from watertable import plan
+from watertable.aggregates import Merge
 from watertable.plan import TableDef
 from watertable.schema import Type
 
@@ -148,3 +149,16 @@ def test_walking_a_plan_gives_parents_before_children() -> None:
     (table, *_) = apps.retail().topology().tables
     kinds = [type(node).__name__ for node in plan.walk(table.node)]
     assert kinds == ["Source", "MapValues", "Source", "MapValues", "MergeStreams", "Aggregate"]
+
+
+def test_a_join_keeps_the_state_of_each_node_once_and_marks_the_aggregates_that_have_records() -> None:
+    app = wt.App("a")
+    sales = app.topic("sales", key="sku STRING", value="qty INT").stream()
+    items = app.topic("items", key="id STRING", value="name STRING").table()
+    sold = sales.group_by_key().agg(n=wt.sum("qty"))
+    both = items.filter("name <> ''").left_join(sold, name="left.name", n="right.n")
+    both.outer_join(items.map_values(big="upper(name)"), n="left.n", big="right.big").materialized_as("t")
+    (table,) = app.topology().tables
+    assert [(f.name, f.merge) for f in table.state] == [("i0_row", Merge.LAST), ("i1_n", Merge.SUM), ("i1", Merge.MAX)]
+    assert table.key.names == ("id",)
+    assert [topic.name for topic in app.topology().topics] == ["items", "sales"]

@@ -1,0 +1,134 @@
+"""Joins on the oracle: which rows there are, what each side's tombstone does, and what streams out."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import watertable as wt
+from watertable import plan
+from watertable.dsl import Table
+from watertable.interpreter import Interpreter, Record
+from watertable.plan import Purity
+from watertable.windows import EPOCH
+
+ITEMS, PRICES = "items", "prices"
+
+
+class Shop:
+    """Hold two tables of topics, and write records for them with rising offsets and times."""
+
+    def __init__(self) -> None:
+        self.app = wt.App("shop")
+        self.items: Table = self.app.topic(ITEMS, key="sku STRING", value="name STRING").table()
+        self.prices: Table = self.app.topic(PRICES, key="id STRING", value="cents INT").table()
+        self.sales = self.app.topic("sales", key="sku STRING", value="qty INT").stream()
+        self.written = 0
+
+    def record(self, topic: str, key: str | None, value: dict[str, Any] | None) -> Record:
+        """Write the next record."""
+        self.written += 1
+        data = None if value is None else json.dumps(value).encode()
+        return Record(topic, 0, self.written, EPOCH + timedelta(seconds=self.written), key and key.encode(), data)
+
+    def run(self, *batches: list[Record]) -> Interpreter:
+        """Run the app."""
+        engine = Interpreter(self.app.topology())
+        for batch in batches:
+            engine.read(batch)
+        return engine
+
+
+def rows(engine: Interpreter, table: str) -> dict[object, object]:
+    return {key if len(key) > 1 else key[0]: [*row.values()][len(key) :] for key, row in engine.tables[table].items()}
+
+
+def outputs(engine: Interpreter) -> list[Any]:
+    return [o.value and json.loads(o.value)["v"] for o in engine.outputs]
+
+
+COLUMNS = {"v": "concat(COALESCE(left.name, '-'), COALESCE(CAST(right.cents AS STRING), '-'))"}
+
+
+def test_inner_left_and_outer_have_the_rows_of_both_of_the_left_and_of_either() -> None:
+    shop = Shop()
+    for join in (Table.join, Table.left_join, Table.outer_join):
+        join(shop.items, shop.prices, **COLUMNS).materialized_as(join.__name__)
+    given = [shop.record(ITEMS, "a", {"name": "A"}), shop.record(ITEMS, "b", {"name": "B"}), shop.record(PRICES, "b", {"cents": 2}),
+             shop.record(PRICES, "c", {"cents": 3}), shop.record(PRICES, "d", {"cents": 4}), shop.record(PRICES, "d", None)]  # fmt: skip
+    engine = shop.run(given)
+    assert rows(engine, "join") == {"b": ["B2"]}
+    assert rows(engine, "left_join") == {"a": ["A-"], "b": ["B2"]}
+    assert rows(engine, "outer_join") == {"a": ["A-"], "b": ["B2"], "c": ["-3"]}
+
+
+def test_a_row_that_was_gone_comes_back_with_the_side_that_had_stayed() -> None:
+    shop = Shop()
+    shop.items.join(shop.prices, **COLUMNS).materialized_as("t").to_stream().to("out")
+    steps = [(PRICES, {"cents": 2}), (ITEMS, {"name": "A"}), (ITEMS, None), (ITEMS, None), (PRICES, {"cents": 3}), (ITEMS, {"name": "B"})]
+    engine = shop.run(*([shop.record(topic, "a", value)] for topic, value in steps))
+    assert outputs(engine) == ["A2", None, "B3"]
+
+
+def test_a_filtered_side_is_missing_while_its_row_is_hidden() -> None:
+    shop = Shop()
+    shop.items.left_join(shop.prices.filter("cents > 1"), gone="right IS NULL", cents="right.cents").materialized_as("t")
+    one = [shop.record(ITEMS, "a", {"name": "A"}), shop.record(PRICES, "a", {"cents": 5})]
+    assert rows(shop.run(one), "t") == {"a": [False, 5]}
+    assert rows(shop.run(one, [shop.record(PRICES, "a", {"cents": 1})]), "t") == {"a": [True, None]}
+
+
+def test_an_aggregate_is_there_from_its_first_record_even_if_all_it_keeps_is_null() -> None:
+    shop = Shop()
+    sold = shop.sales.group_by_key().agg(last=wt.last("qty"))
+    shop.items.outer_join(sold, item="left IS NOT NULL", sold="right IS NOT NULL", last="right.last").materialized_as("t")
+    engine = shop.run([shop.record(ITEMS, "a", {"name": "A"}), shop.record("sales", "b", {"qty": None})])
+    assert rows(engine, "t") == {"a": [True, False, None], "b": [False, True, None]}
+
+
+def test_joins_of_joins_and_of_a_table_with_itself_keep_one_state_for_each_node() -> None:
+    shop = Shop()
+    first = shop.items.join(shop.prices, **COLUMNS)
+    sold = shop.sales.group_by_key().agg(n=wt.sum("qty"))
+    first.left_join(sold, v="left.v", n="COALESCE(right.n, 0)").outer_join(shop.items, v="left.v", n="left.n", name="right.name"
+                                                                           ).materialized_as("t")  # fmt: skip
+    shop.items.join(shop.items.map_values(up="upper(name)"), name="left.name", up="right.up").materialized_as("self")
+    given = [shop.record(ITEMS, "a", {"name": "x"}), shop.record(PRICES, "a", {"cents": 1}), shop.record("sales", "a", {"qty": 3}),
+             shop.record(ITEMS, "b", {"name": "y"})]  # fmt: skip
+    engine = shop.run(given)
+    assert rows(engine, "t") == {"a": ["x1", 3, "x"], "b": [None, None, "y"]}
+    assert rows(engine, "self") == {"a": ["x", "X"], "b": ["y", "Y"]}
+
+
+def test_windowed_tables_join_window_by_window() -> None:
+    shop = Shop()
+    windows = wt.tumbling(seconds=4)
+    counts = shop.sales.group_by_key().windowed_by(windows).count("n")
+    most = shop.sales.group_by_key().windowed_by(windows).agg(most=wt.max("qty"))
+    counts.join(most, n="left.n", most="right.most", at="unix_seconds(window.start)").materialized_as("t")
+    engine = shop.run([shop.record("sales", "a", {"qty": n}) for n in (5, 4, 3, 2, 1)])
+    assert [[*row.values()][-3:] for row in engine.tables["t"].values()] == [[3, 5, 0], [2, 2, 4]]
+
+
+def test_a_record_that_feeds_both_sides_updates_the_left_one_first() -> None:
+    shop = Shop()
+    odd, sold = (shop.sales.filter(c).group_by_key().agg(n=wt.sum("qty")) for c in ("qty % 2 = 1", "qty > 0"))
+    odd.outer_join(sold, v="concat(COALESCE(left.n, 0), ' of ', COALESCE(right.n, 0))").materialized_as("t").to_stream().to("out")
+    engine = shop.run([shop.record("sales", "a", {"qty": 1}), shop.record("sales", "a", {"qty": 2})])
+    assert outputs(engine) == ["1 of 0", "1 of 1", "1 of 3"]
+
+
+def test_records_without_key_are_refused_by_the_tables_of_a_join() -> None:
+    shop = Shop()
+    shop.items.join(shop.prices, **COLUMNS).materialized_as("t")
+    engine = shop.run([shop.record(ITEMS, None, {"name": "A"}), shop.record(PRICES, None, {"cents": 1})])
+    assert [(q.node, q.reason) for q in engine.quarantine] == [("t", "a record of a table topic has no key")] * 2
+
+
+def test_a_join_is_pure_and_so_are_its_changes_if_one_topic_feeds_it() -> None:
+    shop = Shop()
+    two = shop.items.join(shop.prices, **COLUMNS).materialized_as("two")
+    one = shop.sales.group_by_key().count("n").join(shop.sales.to_table(), n="left.n", last="right.qty").materialized_as("one")
+    assert [plan.purity_of(t.node) for t in (one, two)] == [Purity.PURE, Purity.PURE]
+    assert [plan.purity_of(t.to_stream().node) for t in (one, two)] == [Purity.PURE, Purity.ARRIVAL]
