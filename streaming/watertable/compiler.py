@@ -260,8 +260,8 @@ class _Run:
         return each.groupBy("key").agg(*folded)
 
     def deltas(self, table: TableDef, partial: Mapping[plan.Leaf, DataFrame]) -> DataFrame:
-        """Give what a batch adds to a table: of a join, the partial states of both sides, to be merged where they are read."""
-        if not isinstance(table.root, plan.TableJoin):
+        """Give what a batch adds to a table: of several leaves, the partial states of each, to be merged where they are read."""
+        if isinstance(table.root, plan.Leaf):
             return partial[table.root]
         parts = [partial[part.leaf].selectExpr(*placed_in(table, part), "st") for part in table.parts]
         return reduce(lambda a, b: a.unionByName(b), parts)
@@ -284,7 +284,7 @@ class _Run:
             sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in fields}
             alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in fields)
             rows = rows.selectExpr("key", f"named_struct({alone}) AS state", "ts", *_PLACE, *_RAW)
-            if isinstance(table.root, plan.TableJoin):
+            if not isinstance(table.root, plan.Leaf):
                 others = (c for c in _PLACE if c != "ord")
                 rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *_RAW)
             found.append(rows)

@@ -341,6 +341,10 @@ class GroupedStream:
         """Count the records of each group."""
         return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, _here())
 
+    def cogroup(self, **aggregates: Aggregation) -> CogroupedStream:
+        """Begin a row that several grouped streams fold into, each by its own aggregates; the key takes this one's names."""
+        return CogroupedStream(((self, aggregates),), None, _here())
+
 
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
@@ -357,6 +361,40 @@ class WindowedStream:
     def count(self, name: str = "count") -> Table:
         """Count the records of each group's window."""
         return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, _here())
+
+
+@dataclass(frozen=True, slots=True)
+class CogroupedStream:
+    """Hold grouped streams that fold into one row; end with `agg`."""
+
+    inputs: tuple[tuple[GroupedStream, dict[str, Aggregation]], ...]
+    windows: TimeWindows | None
+    where: str
+
+    def cogroup(self, grouped: GroupedStream, /, **aggregates: Aggregation) -> CogroupedStream:
+        """Add a grouped stream; raise `DefinitionError` when its key has other types, or an aggregate's name is taken."""
+        where, (first, _) = _here(), self.inputs[0]
+        mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
+        _check_same_key(mine, theirs, where, "cogroup")
+        if grouped.stream.app is not first.stream.app:
+            names = f"{first.stream.app.name!r} here, {grouped.stream.app.name!r} there"
+            raise DefinitionError(f"{where}: cogroup wants streams of one app: {names}")
+        taken = sorted({name for _, other in self.inputs for name in other} & {*aggregates})
+        if taken:
+            raise DuplicateName(f"{where}: cogroup: another stream already makes {', '.join(taken)}; each stream makes its own columns")
+        return CogroupedStream((*self.inputs, (grouped, aggregates)), self.windows, self.where)
+
+    def windowed_by(self, windows: TimeWindows) -> CogroupedStream:
+        """Cut each group into windows of event time, the same for all streams."""
+        return CogroupedStream(self.inputs, windows, self.where)
+
+    def agg(self) -> Table:
+        """Fold all streams: a row for each group that any of them has; where one had no record, its counts are 0, the rest is null."""
+        where = _here()
+        made = [_aggregate(grouped.stream, grouped.group, self.windows, aggregates, where).node for grouped, aggregates in self.inputs]
+        node = plan.Cogroup(inputs=tuple(n for n in made if isinstance(n, plan.Aggregate)), location=where)
+        plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+        return Table(self.inputs[0][0].stream.app, node)
 
 
 @dataclass(frozen=True, slots=True)

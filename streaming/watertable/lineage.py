@@ -115,6 +115,8 @@ def label(node: Stream | plan.Table) -> str:
             windows = f" windowed_by {node.windows}" if node.windows else ""
             aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
             return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
+        case plan.Cogroup():
+            return f"cogroup {len(node.inputs)} streams"
         case plan.TableJoin():
             return f"{_join(node)} {_named(node.columns)}"
 
@@ -140,7 +142,7 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
 
 
 def _what(table: TableDef) -> str:
-    kind = {plan.Latest: "latest ", plan.TableJoin: "join "}.get(type(table.root), "")
+    kind = {plan.Latest: "latest ", plan.Cogroup: "cogroup ", plan.TableJoin: "join "}.get(type(table.root), "")
     by = ", ".join(table.key.names[:-2] if table.windows else table.key.names)
     return f"{kind}by {by}" + (f" · {table.windows}" if table.windows else "")
 
@@ -155,15 +157,23 @@ def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
             windows: Lineage = {c.name: set() for c in plan.WINDOW_KEY} if node.windows else {}
             key = {name: _origins(node.parent, expr) for name, expr in node.group} | windows
             return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
+        case plan.Cogroup():
+            found = [_of_table(aggregate) for aggregate in node.inputs]
+            return _same(*(key for key, _ in found)), {name: origins for _, values in found for name, origins in values.items()}
         case plan.TableFilter():
             return _of_table(node.parent)
         case plan.TableMapValues():
             key, values = _of_table(node.parent)
             return key, {name: _through(expr, {"key": key, "value": values}) for name, expr in node.columns}
         case plan.TableJoin():
-            (key, left), (other, right) = _of_table(node.left), _of_table(node.right)
-            both = {name: found | theirs for (name, found), theirs in zip(key.items(), other.values(), strict=True)}
-            return both, {name: _through(expr, {"key": both, "left": left, "right": right}) for name, expr in node.columns}
+            (one, left), (other, right) = _of_table(node.left), _of_table(node.right)
+            key = _same(one, other)
+            return key, {name: _through(expr, {"key": key, "left": left, "right": right}) for name, expr in node.columns}
+
+
+def _same(*keys: Lineage) -> Lineage:
+    """Give the lineage of a key that is several, column by column, under the names of the first."""
+    return {name: set().union(*found) for name, *found in zip(keys[0], *(key.values() for key in keys), strict=True)}
 
 
 def _origins(node: Stream, expr: Expr) -> set[Origin]:

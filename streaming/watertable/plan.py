@@ -202,6 +202,13 @@ class TableMapValues(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cogroup(Node):
+    """Fold several grouped streams into one row: each has its own aggregates, and all have the same windows."""
+
+    inputs: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableJoin(Node):
     """Join two tables by key: one row for each key, of `columns` over `left`, `right` and `key`; a side without a row is null."""
 
@@ -214,8 +221,8 @@ class TableJoin(Node):
 Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream
 Leaf = Latest | Aggregate
 """A table node that folds the records of a stream."""
-Root = Leaf | TableJoin
-"""A table node that keeps a state: its own, or those of the tables that it joins."""
+Root = Leaf | Cogroup | TableJoin
+"""A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues
 
 
@@ -407,6 +414,8 @@ def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
             return ()
         case MergeStreams():
             return node.parents
+        case Cogroup():
+            return node.inputs
         case TableJoin():
             return (node.left, node.right)
         case _:
@@ -431,6 +440,8 @@ def key_of(node: Stream | Table) -> Schema:
             return key_of(node.parents[0])
         case Aggregate():
             return _schema(node.group) + (WINDOW_KEY if node.windows else Schema())
+        case Cogroup():
+            return key_of(node.inputs[0])
         case TableJoin():
             return key_of(node.left)
         case _:
@@ -452,6 +463,8 @@ def value_of(node: Stream | Table) -> Schema:
             return value_of(node.parents[0])
         case Aggregate():
             return Schema.of((a.name, a.value.type) for a in node.aggregates)
+        case Cogroup():
+            return Schema(tuple(column for aggregate in node.inputs for column in value_of(aggregate)))
         case _:
             return value_of(node.parent)
 
@@ -478,6 +491,8 @@ def windows_of(node: Stream | Table) -> TimeWindows | None:
             return node.windows
         case MergeStreams():
             return windows_of(node.parents[0])
+        case Cogroup():
+            return node.inputs[0].windows
         case TableJoin():
             return windows_of(node.left)
         case _:
@@ -509,9 +524,13 @@ def root_of(node: Table) -> Root:
 
 def leaves_of(root: Root) -> tuple[Leaf, ...]:
     """List the different nodes that fold records into the state of a table node."""
-    if not isinstance(root, TableJoin):
-        return (root,)
-    return tuple(dict.fromkeys(leaf for side in (root.left, root.right) for leaf in leaves_of(root_of(side))))
+    match root:
+        case Cogroup():
+            return root.inputs
+        case TableJoin():
+            return tuple(dict.fromkeys(leaf for side in (root.left, root.right) for leaf in leaves_of(root_of(side))))
+        case _:
+            return (root,)
 
 
 def parts_of(root: Root) -> tuple[Part, ...]:
@@ -520,7 +539,7 @@ def parts_of(root: Root) -> tuple[Part, ...]:
     In a join, an aggregate is marked as there by its first record, since a state of nulls could be that of records, too.
     """
     if not isinstance(root, TableJoin):
-        return (Part(root, tuple((f.name, f.name) for f in state_of(root)), None),)
+        return tuple(Part(leaf, tuple((f.name, f.name) for f in state_of(leaf)), None) for leaf in leaves_of(root))
     return tuple(
         Part(leaf, tuple((f.name, f"i{n}_{f.name}") for f in state_of(leaf)), f"i{n}" if _alive(leaf) is None else None)
         for n, leaf in enumerate(leaves_of(root))
@@ -534,7 +553,7 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
         case Aggregate():
             return tuple(f for aggregate in root.aggregates for f in aggregate.state)
-        case TableJoin():
+        case Cogroup() | TableJoin():
             return tuple(field for part in parts_of(root) for field in _fields(part))
 
 
@@ -546,6 +565,8 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((c.name, parse(f"state.row.value.`{c.name}`", scope, node.location)) for c in value_of(node))),)
         case Aggregate():
             return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
+        case Cogroup():
+            return (Project(tuple((a.name, _counted(a, node.location)) for aggregate in node.inputs for a in aggregate.aggregates)),)
         case TableJoin():
             return (Match(node.how, _side(node, node.left), _side(node, node.right), node.columns),)
         case TableFilter():
@@ -622,8 +643,15 @@ def _side(join: TableJoin, node: Table) -> Side:
         state += [(mine, theirs) for (_, mine), (_, theirs) in zip(part.fields, same.fields, strict=True)]
         if part.there is not None and same.there is not None:
             state.append((part.there, same.there))
-    there = tuple(p.there for leaf, p in joined.items() if leaf == root and p.there is not None)
+    there = () if isinstance(root, TableJoin) else tuple(there for leaf in leaves_of(root) if (there := joined[leaf].there) is not None)
     return Side(key_of(node).names, tuple(state), there, _alive(root), stages_of(node))
+
+
+def _counted(aggregate: BoundAggregate, where: str) -> Expr:
+    """Give the value of an aggregate of a row that others may have made: of nothing, a count is 0 and not null."""
+    if aggregate.function != "count":
+        return aggregate.value
+    return parse(f"COALESCE(state.`{aggregate.name}`, CAST(0 AS BIGINT))", Scope({"state": state_schema(aggregate.state)}), where)
 
 
 def _alive(root: Root) -> Expr | None:

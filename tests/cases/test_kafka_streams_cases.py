@@ -59,15 +59,29 @@ CONTENT: dict[str, Any] = {"n": wt.count(), "kinds": wt.count_distinct("v"), "le
 
 
 def text(case: KafkaCase, app: wt.App) -> Stream:
-    """Read the case's topics as one stream; where it aggregates one of them with '-', its values say so."""
-    rule = case["settings"].get("aggregation", "")
-    names = case["settings"].get("topics") or [case["settings"]["topic"]]
-    streams = []
-    for name, word in zip(names, ("one", "two"), strict=False):
+    """Read the case's topic."""
+    (name,) = case["settings"].get("topics") or [case["settings"]["topic"]]
+    return app.topic(name, key="k STRING", value="v STRING").stream()
+
+
+def cogrouped(case: KafkaCase, app: wt.App) -> Table:
+    """Fold each of the case's topics by itself, and put their content together; values that it aggregates with '-' say so.
+
+    No value is in both topics, so that they have as many different ones as each of them.
+    """
+    grouped = []
+    for name in case["settings"]["topics"]:
         stream = app.topic(name, key="k STRING", value="v STRING").stream()
-        minus = re.search(rf"topic {word}: (agg \+ )?'-'", rule)
-        streams.append(stream.map_values(v="concat('-', v)") if minus else stream.map_values(v="v"))
-    return streams[0].merge(*streams[1:]) if len(streams) > 1 else streams[0]
+        minus = re.search(rf"topic {name}: (agg \+ )?'-'", case["settings"]["aggregation"])
+        grouped.append((stream.map_values(v="concat('-', v)") if minus else stream).group_by_key())
+    both = grouped[0].cogroup(**CONTENT)
+    if len(grouped) > 1:
+        both = both.cogroup(grouped[1], **{f"other_{name}": aggregate for name, aggregate in CONTENT.items()})
+    table = (both.windowed_by(windows(case)) if "window" in case["settings"] else both).agg()
+    if len(grouped) == 1:
+        return table
+    return table.map_values(n="n + other_n", kinds="kinds + other_kinds", least="least(least, other_least)",
+                            greatest="greatest(greatest, other_greatest)")  # fmt: skip
 
 
 def windows(case: KafkaCase) -> wt.TimeWindows:
@@ -120,8 +134,8 @@ TOPOLOGIES: dict[str, Callable[[KafkaCase, wt.App], object]] = {
     "ktable_mapValues": lambda case, app: keep(app.topic("T", key="k STRING", value="v STRING").table().map_values(v="CAST(v AS INT)")),
     "kstream_groupbykey_aggregate": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
     "kstream_groupbykey_reduce": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
-    "kstream_cogroup": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
-    "kstream_cogroup_window": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).agg(**CONTENT)),
+    "kstream_cogroup": lambda case, app: keep(cogrouped(case, app)),
+    "kstream_cogroup_window": lambda case, app: keep(cogrouped(case, app)),
     "kstream_window_aggregate": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).agg(**CONTENT)),
     "kstream_window_count": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
     "kstream_window_count_suppress": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),

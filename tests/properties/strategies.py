@@ -204,8 +204,11 @@ def partners(draw: st.DrawFn, table: Table, stream: Stream) -> Table:
         f"r{n}": draw(texts(stream)) if kind.kind == "string" else f"CAST({draw(numbers(stream))} AS {kind.sql()})"
         for n, kind in enumerate(kinds)
     }
-    grouped = stream.group_by(**group)
-    return (grouped.windowed_by(windows) if windows else grouped).agg(a0=draw(_aggregate(stream)), a1=draw(_aggregate(stream)))
+    grouped, aggregates = stream.group_by(**group), {"a0": draw(_aggregate(stream)), "a1": draw(_aggregate(stream))}
+    if draw(st.booleans()):
+        return (grouped.windowed_by(windows) if windows else grouped).agg(**aggregates)
+    both = grouped.cogroup(**aggregates).cogroup(grouped, b0=draw(_aggregate(stream)))
+    return (both.windowed_by(windows) if windows else both).agg()
 
 
 @st.composite

@@ -1,8 +1,9 @@
-"""Joins on the oracle: which rows there are, what each side's tombstone does, and what streams out."""
+"""Joins and cogroups on the oracle: which rows there are, what each side's tombstone does, and what streams out."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -132,3 +133,42 @@ def test_a_join_is_pure_and_so_are_its_changes_if_one_topic_feeds_it() -> None:
     one = shop.sales.group_by_key().count("n").join(shop.sales.to_table(), n="left.n", last="right.qty").materialized_as("one")
     assert [plan.purity_of(t.node) for t in (one, two)] == [Purity.PURE, Purity.PURE]
     assert [plan.purity_of(t.to_stream().node) for t in (one, two)] == [Purity.PURE, Purity.ARRIVAL]
+
+
+# -- cogroup ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cogroup_has_a_row_for_each_group_of_any_stream_and_counts_nothing_as_0() -> None:
+    shop = Shop()
+    returns = shop.app.topic("returns", key="sku STRING", value="qty INT, why STRING").stream()
+    both = shop.sales.group_by_key().cogroup(sold=wt.sum("qty"), sales=wt.count()).cogroup(
+        returns.group_by("sku"), returned=wt.sum("qty"), returns=wt.count(), reasons=wt.count_distinct("why"))  # fmt: skip
+    both.agg().materialized_as("t").to_stream().map_values(v="concat(sales, ' ', returns)").to("out")
+    engine = shop.run([shop.record("sales", "a", {"qty": 3}), shop.record("returns", "a", {"qty": 1, "why": "late"}),
+                       shop.record("returns", "b", {"qty": 2, "why": None}), shop.record("sales", "c", None),
+                       shop.record("returns", None, {"qty": 1})])  # fmt: skip
+    assert rows(engine, "t") == {"a": [3, 1, 1, 1, 1], "b": [None, 0, 2, 1, 0]}
+    assert sorted(outputs(engine)) == ["0 1", "1 0", "1 1"]
+    assert sorted((d.node, d.reason) for d in engine.dropped) == [("t", "null_key"), ("t", "null_value")]
+
+
+def test_a_windowed_cogroup_has_the_windows_of_each_stream_and_each_is_late_by_itself() -> None:
+    shop = Shop()
+    returns = shop.app.topic("returns", key="sku STRING", value="qty INT").stream()
+    both = shop.sales.group_by_key().cogroup(n=wt.count()).cogroup(returns.group_by_key(), m=wt.count())
+    both.windowed_by(wt.tumbling(seconds=4)).agg().materialized_as("t")
+    early = shop.record("returns", "a", {"qty": 1})
+    given = [shop.record("sales", "a", {"qty": n}) for n in range(5)]
+    engine = shop.run([*given, early], [replace(early, offset=9, timestamp=EPOCH + timedelta(seconds=8)), replace(early, offset=10)])
+    assert [[*row.values()][-2:] for _, row in sorted(engine.tables["t"].items())] == [[2, 1], [3, 0], [0, 1]]
+    assert [(d.node, d.reason, d.topic) for d in engine.dropped] == [("t", "late", "returns")]
+
+
+def test_a_cogroup_joins_like_any_table() -> None:
+    shop = Shop()
+    both = shop.sales.group_by_key().cogroup(last=wt.last("qty")).cogroup(shop.sales.group_by_key(), n=wt.count()).agg()
+    shop.items.left_join(both, n="right.n", here="right IS NOT NULL").materialized_as("t")
+    engine = shop.run(
+        [shop.record(ITEMS, "a", {"name": "A"}), shop.record(ITEMS, "b", {"name": "B"}), shop.record("sales", "a", {"qty": None})]
+    )
+    assert rows(engine, "t") == {"a": [1, True], "b": [None, False]}
