@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k
-from watertable.dsl import App, GroupedStream, Stream, Table, WindowedStream
+from watertable.dsl import App, CogroupedStream, GroupedStream, Stream, Table, WindowedStream
 from watertable.errors import WatertableError
 from watertable.windows import TimeWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling
 
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "CogroupedStream",
     "GroupedStream",
     "Stream",
     "Table",

@@ -4,8 +4,8 @@ The law: whatever the cuts between batches, merging the changes of all batches g
 micro-batch, a backfill over a range and a full rebuild. Everything is built-in columnar functions.
 
 The plan's layout says which columns to compute. One pass over the batch decodes, runs every stateless operator, finds every failure,
-counts, and keeps just what tables and outputs need. Per batch: one job for that pass, one for the old rows of each table whose changes
-are streamed, and the writer's.
+counts, and keeps just what tables and outputs need. Per batch: one job for that pass, one for each look at the old rows of a table, whose
+changes are streamed or that a stream is joined with, and the writer's.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ class Compiler:
     def batch(self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup) -> Batch:
         """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
 
-        `lookup` gives old rows, for the tables whose changes are streamed. Runs one job over the batch, and one for each such table;
-        all other frames run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
+        `lookup` gives old rows, for the tables whose changes are streamed or that streams are joined with. Runs one job over the
+        batch, and one for each such use of a table; all other frames run when they are written. Raises `ValueError` when a record's
+        partition isn't in `carry`.
         """
         run = _Run(self.layout, carry, lookup)
         frames = {0: run.base(records)}
@@ -216,6 +217,8 @@ class _Run:
                 frame = self._exploded(segment, segment.origin, frames)
             case plan.ToStream():
                 frame = self._changes(segment.origin, frames)
+            case plan.StreamJoin():
+                frame = self._looked_up(segment, segment.origin, frames)
             case plan.MergeStreams():
                 frame = self._united(segment.origin, frames)
             case Topology():
@@ -362,6 +365,34 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         window = ["_w_after AS window"] if table.windows is not None else []
         changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
         return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *_PLACE, *_RAW)
+
+    def _looked_up(self, segment: Segment, node: plan.StreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Put each record beside the table's row for its key: the old one, run forward by what the table got before the record.
+
+        What the table gets of the same record comes first. The table's states run along the keys that are looked up, and no others.
+        """
+        table = self.layout.topology.table(node.table)
+        flow, wanted = self.layout.inputs[segment.number]
+        spaces = [name for name in flow.spaces if name != "ts"]
+        record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
+        rows = (
+            frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", "TRUE AS present", *record, "ts", *_PLACE, *_RAW)
+        )
+        keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
+        keys = rows.where(keyed).select("key").distinct()
+        added = self.singles(table, frames).join(F.broadcast(keys), "key", "left_semi")
+        before = [
+            f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, _PLACE), (self.lookup(table, keys), ()))
+        ]
+        both = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), before, rows)
+        forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
+        over = f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        run = ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}', over)}" for f in table.state)
+        found = both.selectExpr("*", f"CASE WHEN count_if(NOT present){over} > 0 THEN named_struct({run}) END AS now").where("present")
+        for level in finishing(table, state="now", key="key", into="_v"):
+            found = found.selectExpr("*", *level)
+        right = f"_v{len(table.stages)} AS right"
+        return found.selectExpr("present", *(f"s_{name} AS {name}" for name in spaces), right, "ts", *_PLACE, *_RAW)
 
     def _united(self, node: plan.MergeStreams, frames: Mapping[int, DataFrame]) -> DataFrame:
         parts = []

@@ -250,6 +250,19 @@ class Stream:
         """Drop records without a key, as Kafka Streams does; Spark needs no co-partitioning, so nothing else moves."""
         return self._with(plan.Repartition(parent=self.node, location=_here()))
 
+    def join(self, table: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Stream:
+        """Join each record with the table's row for its key, or for the key `on`, as the table is when the record arrives.
+
+        The new value is these expressions over the record and `right`, the table's row. `on` has one expression for each of the
+        table's key columns, and makes of any table what Kafka Streams calls a global one. Records without a row, a key or a value are
+        dropped. Raises `DefinitionError` for a table without a name, and when the keys' types differ.
+        """
+        return self._look_up(How.INNER, table, on, columns, _here())
+
+    def left_join(self, table: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Stream:
+        """Join each record with the table's row; `right` is null where there is none, or where the record has no key."""
+        return self._look_up(How.LEFT, table, on, columns, _here())
+
     def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
         """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
         where = _here()
@@ -277,6 +290,24 @@ class Stream:
         where = _here()
         _check_key(self.key, where, "group_by_key")
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
+
+    def _look_up(self, how: How, table: Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str) -> Stream:
+        what = "join" if how is How.INNER else "left_join"
+        if not isinstance(table, Table):
+            raise DefinitionError(f"{where}: {what} wants a table: make one of the stream with to_table, or an aggregation")
+        if table.app is not self.app:
+            raise DefinitionError(f"{where}: {what} wants a table of the same app: {self.app.name!r} here, {table.app.name!r} there")
+        if table.name is None:
+            raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
+        made = _named(columns, plan.lookup_scope(self.node, table.node), where)
+        texts = (on,) if isinstance(on, str) else on or ()
+        exprs = [parse(text, self._scope(), where) for text in texts]
+        _check_same_key(Schema.of((f"on{n}", e.type) for n, e in enumerate(exprs)) if on else self.key, table.key, where, what)
+        wanted = tuple(zip(table.key.names, exprs, strict=True)) if on else None
+        node = plan.StreamJoin(
+            parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, location=where
+        )  # fmt: skip
+        return self._with(node)
 
     def _scope(self) -> Scope:
         return plan.scope_of(self.node)
@@ -528,9 +559,7 @@ def _check_same_key(left: Schema, right: Schema, where: str, operator: str) -> N
     """Refuse keys that can't be equal: of other types, or of another number of columns."""
     if [c.type for c in left] != [c.type for c in right]:
         mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
-        raise DefinitionError(
-            f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one in its group_by"
-        )
+        raise DefinitionError(f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one of them")
 
 
 def _check_key(key: Schema, where: str, operator: str) -> None:

@@ -24,9 +24,10 @@ from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
-from watertable.plan import How, Match, Named, Project, Side, Sink, Stage, Topic, Topology, Where
+from watertable.plan import How, Named, Sink, Topic, Topology
 from watertable.rules import OnFail
 from watertable.scalars import EXACT, order_key
+from watertable.stages import Match, Project, Side, Stage, Where
 from watertable.windows import EPOCH
 
 FAN_OUT: Final = 65536
@@ -114,13 +115,14 @@ class Event:
     old: Row | None = None
     window: Row | None = None
 
-    def evaluate(self, expr: Expr) -> Any:
-        """Evaluate an expression on this record; raise `EvaluationError` where Spark would."""
-        return evaluate(expr, {"key": self.key, "value": self.value, "new": self.value, "old": self.old, "window": self.window})
+    def evaluate(self, expr: Expr, right: Row | None = None) -> Any:
+        """Evaluate an expression on this record, beside a table's row if it is joined; raise `EvaluationError` where Spark would."""
+        spaces = {"key": self.key, "value": self.value, "new": self.value, "old": self.old, "window": self.window, "right": right}
+        return evaluate(expr, spaces)
 
-    def columns(self, named: Named) -> Row:
+    def columns(self, named: Named, right: Row | None = None) -> Row:
         """Evaluate named expressions, in order."""
-        return {name: self.evaluate(expr) for name, expr in named}
+        return {name: self.evaluate(expr, right) for name, expr in named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,8 @@ class Interpreter:
             case plan.ToStream():
                 yield from self._fold(self._tables[node.table])
             case _:
+                if isinstance(node, plan.StreamJoin):  # what the table gets of this record comes first
+                    self._fold(self._tables[node.table])
                 for event in self._stream(node.parent):
                     try:
                         yield from self._apply(node, event)
@@ -286,6 +290,8 @@ class Interpreter:
             case plan.Peek():
                 self.peeked[node.name] += 1
                 return [event]
+            case plan.StreamJoin():
+                return self._look_up(node, event)
             case plan.Repartition():
                 if _is_null(event.key):
                     self._drop(_label(node), "null_key")
@@ -293,6 +299,22 @@ class Interpreter:
                 return [event]
             case _:
                 raise TypeError(f"{type(node).__name__} is no operator on single records")
+
+    def _look_up(self, node: plan.StreamJoin, event: Event) -> list[Event]:
+        if event.value is None:
+            self._drop(_label(node), "null_value")
+            return []
+        key = event.key if node.on is None else event.columns(node.on)
+        left = node.how is plan.How.LEFT
+        if _is_null(key) and not (left and _is_null(event.key)):  # Kafka Streams: a left join keeps what has no key of its own
+            self._drop(_label(node), "null_key")
+            return []
+        table = self._tables[node.table]
+        known = key is not None and _key(key) in self.states[table.name]
+        right = self._row(table, _key(key)) if key is not None and known else None
+        if right is None and not left:
+            return []
+        return [replace(event, value=event.columns(node.columns, right), old=None)]
 
     def _expect(self, node: plan.Expect, event: Event) -> list[Event]:
         rule = node.rule
@@ -403,6 +425,8 @@ def _label(node: plan.Stream) -> str:
             return "map" if node.columns is not None else "select_key"
         case plan.FlatMapValues():
             return "flat_map_values"
+        case plan.StreamJoin():
+            return "join" if node.how is plan.How.INNER else "left_join"
         case _:
             return type(node).__name__.lower()
 

@@ -36,7 +36,7 @@ class Flow:
 class Segment:
     """Hold the columns that one pass computes: level by level, each made from those before it."""
 
-    origin: Topology | plan.FlatMapValues | plan.ToStream | plan.MergeStreams
+    origin: Topology | plan.FlatMapValues | plan.ToStream | plan.StreamJoin | plan.MergeStreams
     number: int
     levels: list[list[str]] = field(default_factory=list)
     kept: dict[str, None] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Layout:
 
     # -- the plan as columns -----------------------------------------------------------------------------------------------------
 
-    def _segment(self, origin: Topology | plan.FlatMapValues | plan.ToStream | plan.MergeStreams) -> Segment:
+    def _segment(self, origin: Topology | plan.FlatMapValues | plan.ToStream | plan.StreamJoin | plan.MergeStreams) -> Segment:
         self.segments.append(Segment(origin, len(self.segments)))
         return self.segments[-1]
 
@@ -196,6 +196,8 @@ class Layout:
                 segment = self._segment(node)
                 self.inputs[segment.number] = (flow, made_value)
                 return Flow(segment, 0, "present", {n: n for n in flow.spaces if n in ("key", "window")} | {"value": "value"})
+            case plan.StreamJoin():
+                return self._look_up(node)
             case plan.ToStream():
                 self._folds(plan.root_of(node.parent), node.table)
                 windowed = {"window": "window"} if plan.windows_of(node) else {}
@@ -253,6 +255,31 @@ class Layout:
         for flow in flows:
             self._need(flow, flow.present, *flow.spaces.values())
         return Flow(self._segment(node), 0, "present", {name: name for name in flows[0].spaces if name != "ts"})
+
+    def _look_up(self, node: plan.StreamJoin) -> Flow:
+        """Find each record's key in the table, drop what has none, and go on in a segment that has the table's rows beside the records."""
+        self._folds(plan.root_of(node.right), node.table)
+        label, on = join_label(node), node.on or ()
+        flow = self._checked(self.flow(node.parent), [], label, node.location, of_value=on)
+        segment, there, key = flow.segment, _value_of(flow), flow.spaces["key"]
+        segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
+        own, theirs = plan.key_of(node.parent).names, plan.key_of(node.right).names
+        renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, theirs, strict=True)) if not on else ""
+        wanted = segment.add(named_struct(on, flow.spaces) if on else f"named_struct({renamed})", flow.level)
+        keyless = _null_key(wanted, theirs)
+        if node.how is plan.How.LEFT:
+            keyless = f"({keyless} AND NOT {_null_key(key, own)})" if on else "FALSE"
+        dropped = segment.add(f"{flow.present} AND {there} IS NOT NULL AND {keyless}", flow.level + 1)
+        segment.count(dropped, label, "null_key")
+        present = segment.add(f"{flow.present} AND {there} IS NOT NULL AND NOT {keyless}", flow.level + 1)
+        self._need(flow, present, wanted, *flow.spaces.values())
+        after = self._segment(node)
+        self.inputs[after.number] = (Flow(segment, flow.level + 2, present, flow.spaces), wanted)
+        found = Flow(after, 0, "present", {name: name for name in flow.spaces if name != "ts"} | {"right": "right"})
+        if node.how is plan.How.INNER:
+            found = _narrowed(found, after.add("present AND right IS NOT NULL", 0))
+        found = self._checked(found, [], label, node.location, of_value=node.columns)
+        return _with(found, value=self._value(found, node.columns))
 
     def _folds(self, root: plan.Root, label: str) -> None:
         """Prepare what the leaves of a table node fold; tables that share a leaf share its fold."""
@@ -317,14 +344,19 @@ def encoded(column: str, form: Format, schema: Schema) -> str:
             return f"CAST(to_json({column}, map('ignoreNullFields', 'false', 'timestampFormat', '{time}')) AS BINARY)"
 
 
+def join_label(node: plan.StreamJoin) -> str:
+    """Name a join as the DSL does."""
+    return "join" if node.how is plan.How.INNER else "left_join"
+
+
 def literal(text: str) -> str:
     """Write a string as Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _with(flow: Flow, **spaces: str) -> Flow:
-    """Replace the record of a stream; a new value ends a Change."""
-    kept = {n: c for n, c in flow.spaces.items() if not ("value" in spaces and n in ("old", "new"))}
+    """Replace the record of a stream; a new value ends a Change, and the row of a table beside it."""
+    kept = {n: c for n, c in flow.spaces.items() if not ("value" in spaces and n in ("old", "new", "right"))}
     if "key" in spaces:
         kept.pop("window", None)
     return Flow(flow.segment, flow.level + 1, flow.present, kept | spaces)

@@ -82,7 +82,7 @@ def _tree(node: Stream | plan.Table, indent: str) -> Iterator[str]:
     yield f"{indent}{label(node)}" + (f"  {node.location}" if node.location else "")
     if isinstance(node, plan.ToStream):
         return  # the table is described in its own place
-    for parent in plan.parents_of(node):
+    for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
         yield from _tree(parent, indent + "  ")
 
 
@@ -117,11 +117,14 @@ def label(node: Stream | plan.Table) -> str:
             return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
         case plan.Cogroup():
             return f"cogroup {len(node.inputs)} streams"
+        case plan.StreamJoin():
+            on = f" on {_named(node.on)}" if node.on else ""
+            return f"{_join(node)} table {node.table}{on} {_named(node.columns)} ({plan.purity_of(node)})"
         case plan.TableJoin():
             return f"{_join(node)} {_named(node.columns)}"
 
 
-def _join(node: plan.TableJoin) -> str:
+def _join(node: plan.TableJoin | plan.StreamJoin) -> str:
     return "join" if node.how is plan.How.INNER else f"{node.how}_join"
 
 
@@ -135,8 +138,10 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
         case _:
             name = {plan.MapValues: "map_values", plan.TableMapValues: "map_values", plan.FlatMapValues: "flat_map_values",
                     plan.Map: "map", plan.Filter: "filter", plan.TableFilter: "filter", plan.Expect: "expect"}.get(type(node))  # fmt: skip
-            name = _join(node) if isinstance(node, plan.TableJoin) else name
-            for parent in plan.parents_of(node):
+            name = _join(node) if isinstance(node, plan.TableJoin | plan.StreamJoin) else name
+            if isinstance(node, plan.StreamJoin):
+                yield f"k_{node.table}", f"{name}"
+            for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
                 for origin, steps in _ways(parent):
                     yield origin, " · ".join(part for part in (steps, name) if part)
 
@@ -180,7 +185,7 @@ def _origins(node: Stream, expr: Expr) -> set[Origin]:
     found: set[Origin] = set()
     for ref in expr.refs:
         space, _, rest = ref.partition(".")
-        if space != "window":
+        if space not in ("window", "right"):
             found |= _column(node, "key" if space == "key" else "value", rest.partition(".")[0])
     return found
 
@@ -195,6 +200,10 @@ def _column(node: Stream, part: str, name: str) -> set[Origin]:
             return _origins(node.parent, dict(node.key_columns)[name])
         case plan.Map() if node.columns is not None:
             return _origins(node.parent, dict(node.columns)[name])
+        case plan.StreamJoin() if part == "value":
+            joined, (key, values) = dict(node.columns)[name], _of_table(node.right)
+            beside = {ref.partition(".")[2].partition(".")[0] for ref in joined.refs if ref.startswith("right.")}
+            return _origins(node.parent, joined) | set().union(*((key | values)[column] for column in beside))
         case plan.MergeStreams():
             return set().union(*(_column(parent, part, name) for parent in node.parents))
         case plan.ToStream():

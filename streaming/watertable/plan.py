@@ -21,6 +21,7 @@ from watertable.errors import DefinitionError
 from watertable.expressions import Expr, Scope, parse
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
+from watertable.stages import Match, Part, Project, Side, Stage, Where
 from watertable.windows import TimeWindows
 
 FINGERPRINT_VERSION: Final = 1
@@ -165,6 +166,21 @@ class ToStream(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamJoin(Node):
+    """Look each record's key, or the key `on`, up in a table as it is when the record arrives; make a new value of both.
+
+    A record without a value is dropped; so is one without a key, unless the join is a left one and the record itself has none.
+    """
+
+    parent: Stream
+    how: How
+    table: str
+    right: Table
+    on: Named | None
+    columns: Named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latest(Node):
     """Keep each key's last value in log order; a null value deletes the row.
 
@@ -218,68 +234,12 @@ class TableJoin(Node):
     columns: Named
 
 
-Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream
+Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
 Leaf = Latest | Aggregate
 """A table node that folds the records of a stream."""
 Root = Leaf | Cogroup | TableJoin
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues
-
-
-@dataclass(frozen=True, slots=True)
-class Project:
-    """Replace the value columns of a row."""
-
-    columns: Named
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Let only those rows live for which the condition is true."""
-
-    condition: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """Take one side's row out of the state of a join.
-
-    `state` holds pairs of the side's own name of a state field and the join's; `key` the side's own names of the key's columns. The side
-    has a state where one of the join's fields `there` isn't null; without any of them, `alive` and `stages` tell.
-    """
-
-    key: tuple[str, ...]
-    state: tuple[tuple[str, str], ...]
-    there: tuple[str, ...]
-    alive: Expr | None
-    stages: tuple[Stage, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Make a row of the rows of two sides, if those are there that must be."""
-
-    how: How
-    left: Side
-    right: Side
-    columns: Named
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Say which part of a table's state one of its leaves folds.
-
-    `fields` holds pairs of the leaf's own name of a state field and the table's; `there`, if any, is the field that is true from the
-    leaf's first record on.
-    """
-
-    leaf: Leaf
-    fields: tuple[tuple[str, str], ...]
-    there: str | None
-
-
-Stage = Project | Where | Match
-"""A step from a table's state to what its readers see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,8 +348,8 @@ class Topology:
 
     @property
     def streamed(self) -> frozenset[str]:
-        """Name the tables whose old rows somebody needs, because their changes are streamed."""
-        return frozenset(n.table for root in self._roots() for n in walk(root) if isinstance(n, ToStream))
+        """Name the tables whose old rows somebody needs: because their changes are streamed, or streams look them up."""
+        return frozenset(n.table for root in self._roots() for n in walk(root) if isinstance(n, ToStream | StreamJoin))
 
     @property
     def fingerprint(self) -> str:
@@ -418,6 +378,8 @@ def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
             return node.inputs
         case TableJoin():
             return (node.left, node.right)
+        case StreamJoin():
+            return (node.parent, node.right)
         case _:
             return (node.parent,)
 
@@ -453,7 +415,7 @@ def value_of(node: Stream | Table) -> Schema:
     match node:
         case Source():
             return node.topic.value
-        case MapValues() | TableMapValues() | TableJoin():
+        case MapValues() | TableMapValues() | TableJoin() | StreamJoin():
             return _schema(node.columns)
         case Map():
             return value_of(node.parent) if node.columns is None else _schema(node.columns)
@@ -513,6 +475,12 @@ def join_scope(left: Table, right: Table) -> Scope:
     """Give the names that the columns of a join may use; a bare name is a key column."""
     spaces = {"left": value_of(left), "right": value_of(right), "key": key_of(left)}
     return Scope(spaces | ({"window": WINDOW} if windows_of(left) else {}), bare=("key",))
+
+
+def lookup_scope(stream: Stream, right: Table) -> Scope:
+    """Give the names that the columns of a stream's join with a table may use: the stream's, and `right`."""
+    scope = scope_of(stream)
+    return Scope({**scope.namespaces, "right": value_of(right)}, scope.bare)
 
 
 def root_of(node: Table) -> Root:
@@ -579,12 +547,15 @@ def purity_of(node: Stream | Table) -> Purity:
     """Tell whether a node depends on arrival.
 
     Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
-    batch is put in log order, but the order between batches is that of arrival.
+    batch is put in log order, but the order between batches is that of arrival. So does a stream's look at a table that is not fed by
+    the stream's own partitions.
     """
     if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
         return Purity.ARRIVAL
     if isinstance(node, ToStream):
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
+    if isinstance(node, StreamJoin):
+        return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and _of_one_topic(node) else Purity.ARRIVAL
     return Purity.PURE
 
 
@@ -623,7 +594,11 @@ def _keeps_partition(root: Root) -> bool:
             key = key_of(leaf.parent)
             if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
                 return False
-    nodes = tuple(walk(root))
+    return _of_one_topic(root)
+
+
+def _of_one_topic(node: Stream | Table) -> bool:
+    nodes = tuple(walk(node))
     return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,9 @@ CASES: dict[str, KafkaCase] = {c["id"]: c for c in json.loads((Path(__file__).pa
 NOT_COVERED = {
     "tt-inner-lv-int": "versioned tables",
     "tt-left-lv-int": "versioned tables",
+    "st-inner-grace-late": "versioned tables",
     "ktable_ktable_foreign_key_inner_join": "foreign-key joins",
     "ktable_ktable_foreign_key_left_join": "foreign-key joins",
-    "kstream_ktable_inner_join": "stream-table joins",
-    "kstream_ktable_left_join": "stream-table joins",
-    "kstream_globalktable_inner_join": "global tables",
-    "kstream_globalktable_left_join": "global tables",
     "kstream_kstream_inner_join": "stream-stream joins",
     "kstream_kstream_left_join": "stream-stream joins",
     "kstream_kstream_outer_join": "stream-stream joins",
@@ -123,6 +120,18 @@ def joined(case: KafkaCase, app: wt.App) -> None:
     keep(left)
 
 
+def looked_up(case: KafkaCase, app: wt.App) -> None:
+    """Join the case's stream with its table, by a key that it says if that isn't the record's."""
+    settings, keys = case["settings"], {"always null": "CAST(NULL AS STRING)", None: None}
+    stream = app.topic(settings["stream_topic"], key="k STRING", value="v STRING").stream()
+    topic = app.topic(settings["table_topic"], key="k STRING", value="v STRING")
+    table = (topic.stream().to_table() if "table_from_stream" in settings else topic.table()).materialized_as("t")
+    (sign,) = re.findall(r"left \+ '(.)' \+ right", settings["joiner"])
+    join = Stream.left_join if "left_join" in case["operator"] else Stream.join
+    on = keys.get(settings.get("join_key"), "CASE WHEN v LIKE '%,%' THEN split(v, ',')[1] END")
+    join(stream, table, on=on, v=f"concat(v, '{sign}', COALESCE(right.v, 'null'))").to("updates")
+
+
 def keep(table: Table) -> None:
     table.materialized_as("t").to_stream().to("updates")
 
@@ -143,6 +152,10 @@ TOPOLOGIES: dict[str, Callable[[KafkaCase, wt.App], object]] = {
     "ktable_ktable_left_join": joined,
     "ktable_ktable_outer_join": joined,
     "ktable_ktable_inner_join -> ktable_ktable_left_join": joined,
+    "kstream_ktable_inner_join": looked_up,
+    "kstream_ktable_left_join": looked_up,
+    "kstream_globalktable_inner_join": looked_up,
+    "kstream_globalktable_left_join": looked_up,
     "kstream_repartition": lambda case, app: text(case, app).repartition().to("updates"),
     "kstream_split": split,
     "kstream_flatMapValues": flat_map_values,
@@ -161,13 +174,29 @@ def run(case: KafkaCase, engine: str, request: pytest.FixtureRequest) -> Result:
         records.append(Record(given["topic"], 0, following[given["topic"]], EPOCH + timedelta(milliseconds=given["ts"]), key, value))
         following[given["topic"]] += 1
     match engine:
-        case "interpreter, record by record":  # the order of two topics' records is that of their arrival only here
+        case "interpreter, record by record":
             return run_interpreter(app.topology(), [[record] for record in records])
         case "interpreter, one batch":
             return run_interpreter(app.topology(), [records])
         case _:
             half = (len(records) + 1) // 2
-            return CompilerRun(tiny(request.getfixturevalue("spark")), app.topology()).run([records[:half], records[half:]])
+            batches = in_log_order(records) if "join" in case["operator"] else [records[:half], records[half:]]
+            return CompilerRun(tiny(request.getfixturevalue("spark")), app.topology()).run(batches)
+
+
+def in_log_order(records: list[Record]) -> list[list[Record]]:
+    """Cut records where they don't arrive in log order: Kafka's tests of joins are about arrival."""
+    batches: list[list[Record]] = []
+    reached: dict[str, datetime] = {}
+    before = (EPOCH, "")
+    for record in records:
+        reached[record.topic] = max(record.timestamp, reached.get(record.topic, EPOCH))
+        here = (reached[record.topic], record.topic)
+        if not batches or here < before:
+            batches.append([])
+        batches[-1].append(record)
+        before = here
+    return batches
 
 
 # -- what is expected, in our shape ---------------------------------------------------------------------------------------------------
@@ -198,8 +227,8 @@ def wanted_table(case: KafkaCase) -> dict[tuple[object, ...], dict[str, object]]
 
 
 COVERED = [case for case in CASES.values() if case["operator"] in TOPOLOGIES and case["id"] not in NOT_COVERED]
-RECORD_BY_RECORD = "interpreter, record by record"
-ENGINES = [RECORD_BY_RECORD, "interpreter, one batch", pytest.param("compiler", marks=pytest.mark.spark)]
+ONE_BATCH = "interpreter, one batch"
+ENGINES = ["interpreter, record by record", ONE_BATCH, pytest.param("compiler", marks=pytest.mark.spark)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -220,10 +249,15 @@ def test_a_case_of_kafka_streams_comes_out_the_same(case: KafkaCase, engine: str
             "expect_branches"
         ]  # type: ignore[arg-type]
         checked += 1
-    if (updates := wanted_updates(case)) is not None and (engine == RECORD_BY_RECORD or "join" not in case["operator"]):
+    if (updates := wanted_updates(case)) is not None and (engine != ONE_BATCH or in_order(case)):
         assert [(key, value) for key, value, _ in result.outputs.get("updates", [])] == updates
         checked += 1
-    assert checked
+    assert checked or engine == ONE_BATCH
+
+
+def in_order(case: KafkaCase) -> bool:
+    """Tell whether the updates are the same in one batch: those of joins of two topics depend on arrival."""
+    return "join" not in case["operator"]
 
 
 def wanted_updates(case: KafkaCase) -> list[tuple[bytes | None, bytes | None]] | None:
@@ -242,24 +276,22 @@ def wanted_updates(case: KafkaCase) -> list[tuple[bytes | None, bytes | None]] |
             bounds = {side: EPOCH + timedelta(milliseconds=row[side]) for side in ("window_start", "window_end")}
             key = json.dumps({"k": key} | {side: f"{at:%Y-%m-%dT%H:%M:%S.%f}Z" for side, at in bounds.items()}, separators=(",", ":"))
         value = None if row["value"] is None else json.dumps({"v": row["value"]}, separators=(",", ":")).encode()
-        updates.append((key.encode(), value))
+        updates.append((None if key is None else key.encode(), value))
     return updates
 
 
 def test_every_case_is_covered_or_waits_for_a_named_capability() -> None:
     assert {case["operator"] for case in CASES.values()} | {*CASES} & {*NOT_COVERED} == {*TOPOLOGIES, *NOT_COVERED}
     assert not {*TOPOLOGIES} & {*NOT_COVERED}
-    assert (len(CASES), len(COVERED)) == (69, 23)
+    assert (len(CASES), len(COVERED)) == (69, 30)
     names = {case["id"]: case["id"] if case["id"] in NOT_COVERED else case["operator"] for case in CASES.values()}
     waiting = Counter(NOT_COVERED[name] for name in names.values() if name in NOT_COVERED)
     assert waiting == {
         "foreign-key joins": 8,
-        "global tables": 3,
         "grouping a table": 5,
         "session windows": 8,
         "sliding windows": 5,
         "stream-stream joins": 8,
-        "stream-table joins": 5,
         "suppress": 2,
-        "versioned tables": 2,
+        "versioned tables": 3,
     }

@@ -100,7 +100,7 @@ def conditions(draw: st.DrawFn, item: Stream | Table) -> str:
 
 
 @st.composite
-def basic(draw: st.DrawFn, item: Stream | Table) -> dict[str, str]:
+def basic(draw: st.DrawFn, item: Item) -> dict[str, str]:
     """Make the columns that most streams have."""
     return {"g": draw(texts(item)), "x": f"CAST({draw(numbers(item))} AS INT)", "y": f"CAST({draw(amounts(item))} AS DECIMAL(9,2))"}
 
@@ -148,6 +148,21 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
         case "merge":
             return [stream.merge(*draw(st.lists(st.sampled_from(alike), min_size=1, max_size=2)))]
     return [stream.filter(draw(conditions(stream)))]
+
+
+@st.composite
+def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
+    """Join a stream with a table that is kept, by its own key where that fits, or by another."""
+    table = draw(st.sampled_from(kept))
+    kinds = [c.type for c in table.key]
+    join = draw(st.sampled_from([Stream.join, Stream.left_join]))
+    columns = draw(basic(plan.lookup_scope(stream.node, table.node)))
+    if kinds == [c.type for c in stream.key] and draw(st.booleans()):
+        return join(stream, table, **columns)
+    if any(kind.kind not in ("string", "int", "bigint") for kind in kinds):
+        return stream.filter(draw(conditions(stream)))
+    on = tuple(draw(texts(stream)) if kind.kind == "string" else f"CAST({draw(numbers(stream))} AS {kind.sql()})" for kind in kinds)
+    return join(stream, table, on=on, **columns)
 
 
 @st.composite
@@ -261,6 +276,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     for number in range(draw(st.integers(1, 6))):
         depth = draw(st.sampled_from(sorted({d for d, _ in pool})))
         level = [s for d, s in pool if d == depth]
+        if kept and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 3)) == 3:
+            pool.append((depth + 1, draw(looked_up(draw(st.sampled_from(level)), kept))))
+            continue
         if draw(st.integers(0, 2)) or len(pool) >= MAX_STREAMS or depth >= MAX_DEPTH:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
             pool += [(depth, stream) for stream in made]

@@ -9,7 +9,7 @@ from typing import Any
 
 import watertable as wt
 from watertable import plan
-from watertable.dsl import Table
+from watertable.dsl import Stream, Table
 from watertable.interpreter import Interpreter, Record
 from watertable.plan import Purity
 from watertable.windows import EPOCH
@@ -172,3 +172,77 @@ def test_a_cogroup_joins_like_any_table() -> None:
         [shop.record(ITEMS, "a", {"name": "A"}), shop.record(ITEMS, "b", {"name": "B"}), shop.record("sales", "a", {"qty": None})]
     )
     assert rows(engine, "t") == {"a": [1, True], "b": [None, False]}
+
+
+# -- a stream with a table --------------------------------------------------------------------------------------------------------------
+
+
+def looked_up(shop: Shop, join: Any = Stream.join, on: str | None = None) -> None:
+    prices = shop.prices.materialized_as("prices_now")
+    join(shop.sales, prices, on=on, v="concat(qty, ' at ', COALESCE(CAST(right.cents AS STRING), '-'))").to("out")
+
+
+def test_a_record_sees_the_table_as_it_is_then_and_no_update_of_the_table_is_seen() -> None:
+    shop = Shop()
+    looked_up(shop)
+    steps = [("sales", {"qty": 1}), (PRICES, {"cents": 5}), ("sales", {"qty": 2}), (PRICES, {"cents": 6}), (PRICES, {"cents": 7}),
+             ("sales", {"qty": 3}), (PRICES, None), ("sales", {"qty": 4})]  # fmt: skip
+    given = [shop.record(topic, "a", value) for topic, value in steps]
+    assert outputs(shop.run(given)) == outputs(shop.run(*([record] for record in given))) == ["2 at 5", "3 at 7"]
+
+
+def test_a_left_join_keeps_what_finds_no_row_and_what_has_no_key_and_drops_what_has_no_value() -> None:
+    shop = Shop()
+    looked_up(shop, Stream.left_join)
+    given = [shop.record("sales", "a", {"qty": 1}), shop.record("sales", None, {"qty": 2}), shop.record("sales", "a", None)]
+    engine = shop.run(given)
+    assert outputs(engine) == ["1 at -", "2 at -"]
+    assert [(d.node, d.reason) for d in engine.dropped] == [("left_join", "null_value")]
+
+
+def test_an_inner_join_drops_and_counts_what_has_no_key_or_value_and_drops_what_finds_no_row() -> None:
+    shop = Shop()
+    looked_up(shop)
+    given = [shop.record("sales", "a", {"qty": 1}), shop.record("sales", None, {"qty": 2}), shop.record("sales", None, None)]
+    engine = shop.run(given)
+    assert outputs(engine) == []
+    assert [(d.node, d.reason) for d in engine.dropped] == [("join", "null_key"), ("join", "null_value")]
+
+
+def test_a_key_of_ones_own_makes_any_table_a_global_one() -> None:
+    shop = Shop()
+    looked_up(shop, Stream.left_join, on="CASE WHEN qty > 1 THEN CAST(qty AS STRING) END")
+    given = [shop.record(PRICES, "2", {"cents": 9}), shop.record("sales", "a", {"qty": 2}), shop.record("sales", None, {"qty": 2}),
+             shop.record("sales", "a", {"qty": 1}), shop.record("sales", None, {"qty": 1})]  # fmt: skip
+    engine = shop.run(given)
+    assert outputs(engine) == ["2 at 9", "2 at 9", "1 at -"]
+    assert [(d.node, d.reason) for d in engine.dropped] == [("left_join", "null_key")]
+
+
+def test_a_table_gets_what_a_record_makes_of_it_before_the_record_looks() -> None:
+    shop = Shop()
+    totals = shop.sales.group_by_key().agg(n=wt.sum("qty")).materialized_as("totals")
+    shop.sales.join(totals, v="right.n").to("out")
+    assert outputs(shop.run([shop.record("sales", "a", {"qty": n}) for n in (1, 2, 3)])) == [1, 3, 6]
+    assert plan.purity_of(shop.app.topology().sinks[0].node) is Purity.PURE
+
+
+def test_a_column_that_fails_refuses_the_record_and_a_change_is_joined_by_its_new_row() -> None:
+    shop = Shop()
+    prices = shop.prices.materialized_as("prices_now")
+    shop.items.materialized_as("names").to_stream().left_join(prices, v="concat(old.name, new.name, 60 div right.cents)").to("out")
+    given = [shop.record(PRICES, "a", {"cents": 2}), shop.record(ITEMS, "a", {"name": "x"}), shop.record(ITEMS, "a", {"name": "y"}),
+             shop.record(PRICES, "a", {"cents": 0}), shop.record(ITEMS, "a", {"name": "z"}), shop.record(ITEMS, "a", None)]  # fmt: skip
+    engine = shop.run(given)
+    assert outputs(engine) == [None, "xy30"]
+    assert [q.node for q in engine.quarantine] == ["left_join"]
+    assert [(d.node, d.reason) for d in engine.dropped] == [("left_join", "null_value")]
+
+
+def test_a_look_at_a_table_of_other_partitions_depends_on_arrival() -> None:
+    shop = Shop()
+    looked_up(shop)
+    prices = Table(shop.app, shop.prices.node, "prices_now")
+    shop.sales.join(prices, on="CAST(qty AS STRING)", v="right.cents").group_by("v").count("n").materialized_as("t")
+    (sink,), (_, counts) = shop.app.topology().sinks, shop.app.topology().tables
+    assert [plan.purity_of(sink.node), plan.purity_of(counts.node)] == [Purity.ARRIVAL, Purity.ARRIVAL]

@@ -146,6 +146,20 @@ def test_a_joins_columns_come_from_both_sides_and_so_does_its_key() -> None:
     assert "left_join name=left.name, rest=(left.stock - right.n), of=key.sku" in describe(app.topology())
 
 
+def test_a_lookup_is_an_edge_from_its_table_and_its_columns_come_from_both() -> None:
+    app = wt.App("a")
+    items = app.topic("items", key="sku STRING", value="name STRING").table().materialized_as("names")
+    sales = app.topic("sales", key="id STRING", value="sku STRING, qty INT").stream()
+    sales.join(items, on="sku", what="right.name", much="qty + 1").group_by("what").agg(n=wt.sum("much")).materialized_as("sold")
+    _, sold = app.topology().tables
+    assert column_lineage(sold) == {"what": (Origin("items", "value", "name"),), "n": (Origin("sales", "value", "qty"),)}
+    drawn = mermaid(app.topology())
+    assert "k_names -->|join| k_sold" in drawn
+    assert "t_sales -->|join| k_sold" in drawn
+    assert "t_items -->|join" not in drawn
+    assert "join table names on sku=value.sku what=right.name, much=(value.qty + 1) (arrival)" in describe(app.topology())
+
+
 def test_names_that_mermaid_cannot_hold_are_kept_in_labels() -> None:
     app = wt.App("a")
     app.topic("shop.sales-v1", value="x INT").stream().filter("x > 0").to("shop.out-v1")
