@@ -94,12 +94,14 @@ class WatertableTranslator:
 
 
 def inputs_of(node: plan.Stream | plan.Table, app: str) -> tuple[dg.AssetKey, ...]:
-    """List what feeds a node directly: topics, and tables whose changes it streams."""
+    """List what feeds a node directly: topics, and tables whose changes it streams or whose rows it looks up."""
     match node:
         case plan.Source():
             return (topic_key(node.topic.name),)
         case plan.ToStream():
             return (table_key(app, node.table),)
+        case plan.StreamJoin():
+            return tuple(sorted({*inputs_of(node.parent, app), table_key(app, node.table)}))
         case _:
             return tuple(sorted({key for parent in plan.parents_of(node) for key in inputs_of(parent, app)}))
 

@@ -455,8 +455,9 @@ def windows_of(node: Stream | Table) -> TimeWindows | None:
             return windows_of(node.parents[0])
         case Cogroup():
             return node.inputs[0].windows
-        case TableJoin():
-            return windows_of(node.left)
+        case TableJoin():  # of one size and advance; the one that is open longer says when a row is final
+            both = (windows_of(node.left), windows_of(node.right))
+            return max((windows for windows in both if windows), key=lambda windows: windows.grace, default=None)
         case _:
             return windows_of(node.parent)
 

@@ -94,6 +94,20 @@ def test_topics_tables_and_batch_assets_are_one_graph(definitions: dg.Definition
     assert {k.to_user_string() for k in graph.external_asset_keys} == {"topics/sales", "topics/other", "topics/reorders"}
 
 
+def test_a_table_of_joined_records_depends_on_the_table_that_they_look_up(tmp_path: Path) -> None:
+    joining = """
+    import watertable as wt
+    app = wt.App("till")
+    items = app.topic("items", key="sku STRING", value="name STRING").table().materialized_as("names")
+    sales = app.topic("sales", key="sku STRING", value="qty INT").stream()
+    sales.join(items, name="right.name", qty="qty").group_by("name").agg(n=wt.sum("qty")).materialized_as("sold")
+    items.join(sales.group_by_key().agg(n=wt.sum("qty")), n="right.n").materialized_as("both")
+    """
+    found = specs(build_definitions(load_apps(write(tmp_path, till__app=joining))))
+    assert deps(found["till/sold"]) == {"topics/sales", "till/names"}
+    assert deps(found["till/both"]) == {"topics/items", "topics/sales"}
+
+
 def test_a_table_says_all_that_its_definition_knows(definitions: dg.Definitions, settings: Settings) -> None:
     stock = specs(definitions)["shop/stock"]
     table = load_apps(settings).app("shop").topology.table("stock")

@@ -112,6 +112,13 @@ def test_windowed_tables_join_window_by_window() -> None:
     assert [[*row.values()][-3:] for row in engine.tables["t"].values()] == [[3, 5, 0], [2, 2, 4]]
 
 
+def test_a_joined_windows_row_is_final_when_both_sides_are() -> None:
+    shop = Shop()
+    short, long = (shop.sales.group_by_key().windowed_by(wt.tumbling(days=1, grace=wt.hours(n))).count("n") for n in (1, 5))
+    short.join(long, n="left.n", m="right.n").materialized_as("t")
+    assert str(shop.app.topology().table("t").windows) == "tumbling 1d grace 5h"
+
+
 def test_a_record_that_feeds_both_sides_updates_the_left_one_first() -> None:
     shop = Shop()
     odd, sold = (shop.sales.filter(c).group_by_key().agg(n=wt.sum("qty")) for c in ("qty % 2 = 1", "qty > 0"))
