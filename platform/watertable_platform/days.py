@@ -17,6 +17,7 @@ import dagster as dg
 from watertable.errors import SettingsError
 from watertable.plan import TableDef
 from watertable.settings import Settings
+from watertable.windows import UnlimitedWindows
 
 DAY = timedelta(days=1)
 
@@ -59,9 +60,9 @@ class Days:
 
     def closed(self, table: TableDef, stream_time: datetime | None) -> Iterator[str]:
         """List the days that nothing can change any more, for a table, at a stream time; oldest first."""
-        if stream_time is None:
-            return
         windows = table.windows
+        if stream_time is None or isinstance(windows, UnlimitedWindows):
+            return
         settled = stream_time - (windows.size + windows.grace if windows else timedelta())
         day = self.first
         while datetime(day.year, day.month, day.day, tzinfo=UTC) + DAY <= settled and (self.last is None or day <= self.last):

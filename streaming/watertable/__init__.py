@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k
-from watertable.dsl import App, CogroupedStream, GroupedStream, Stream, Table, WindowedStream
+from watertable.dsl import App, CogroupedStream, GroupedStream, GroupedTable, Stream, Table, WindowedStream
 from watertable.errors import WatertableError
-from watertable.windows import TimeWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling
+from watertable.windows import TimeWindows, UnlimitedWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling, unlimited
 
 if TYPE_CHECKING:
     from watertable.lake import changes, position, read
@@ -24,9 +24,11 @@ __all__ = [
     "App",
     "CogroupedStream",
     "GroupedStream",
+    "GroupedTable",
     "Stream",
     "Table",
     "TimeWindows",
+    "UnlimitedWindows",
     "WatertableError",
     "WindowedStream",
     "avg",
@@ -51,6 +53,7 @@ __all__ = [
     "sum",
     "top_k",
     "tumbling",
+    "unlimited",
 ]
 
 

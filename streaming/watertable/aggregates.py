@@ -1,9 +1,8 @@
 """Define aggregates by their algebra: what they keep, how two kept states merge, how a state becomes a value.
 
 An aggregate is data, not code. Its state is a few fields; each field is *lifted* from a record by an expression and merged by one of
-eight merges, all of them associative and commutative (LAST, FIRST, LIST and TOP because log order is total), so that a table is the
-same for any cut of its records into batches. `subtract` tells whether a state can also forget a record; where it can't (min, max, first,
-last, sets and lists), a retraction must recompute from what the table keeps.
+nine merges, all of them associative and commutative (LAST, FIRST, LIST and TOP because log order is total), so that a table is the
+same for any cut of its records into batches. `subtract` tells whether a state can also forget a record.
 
     aggregate        state fields                                   value
     count()          n SUM of 1                                     n
@@ -16,6 +15,10 @@ last, sets and lists), a retraction must recompute from what the table keeps.
     collect_set(x)   d UNION of {x}                                 d
     collect_list(x)  l LIST of (log order, x)                       the values of l
     top_k(k, by, x)  t TOP k of (by, log order, x)                  the values of t
+
+The rows of a table come and go. There (`bind_rows`) sums take back what a row brought, and everything that can't subtract keeps a BAG: the
+multiset of what the rows hold, to which a row adds one and from which it takes one. Rows have no place in log order; where order matters
+(first, last, collect_list, equals in top_k) it is that of the rows' key. Every such state counts its rows, and is zero when they are gone.
 
 As in SQL, null inputs are skipped. Sums of whole numbers are BIGINT, of DECIMAL(p,s) DECIMAL(p+10,s), exact under any order; of DOUBLE
 they depend on it, and parity checks hold them to a tolerance only.
@@ -48,6 +51,7 @@ class Merge(StrEnum):
     UNION = "union"
     LIST = "list"
     TOP = "top"
+    BAG = "bag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class StateField:
 
     `lift` computes a record's contribution from the record; without one, the contribution is the record's whole value, tombstones
     included (`Latest` tables). Fields merged by FIRST or LAST hold STRUCT<order, value>; UNION holds a sorted ARRAY without repeats, LIST
-    an ARRAY<STRUCT<order, value>> in log order.
+    an ARRAY<STRUCT<order, value>> in log order, BAG a sorted ARRAY<STRUCT<value, n>> in which n adds up and is never 0.
     """
 
     name: str
@@ -83,8 +87,15 @@ class TopField(StateField):
 
 
 @dataclass(frozen=True, slots=True)
+class SignedField(StateField):
+    """Keep a field that a row can leave again: `retract` computes what it takes with it, the opposite of `lift`."""
+
+    retract: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregation:
-    """Ask for an aggregate; `agg` binds it to the columns of a stream."""
+    """Ask for an aggregate; `agg` binds it to the columns of a stream or table."""
 
     function: str
     argument: str | None = None
@@ -94,7 +105,7 @@ class Aggregation:
 
 @dataclass(frozen=True, slots=True)
 class BoundAggregate:
-    """Hold one aggregate over the columns of one stream: its state, and its value as an expression over `state`."""
+    """Hold one aggregate over the columns of one stream or table: its state, and its value as an expression over `state`."""
 
     name: str
     function: str
@@ -144,44 +155,41 @@ def avg(argument: str) -> Aggregation:
 
 
 def first(argument: str) -> Aggregation:
-    """Keep the value that comes first in log order, nulls skipped."""
+    """Keep the value that comes first in log order, nulls skipped; of a table's rows, that of the least key."""
     return Aggregation("first", argument)
 
 
 def last(argument: str) -> Aggregation:
-    """Keep the value that comes last in log order, nulls skipped."""
+    """Keep the value that comes last in log order, nulls skipped; of a table's rows, that of the greatest key."""
     return Aggregation("last", argument)
 
 
 def collect_list(argument: str) -> Aggregation:
-    """Collect the values of an expression in log order, nulls skipped: an ARRAY, empty while nothing but nulls came."""
+    """Collect the values of an expression, nulls skipped: an ARRAY in log order (of a table's rows: in that of their key)."""
     return Aggregation("collect_list", argument)
 
 
 def collect_set(argument: str) -> Aggregation:
-    """Collect the different values of an expression, sorted, nulls skipped: an ARRAY, empty while nothing but nulls came."""
+    """Collect the different values of an expression, nulls skipped: a sorted ARRAY."""
     return Aggregation("collect_set", argument)
 
 
 def top_k(k: int, by: str, value: str | None = None) -> Aggregation:
     """Keep the k greatest by an expression, greatest first: an ARRAY of them, or of what `value` was in the same record.
 
-    Records whose `by` is null are skipped; a null `value` is an element. Of equals, the one that is later in log order comes first.
+    Records whose `by` is null are skipped; a null `value` is an element. Of equals, the one that is later in log order (of a table's rows:
+    whose key is greater) comes first.
     """
     return Aggregation("top_k", by if value is None else value, by, k)
 
 
 def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> BoundAggregate:
-    """Bind an aggregate to the columns in scope.
+    """Bind an aggregate to the columns of a stream.
 
     Raises `ExpressionError` when the argument's type has no such aggregate, and whatever `parse` raises for the argument.
     """
+    argument, kind = _argument(name, aggregation, scope, where)
     text = aggregation.argument
-    argument = parse(text, scope, where) if text is not None else None
-    kind = argument.type if argument is not None else BIGINT
-    wanted = _REQUIRES.get(aggregation.function)
-    if argument is not None and wanted is not None and not wanted(kind):
-        raise ExpressionError(f"{where}: {name}={aggregation.function}({text!r}): a {kind.sql()} has no {aggregation.function}")
     fields: tuple[StateField, ...]
     match aggregation.function:
         case "count":
@@ -208,9 +216,42 @@ def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Bound
         case "top_k":
             fields, value = (_top(name, aggregation, scope, where),), _or_empty(f"transform(state.`{name}`, e -> e.value)", kind)
         case other:
-            raise ExpressionError(f"{where}: {name}: there is no aggregate {other!r}; choose from {', '.join(sorted(_FUNCTIONS))}")
+            raise AssertionError(f"{other!r} is not in the list of aggregates, or isn't bound")
     state = Scope({"state": state_schema(fields)}, bare=())
     return BoundAggregate(name, aggregation.function, argument, fields, parse(value, state, where))
+
+
+def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, where: str) -> BoundAggregate:
+    """Bind an aggregate to the rows of a table with this key; each field can take back what a row brought.
+
+    Raises what `bind` does, and `ExpressionError` for a sum or average of floating point: it would not be the same again.
+    """
+    argument, kind = _argument(name, aggregation, scope, where)
+    text, function = aggregation.argument, aggregation.function
+    if function in ("sum", "avg") and kind.kind in ("float", "double"):
+        raise ExpressionError(f"{where}: {name}={function}({text!r}): rows leave a sum as they came only if it is exact; cast to a DECIMAL")
+    fields: tuple[StateField, ...]
+    match function:
+        case "count":
+            fields, value = (_tally(name, text, scope, where),), f"state.`{name}`"
+        case "sum" | "avg":
+            added = f"{name}__sum" if function == "avg" else name
+            plus, minus = (_sum(added, t, kind, scope, where) for t in (text, f"-CAST(({text}) AS {sum_type(kind).sql()})"))
+            assert minus.lift is not None
+            total = SignedField(added, plus.type, Merge.SUM, plus.lift, minus.lift)
+            number = _tally(f"{name}__count", text, scope, where)
+            alone = f"CASE WHEN state.`{number.name}` = 0 THEN NULL ELSE state.`{name}` END"
+            fields, value = (total, number), _ratio(total, number, kind) if function == "avg" else alone
+        case _:
+            bag, value = _bag(name, aggregation, kind, key, scope, where)
+            fields = (bag,)
+    state = Scope({"state": state_schema(fields)}, bare=())
+    return BoundAggregate(name, function, argument, fields, parse(value, state, where))
+
+
+def row_count(scope: Scope, where: str) -> SignedField:
+    """Count the rows of a group: where none is left, there is no group."""
+    return _tally("__rows", None, scope, where)
 
 
 def placed(kind: Type) -> Type:
@@ -230,6 +271,19 @@ def sum_type(kind: Type) -> Type:
     return BIGINT if kind.is_integral else DOUBLE
 
 
+def _argument(name: str, aggregation: Aggregation, scope: Scope, where: str) -> tuple[Expr | None, Type]:
+    """Check what an aggregate is of: the expression, and its type."""
+    text, function = aggregation.argument, aggregation.function
+    if function not in _FUNCTIONS:
+        raise ExpressionError(f"{where}: {name}: there is no aggregate {function!r}; choose from {', '.join(sorted(_FUNCTIONS))}")
+    argument = parse(text, scope, where) if text is not None else None
+    kind = argument.type if argument is not None else BIGINT
+    wanted = _REQUIRES.get(function)
+    if argument is not None and wanted is not None and not wanted(kind):
+        raise ExpressionError(f"{where}: {name}={function}({text!r}): a {kind.sql()} has no {function}")
+    return argument, kind
+
+
 def _counter(name: str, text: str | None, scope: Scope, where: str) -> StateField:
     lift = "CAST(1 AS BIGINT)" if text is None else f"CASE WHEN ({text}) IS NULL THEN CAST(0 AS BIGINT) ELSE CAST(1 AS BIGINT) END"
     return StateField(name, BIGINT, Merge.SUM, parse(lift, scope, where))
@@ -240,18 +294,74 @@ def _sum(name: str, text: str | None, kind: Type, scope: Scope, where: str) -> S
     return StateField(name, wide, Merge.SUM, parse(f"CAST(({text}) AS {wide.sql()})", scope, where))
 
 
-def _top(name: str, aggregation: Aggregation, scope: Scope, where: str) -> TopField:
+def _tally(name: str, text: str | None, scope: Scope, where: str) -> SignedField:
+    def counted(n: int) -> Expr:
+        one = f"CAST({n} AS BIGINT)"
+        return parse(one if text is None else f"CASE WHEN ({text}) IS NULL THEN CAST(0 AS BIGINT) ELSE {one} END", scope, where)
+
+    return SignedField(name, BIGINT, Merge.SUM, counted(1), counted(-1))
+
+
+def _bag(name: str, aggregation: Aggregation, kind: Type, key: Schema, scope: Scope, where: str) -> tuple[SignedField, str]:
+    """Keep what the rows of a group hold, and write the aggregate's value of it."""
+    text, bag = aggregation.argument, f"state.`{name}`"
+    order = "named_struct(" + ", ".join(f"'{c}', key.`{c}`" for c in key.names) + ")"
+    there, member, values = text, _one_zero(f"({text})", kind), f"transform({bag}, e -> e.value)"
+    if not _sortable(kind):
+        raise ExpressionError(f"{where}: {name}={aggregation.function}({text!r}): a {kind.sql()} can't be told from others among rows")
+    match aggregation.function:
+        case "count_distinct":
+            value = f"COALESCE(CAST(size({bag}) AS BIGINT), CAST(0 AS BIGINT))"
+        case "min":
+            value = f"get({bag}, 0).value"
+        case "max":
+            value = f"try_element_at({bag}, -1).value"
+        case "collect_set":
+            value = _or_empty(values, kind)
+        case "top_k":
+            ranked = _ranked(name, aggregation, scope, where)
+            there, by = aggregation.by, _one_zero(f"({aggregation.by})", ranked)
+            member = f"named_struct('by', {by}, 'order', {order}, 'value', ({text}))"
+            greatest = f"slice(reverse({bag}), 1, {aggregation.limit})"
+            value = _or_empty(f"transform({greatest}, e -> e.value.value)", kind)
+        case function:
+            member = f"named_struct('order', {order}, 'value', ({text}))"
+            value = {
+                "first": f"get({bag}, 0).value.value",
+                "last": f"try_element_at({bag}, -1).value.value",
+                "collect_list": _or_empty(f"transform({bag}, e -> e.value.value)", kind),
+            }[function]
+
+    def counted(n: int) -> Expr:
+        held = f"named_struct('value', {member}, 'n', CAST({n} AS BIGINT))"
+        return parse(f"CASE WHEN ({there}) IS NOT NULL THEN {held} END", scope, where)
+
+    return SignedField(name, _array(counted(1).type), Merge.BAG, counted(1), counted(-1)), value
+
+
+def _one_zero(text: str, kind: Type) -> str:
+    """Write a value that stands for all its equals: of floating point, the two zeros are one."""
+    return f"({text} + CAST(0 AS {kind.sql()}))" if kind.kind in ("float", "double") else text
+
+
+def _ranked(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Type:
+    """Check a top_k, and give the type that it ranks by."""
     by, limit = aggregation.by or "", aggregation.limit
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise DefinitionError(f"{where}: {name}=top_k({limit!r}, ...): k must be a whole number from 1")
-    rank = parse(by, scope, where)
-    if not _orderable(rank.type):
-        raise ExpressionError(
-            f"{where}: {name}=top_k({limit}, {by!r}): a {rank.type.sql()} has no greatest; rank by a number, text or time"
-        )
+    kind = parse(by, scope, where).type
+    if not _orderable(kind):
+        raise ExpressionError(f"{where}: {name}=top_k({limit}, {by!r}): a {kind.sql()} has no greatest; rank by a number, text or time")
+    return kind
+
+
+def _top(name: str, aggregation: Aggregation, scope: Scope, where: str) -> TopField:
+    by = aggregation.by
+    _ranked(name, aggregation, scope, where)
     lift = parse(f"CASE WHEN ({by}) IS NOT NULL THEN named_struct('by', ({by}), 'value', ({aggregation.argument})) END", scope, where)
     kind = Type("struct", fields=(lift.type.fields[0], Column("order", PLACE.struct()), lift.type.fields[1]))
-    return TopField(name, _array(kind), Merge.TOP, lift, limit)
+    assert aggregation.limit is not None
+    return TopField(name, _array(kind), Merge.TOP, lift, aggregation.limit)
 
 
 def _or_empty(array: str, kind: Type) -> str:

@@ -74,6 +74,8 @@ def lifted(field: StateField, source: str) -> str:
             return f"array_sort(collect_set({_member(field, source)}))"
         case Merge.LIST | Merge.TOP:
             return _ordered(field, f"collect_list({_at_place(field, source)})")
+        case Merge.BAG:
+            return _added_up(f"collect_list({source})")
         case Merge.FIRST | Merge.LAST:
             pick = "max_by" if field.merge is Merge.LAST else "min_by"
             seen = f" FILTER (WHERE {source} IS NOT NULL)" if field.lift is not None else ""
@@ -87,6 +89,8 @@ def single(field: StateField, source: str) -> str:
             return source
         case Merge.UNION:
             return f"filter(array({_member(field, source)}), x -> x IS NOT NULL)"
+        case Merge.BAG:
+            return f"filter(array({source}), x -> x IS NOT NULL)"
         case Merge.LIST | Merge.TOP:
             return f"filter(array({_at_place(field, source)}), x -> x IS NOT NULL)"
         case Merge.FIRST | Merge.LAST:
@@ -105,6 +109,8 @@ def merged(field: StateField, source: str, over: str = "") -> str:
             return f"array_sort(array_distinct(flatten(collect_list({source}){over})))"
         case Merge.LIST | Merge.TOP:
             return _ordered(field, f"flatten(collect_list({source}){over})")
+        case Merge.BAG:
+            return _added_up(f"flatten(collect_list({source}){over})")
         case Merge.FIRST | Merge.LAST:
             pick = "max_by" if field.merge is Merge.LAST else "min_by"
             return f"{pick}({source}, {source}.order){over}"
@@ -127,7 +133,21 @@ def _at_place(field: StateField, source: str) -> str:
 
 def _ordered(field: StateField, array: str) -> str:
     """Put the elements of a LIST or TOP in their order, and leave out those beyond the limit."""
-    return f"slice(sort_array({array}, false), 1, {field.limit})" if isinstance(field, TopField) else f"array_sort({array})"
+    return f"slice(sort_array({array}, false), 1, {field.limit})" if isinstance(field, TopField) else f"sort_array({array})"
+
+
+def _added_up(array: str) -> str:
+    """Add up the numbers of equal values in an array of a BAG's elements, and leave out what is zero then.
+
+    Sorting brings equals together, and what is a run's is cut out where the next begins: one pass over the sorted array, where an
+    aggregate that appends to an array would copy it for each element. A transform of one element binds what is used more than once.
+    """
+    starts = "filter(sequence(1, size(a)), i -> i = 1 OR NOT (a[i - 1].value <=> a[i - 2].value))"
+    run = "slice(a, i, coalesce(get(b, j + 1), size(a) + 1) - i)"
+    total = f"named_struct('value', a[i - 1].value, 'n', aggregate({run}, 0L, (n, e) -> n + e.n))"
+    runs = f"transform(array({starts}), b -> transform(b, (i, j) -> {total}))[0]"
+    added = f"transform(array(sort_array({array})), a -> CASE WHEN size(a) > 0 THEN filter({runs}, e -> e.n <> 0) ELSE a END)"
+    return f"{added}[0]"
 
 
 def placed_in(table: TableDef, part: Part) -> list[str]:

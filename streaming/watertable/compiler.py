@@ -4,8 +4,9 @@ The law: whatever the cuts between batches, merging the changes of all batches g
 micro-batch, a backfill over a range and a full rebuild. Everything is built-in columnar functions.
 
 The plan's layout says which columns to compute. One pass over the batch decodes, runs every stateless operator, finds every failure,
-counts, and keeps just what tables and outputs need. Per batch: one job for that pass, one for each look at the old rows of a table, whose
-changes are streamed or that a stream is joined with, and the writer's.
+counts, and keeps just what tables and outputs need. What is read more than once after that (changes of a table above all) is computed
+once and kept. Per batch: one job for that pass, one for each later segment that is kept, one for each look at the old rows of a table,
+whose changes are streamed or that a stream is joined with, and the writer's.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pyspark.sql import functions as F
 from watertable import plan
 from watertable.algebra import finishing, lifted, merged, placed_in, single
 from watertable.layout import Fold, Layout, Segment, literal
-from watertable.plan import Aggregate, TableDef, Topology
+from watertable.plan import Aggregate, TableAggregate, TableDef, Topology
 from watertable.schema import quote
+from watertable.windows import UnlimitedWindows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -119,7 +121,8 @@ class Compiler:
             partial[self.layout.direct.root] = run.keep(run.partial(self.layout.direct, run.contributions(self.layout.direct, watched)[0]))
         stats = figures()
         for segment in self.layout.segments[1:]:
-            frames[segment.number] = run.segment(segment, frames)
+            frame = run.segment(segment, frames)
+            frames[segment.number] = run.keep(frame) if self.layout.shared(segment) else frame
         late: list[DataFrame] = []
         for root, (segment, fold) in self.layout.folds.items():
             contributions, missed = run.contributions(fold, frames[segment.number])
@@ -232,6 +235,9 @@ class _Run:
     def contributions(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one, and the windows that were missed."""
         here = frame.where(fold.present)
+        if isinstance(fold.root, TableAggregate):
+            each = here.selectExpr(f"inline({fold.lifts})", "ts", *_PLACE, *_RAW)
+            return each.withColumn("ord", F.expr("ord * 2 + n")), None
         keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
         if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
             return here.selectExpr(keys, lifts, "ts", *_PLACE, *_RAW), None
@@ -272,8 +278,10 @@ class _Run:
     def singles(self, table: TableDef, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Give what each record of the batch adds to a table by itself: `key`, `state`, and its place.
 
-        Where a table has several leaves, the n-th of m takes a record at `ord * m + n`.
+        Where a table has several leaves, the n-th of m takes a record at `ord * m + n`. Where it groups rows, one that changes within its
+        group has two steps at one place, of which only the second (`step` 1) makes a Change.
         """
+        moves = any(isinstance(part.leaf, TableAggregate) for part in table.parts)
         found = []
         for number, part in enumerate(table.parts):
             segment, fold = self.layout.folds[part.leaf]
@@ -286,9 +294,12 @@ class _Run:
             fields = plan.state_of(part.leaf)
             sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in fields}
             alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in fields)
-            rows = rows.selectExpr("key", f"named_struct({alone}) AS state", "ts", *_PLACE, *_RAW)
+            steps = ["paired", "step"] if moves else []
+            if moves and not isinstance(part.leaf, TableAggregate):
+                rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
+            rows = rows.selectExpr("key", f"named_struct({alone}) AS state", "ts", *steps, *_PLACE, *_RAW)
             if not isinstance(table.root, plan.Leaf):
-                others = (c for c in _PLACE if c != "ord")
+                others = (*steps, *(c for c in _PLACE if c != "ord"))
                 rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *_RAW)
             found.append(rows)
         return reduce(lambda a, b: a.unionByName(b), found)
@@ -353,11 +364,15 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         old = self.lookup(table, rows.select("key").distinct())
         seeds = old.selectExpr("key", "state", "FALSE AS present")
         both = rows.unionByName(seeds, allowMissingColumns=True)
-        forward = "PARTITION BY key ORDER BY present, st, topic, partition, offset, ord"
+        moves = "step" in rows.columns
+        forward = f"PARTITION BY key ORDER BY present, st, topic, partition, offset, ord{', step' if moves else ''}"
         over = f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
         run = ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}', over)}" for f in table.state)
         running = both.selectExpr("*", f"named_struct({run}) AS after")
-        running = running.selectExpr("*", f"lag(after) OVER ({forward}) AS before").where("present")
+        before = f"lag(after) OVER ({forward})"
+        if moves:  # a row that changes within its group is one Change, from before it left to after it came back
+            before = f"CASE WHEN paired THEN lag(after, 2) OVER ({forward}) ELSE {before} END"
+        running = running.selectExpr("*", f"{before} AS before").where("present AND step = 1" if moves else "present")
         for side in ("before", "after"):
             for level in finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}"):
                 running = running.selectExpr("*", *level)
@@ -439,14 +454,16 @@ def _windows(fold: Fold) -> list[str]:
     """Write the window starts of a record, in microseconds: the first, the first one still open, the last; and how many it missed."""
     assert isinstance(fold.root, Aggregate)
     assert fold.root.windows is not None
-    windows = fold.root.windows
+    windows, name = fold.root.windows, fold.key
+    if isinstance(windows, UnlimitedWindows):
+        start = f"{_since_epoch(windows.start)}L"
+        return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
     size, advance, grace = (_microseconds(d) for d in (windows.size, windows.advance, windows.grace))
     now = "unix_micros(ts)"
     last = f"({now} - pmod({now}, {advance}L))"
     first = f"greatest(0L, {_next_start(f'({now} - {size}L)', advance)})"
     still_open = f"greatest({first}, {_next_start(f'(unix_micros(st) - {size + grace}L)', advance)})"
     missed = f"CAST(greatest(0L, (least({still_open} - {advance}L, {last}) - {first}) div {advance}L + 1L) AS BIGINT)"
-    name = fold.key
     return [f"{first} AS {name}_first", f"{still_open} AS {name}_open", f"{last} AS {name}_last", f"{missed} AS {name}_missed"]
 
 

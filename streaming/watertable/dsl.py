@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from watertable import plan
-from watertable.aggregates import Aggregation, bind
+from watertable.aggregates import Aggregation, BoundAggregate, bind, bind_rows, row_count
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse, parse_predicate
 from watertable.plan import Format, How, Named, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema, check_identifier
-from watertable.windows import TimeWindows
+from watertable.windows import Windows
 
 _PACKAGE: Final = str(Path(__file__).parent)
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -360,7 +361,7 @@ class GroupedStream:
     stream: Stream
     group: Named
 
-    def windowed_by(self, windows: TimeWindows) -> WindowedStream:
+    def windowed_by(self, windows: Windows) -> WindowedStream:
         """Cut each group into windows of event time."""
         return WindowedStream(self.stream, self.group, windows)
 
@@ -383,7 +384,7 @@ class WindowedStream:
 
     stream: Stream
     group: Named
-    windows: TimeWindows
+    windows: Windows
 
     def agg(self, **aggregates: Aggregation) -> Table:
         """Fold each group's window into one row of named aggregates, keyed by the group, window_start and window_end."""
@@ -399,7 +400,7 @@ class CogroupedStream:
     """Hold grouped streams that fold into one row; end with `agg`."""
 
     inputs: tuple[tuple[GroupedStream, dict[str, Aggregation]], ...]
-    windows: TimeWindows | None
+    windows: Windows | None
     where: str
 
     def cogroup(self, grouped: GroupedStream, /, **aggregates: Aggregation) -> CogroupedStream:
@@ -415,7 +416,7 @@ class CogroupedStream:
             raise DuplicateName(f"{where}: cogroup: another stream already makes {', '.join(taken)}; each stream makes its own columns")
         return CogroupedStream((*self.inputs, (grouped, aggregates)), self.windows, self.where)
 
-    def windowed_by(self, windows: TimeWindows) -> CogroupedStream:
+    def windowed_by(self, windows: Windows) -> CogroupedStream:
         """Cut each group into windows of event time, the same for all streams."""
         return CogroupedStream(self.inputs, windows, self.where)
 
@@ -508,24 +509,80 @@ class Table:
 
         Raises `DefinitionError` for a table without a name: its old rows must be kept somewhere (KIP-1111).
         """
+        return Stream(self.app, self._changes("to_stream", _here()))
+
+    def group_by(self, *columns: str, **named: str) -> GroupedTable:
+        """Group the rows by columns, or by named expressions; a row with a null in its group is left out and counted.
+
+        Raises `DefinitionError` for a table without a name, as `to_stream` does, and for one whose rows hold sums of floating point: what
+        leaves a group must be exactly what entered it.
+        """
         where = _here()
+        group = _group(columns, named, plan.scope_of(self.node), where, "group_by")
+        changes, root = self._changes("group_by", where), plan.root_of(self.node)
+        leaves = [leaf for leaf in plan.leaves_of(root) if not isinstance(leaf, plan.Latest)]
+        inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
+        if inexact:
+            raise DefinitionError(
+                f"{where}: group_by: {', '.join(inexact)} of {self.name} adds up floating point, whose last digits depend on the order: a "
+                "row couldn't leave its group as it entered it; aggregate a DECIMAL instead"
+            )
+        return GroupedTable(self, group, changes)
+
+    def _changes(self, operator: str, where: str) -> plan.ToStream:
         if self.name is None:
-            raise DefinitionError(f"{where}: to_stream wants a table with a name: put .materialized_as(name) before it")
-        return Stream(self.app, plan.ToStream(table=self.name, parent=self.node, location=where))
+            raise DefinitionError(f"{where}: {operator} wants a table with a name: put .materialized_as(name) before it")
+        return plan.ToStream(table=self.name, parent=self.node, location=where)
 
 
-def _aggregate(stream: Stream, group: Named, windows: TimeWindows | None, aggregates: dict[str, Aggregation], where: str) -> Table:
+@dataclass(frozen=True, slots=True)
+class GroupedTable:
+    """Hold the grouped rows of a table, to be aggregated: a row that changes leaves its old group and enters its new one."""
+
+    table: Table
+    group: Named
+    changes: plan.ToStream
+
+    def agg(self, **aggregates: Aggregation) -> Table:
+        """Fold the rows of each group into one row of named aggregates; a group without rows is gone."""
+        return self._agg(aggregates, _here())
+
+    def count(self, name: str = "count") -> Table:
+        """Count the rows of each group."""
+        return self._agg({name: Aggregation("count")}, _here())
+
+    def _agg(self, aggregates: dict[str, Aggregation], where: str) -> Table:
+        scope, key = plan.scope_of(self.table.node), self.table.key
+        bound = _bound(aggregates, where, lambda name, aggregation: bind_rows(name, aggregation, scope, key, where))
+        rows = row_count(scope, where)
+        node = plan.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
+        plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+        return Table(self.table.app, node)
+
+
+def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates: dict[str, Aggregation], where: str) -> Table:
+    scope = plan.scope_of(stream.node)
+    bound = _bound(aggregates, where, lambda name, aggregation: bind(name, aggregation, scope, where))
+    node = plan.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
+    plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+    return Table(stream.app, node)
+
+
+def _bound(
+    aggregates: dict[str, Aggregation], where: str, bind_one: Callable[[str, Aggregation], BoundAggregate]
+) -> tuple[BoundAggregate, ...]:
     if not aggregates:
         raise DefinitionError(f"{where}: agg wants at least one aggregate: agg(n=wt.count())")
-    scope = plan.scope_of(stream.node)
     for name, aggregation in aggregates.items():
         _identifier(name, "column", where)
         if not isinstance(aggregation, Aggregation):
             raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
-    bound = tuple(bind(name, aggregation, scope, where) for name, aggregation in aggregates.items())
-    node = plan.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
-    plan.check_columns(plan.key_of(node), plan.value_of(node), where)
-    return Table(stream.app, node)
+    bound = tuple(bind_one(name, aggregation) for name, aggregation in aggregates.items())
+    kept = ["__rows", *(part.name for aggregate in bound for part in aggregate.state)]
+    taken = sorted({name for name in kept if kept.count(name) > 1})
+    if taken:
+        raise DefinitionError(f"{where}: {', '.join(taken)} is also the name of a part that another aggregate keeps; rename the column")
+    return bound
 
 
 def _named(columns: dict[str, str], scope: Scope, where: str) -> Named:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.algebra import finish
+from watertable.algebra import finish, render
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
 from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.errors import Fenced
@@ -267,10 +267,14 @@ class Folder:
 
 
 def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
-    """Bring absolute states into a base's columns, beside `key` and `alive`; a table of states alone shows no value, and all are alive."""
+    """Bring absolute states into a base's columns, beside `key` and `alive`.
+
+    A table of states alone shows no value, and what a filter hides is alive in it; only an emptied group isn't.
+    """
     kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state) AS _wt"
     keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
     if hides(table):
-        return states.selectExpr("key", "true AS alive", *keys, kept)
+        alive = render(table.alive.safe_sql, {"state": "state"}) if table.alive is not None else "true"
+        return states.selectExpr("key", f"{alive} AS alive", *keys, kept)
     values = [f"row.{quote(n)} AS {quote(n)}" for n in table.value.names]
     return finish(table, states).selectExpr("key", "alive", *keys, *values, kept)

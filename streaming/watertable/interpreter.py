@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from watertable import plan
-from watertable.aggregates import Merge, StateField, TopField
+from watertable.aggregates import Merge, SignedField, StateField, TopField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
@@ -93,7 +93,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Count a record that an operator left out: null_key, null_value, late (one per window) or rule:<name> (kept, if it only warns)."""
+    """Count a record that an operator left out: null_key, null_value, before_start, late (one per window), rule:<name>."""
 
     node: str
     reason: str
@@ -189,7 +189,7 @@ class Interpreter:
         self._record: Record
         self._source: Event
         self._streams: dict[int, list[Event]] = {}
-        self._lifted: dict[int, list[tuple[Key, Row, Event]]] = {}
+        self._lifted: dict[int, list[tuple[Key, list[Row], Event]]] = {}
         self._folded: dict[str, list[Event]] = {}
 
     def read(self, batch: Iterable[Record | Advance]) -> None:
@@ -333,27 +333,31 @@ class Interpreter:
         if table.name not in self._folded:
             found = [arrived for n, part in enumerate(table.parts) for arrived in self._arrived(table, n, part)]
             found.sort(key=lambda arrived: arrived[2].place)
-            merged = (self._merge(table, key, state, event) for key, state, event in found)
+            merged = (self._merge(table, key, states, event) for key, states, event in found)
             self._folded[table.name] = [change for change in merged if change is not None]
             if table.watched:
                 self.changes[table.name] += self._folded[table.name]
         return self._folded[table.name]
 
-    def _arrived(self, table: _Kept, n: int, part: _Part) -> Iterator[tuple[Key, Row, Event]]:
+    def _arrived(self, table: _Kept, n: int, part: _Part) -> Iterator[tuple[Key, list[Row], Event]]:
         """Give what the current record adds to one part of a table's state; of several parts, the n-th of m is at `ord * m + n`."""
         if part.number not in self._lifted:  # tables that share a leaf share what a record adds to it, and what it leaves out
             self._lifted[part.number] = [found for event in self._stream(part.leaf.parent) for found in self._lift(table.name, part, event)]
-        for key, state, event in self._lifted[part.number]:
-            added: Row = {f.name: None for f in table.state} | {name: state[own] for own, name in part.fields}
-            there: Row = {} if part.there is None else {part.there: True}
-            yield key, added | there, _numbered(event, event.place.ord * len(table.parts) + n)
+        there: Row = {} if part.there is None else {part.there: True}
+        nothing: Row = {f.name: None for f in table.state}
+        for key, states, event in self._lifted[part.number]:
+            added = [nothing | {name: state[own] for own, name in part.fields} | there for state in states]
+            yield key, added, _numbered(event, event.place.ord * len(table.parts) + n)
 
-    def _lift(self, table: str, part: _Part, event: Event) -> Iterator[tuple[Key, Row, Event]]:
-        """Give the (key, contribution) pairs of a record, each with the record at its own place."""
+    def _lift(self, table: str, part: _Part, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
+        """Give what a record contributes to each key, with the record at its own place."""
         root = part.leaf
+        if isinstance(root, plan.TableAggregate):
+            yield from self._move(table, part, root, event)
+            return
         if isinstance(root, plan.Latest):
             if event.key is not None and not _is_null(event.key):
-                yield _key(event.key), _contribution(part.state, event), event
+                yield _key(event.key), [_contribution(part.state, event)], event
             elif root.is_source:
                 self._refuse(table, root.location, "a record of a table topic has no key")
             else:
@@ -368,20 +372,49 @@ class Interpreter:
         if _is_null(group):
             return self._drop(table, "null_key")
         if root.windows is None:
-            yield _key(group), state, event
+            yield _key(group), [state], event
             return
-        for n, (start, end) in enumerate(root.windows.windows_of(event.timestamp)):
+        windows = root.windows.windows_of(event.timestamp)
+        if not windows:
+            self._drop(table, "before_start")
+        for n, (start, end) in enumerate(windows):
             if root.windows.is_late(end, event.place.st):
                 self._drop(table, "late", (start, end))
             else:
-                yield (*_key(group), start, end), state, _numbered(event, event.place.ord * FAN_OUT + n)
+                yield (*_key(group), start, end), [state], _numbered(event, event.place.ord * FAN_OUT + n)
 
-    def _merge(self, table: _Kept, key: Key, state: Row, event: Event) -> Event | None:
-        """Merge a contribution into a row; give the Change, if somebody watches the table and there is or was a row to see."""
+    def _move(self, table: str, part: _Part, root: plan.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
+        """Take a Change's old row out of its group, then put its new one into its own; within one group, both at once.
+
+        A row that couldn't be put into a group, for what fails on it or is null, isn't taken out again either.
+        """
+        sides: list[tuple[Key, Row, Event]] = []
+        for n, row in enumerate((event.old, event.value)):
+            side = replace(event, value=row, place=event.place._replace(ord=2 * event.place.ord + n))
+            try:
+                if row is None:
+                    continue
+                group, states = side.columns(root.group), [_contribution(part.state, side, retract=retract) for retract in (True, False)]
+            except EvaluationError as error:
+                if n == 1:
+                    self._refuse(table, root.location, str(error))
+                continue
+            if not _is_null(group):
+                sides.append((_key(group), states[n], side))
+            elif n == 1:
+                self._drop(table, "null_key")
+        if len(sides) == 2 and sides[0][0] == sides[1][0]:
+            yield sides[0][0], [sides[0][1], sides[1][1]], sides[1][2]
+        else:
+            yield from ((key, [state], side) for key, state, side in sides)
+
+    def _merge(self, table: _Kept, key: Key, contributions: list[Row], event: Event) -> Event | None:
+        """Merge what a record contributes into a row; give the Change, if somebody watches the table and there is or was a row to see."""
         states = self.states[table.name]
-        known = states.get(key)
-        old = self._row(table, key) if table.watched and known is not None else None
-        states[key] = state if known is None else {f.name: _MERGE[f.merge](f, known[f.name], state[f.name]) for f in table.state}
+        old = self._row(table, key) if table.watched and key in states else None
+        for state in contributions:
+            known = states.get(key)
+            states[key] = state if known is None else {f.name: _MERGE[f.merge](f, known[f.name], state[f.name]) for f in table.state}
         new = self._row(table, key) if table.watched else None
         if old is None and new is None:
             return None
@@ -485,14 +518,14 @@ def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:
         return None
 
 
-def _contribution(fields: tuple[StateField, ...], event: Event) -> Row:
-    return {f.name: _lifted(f, event) for f in fields}
+def _contribution(fields: tuple[StateField, ...], event: Event, *, retract: bool = False) -> Row:
+    return {f.name: _lifted(f, event, f.retract if retract and isinstance(f, SignedField) else f.lift) for f in fields}
 
 
-def _lifted(field: StateField, event: Event) -> object:
-    value = event.value if field.lift is None else event.evaluate(field.lift)
+def _lifted(field: StateField, event: Event, lift: Expr | None) -> object:
+    value = event.value if lift is None else event.evaluate(lift)
     match field.merge:
-        case Merge.FIRST | Merge.LAST if field.lift is None or value is not None:  # without a lift, a tombstone counts
+        case Merge.FIRST | Merge.LAST if lift is None or value is not None:  # without a lift, a tombstone counts
             return {"order": event.place, "value": value}
         case Merge.UNION if value is not None:
             return [value + 0.0 if isinstance(value, float) else value]  # the two zeros are one member
@@ -500,7 +533,9 @@ def _lifted(field: StateField, event: Event) -> object:
             return [{"order": event.place, "value": value}]
         case Merge.TOP if value is not None:
             return [{"by": value["by"], "order": event.place, "value": value["value"]}]
-        case Merge.FIRST | Merge.LAST | Merge.UNION | Merge.LIST | Merge.TOP:
+        case Merge.BAG if value is not None:
+            return [value]
+        case Merge.FIRST | Merge.LAST | Merge.UNION | Merge.LIST | Merge.TOP | Merge.BAG:
             return None
     return value
 
@@ -528,6 +563,16 @@ def _top(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
     return sorted([*a, *b], key=lambda kept: (by(kept["by"]), kept["order"]), reverse=True)[: field.limit]
 
 
+def _bag(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
+    assert field.type.element is not None
+    key = order_key(field.type.element.fields[0].type) or (lambda value: value)
+    bag: dict[Any, Any] = {}
+    for kept in [*a, *b]:
+        n = bag.get(key(kept["value"]), {"n": 0})["n"] + kept["n"]
+        bag[key(kept["value"])] = {"value": kept["value"], "n": n}
+    return sorted((kept for kept in bag.values() if kept["n"]), key=lambda kept: key(kept["value"]))
+
+
 def _sum(_: StateField, a: Any, b: Any) -> Any:
     return EXACT.add(a, b) if isinstance(a, Decimal) else a + b
 
@@ -549,4 +594,5 @@ _MERGE: Final = {
     Merge.UNION: _strict(_union),
     Merge.LIST: _strict(_list),
     Merge.TOP: _strict(_top),
+    Merge.BAG: _strict(_bag),
 }

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
 from watertable import plan
-from watertable.aggregates import Merge
+from watertable.aggregates import Merge, SignedField
 from watertable.algebra import named_struct, render
 from watertable.expressions import Expr
-from watertable.plan import Aggregate, Format, Latest, Sink, Topic, Topology
+from watertable.plan import Aggregate, Format, Latest, Sink, TableAggregate, Topic, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema, quote
+from watertable.windows import EPOCH, UnlimitedWindows
 
 _CORRUPT: Final = "_wt_corrupt"
 
@@ -67,7 +69,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Hold what a table node needs of its segment's frame: presence, group key, and contributions to its state."""
+    """Hold what a table node needs of its segment's frame: presence, group key, and contributions to its state.
+
+    Where a table's rows are grouped, a Change contributes to up to two keys: `key` and `lifts` both name an array of what it takes
+    from a group and brings to one, each with its `key`, its `l`, the `n` of its place, whether it is `paired` (both in one group), and its
+    `step`, 1 where a Change is to be seen.
+    """
 
     root: plan.Leaf
     label: str
@@ -109,13 +116,30 @@ class Layout:
         """Tell whether log order matters; where only sums and counts are kept it doesn't, and the running maximum is not computed."""
         tables = self.topology.tables
         placed = any(f.merge in (Merge.FIRST, Merge.LAST, Merge.LIST, Merge.TOP) for table in tables for f in table.state)
-        return bool(self.topology.sinks) or placed or any(table.windows for table in tables)
+        return bool(self.topology.sinks or self.topology.streamed) or placed or any(table.windows for table in tables)
 
     @property
     def direct(self) -> Fold | None:
         """Give the only consumer of the records, if one table is all there is: then its partial state is kept, not the records."""
         only = [fold for _, fold in self.folds.values()]
         return only[0] if len(self.segments) == 1 and len(only) == 1 and not self.sinks else None
+
+    def shared(self, segment: Segment) -> bool:
+        """Tell whether a segment's frame is read more than once: then it is computed once, and kept.
+
+        A table reads it, twice more if its own changes are streamed (their keys, then the rows); so do outputs, later segments, and what
+        is counted or refused.
+        """
+        uses = sum(flow.segment is segment for _, flow, _, _ in self.sinks) + bool(segment.counters) + bool(segment.failures)
+        for table in self.topology.tables:
+            leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
+            uses += leaves * (3 if table.name in self.topology.streamed else 1)
+        for number, (flow, _) in self.inputs.items():
+            twice = isinstance(self.segments[number].origin, plan.StreamJoin)  # the keys to look up, then the records
+            uses += (2 if twice else 1) * (flow.segment is segment)
+        merges = (s.origin for s in self.segments if isinstance(s.origin, plan.MergeStreams))
+        uses += sum(self.flows[parent].segment is segment for merge in merges for parent in merge.parents)
+        return uses > 1
 
     # -- the plan as columns -----------------------------------------------------------------------------------------------------
 
@@ -300,6 +324,8 @@ class Layout:
                 flow.segment.count(flag, label, "null_key")
             present = flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1)
             fold = Fold(root, label, present, flow.spaces["key"], flow.spaces["value"])
+        elif isinstance(root, TableAggregate):
+            fold = self._table_aggregate(root, label, flow)
         else:
             fold, flow = self._aggregate(root, label, flow)
         self._need(flow, fold.present, fold.key, fold.lifts)
@@ -319,8 +345,45 @@ class Layout:
         null_key = _null_key(key, tuple(name for name, _ in root.group))
         segment.count(segment.add(f"{flow.present} AND {null_key}", flow.level + 1), label, "null_key")
         present = segment.add(f"{flow.present} AND NOT {null_key}", flow.level + 1)
+        if isinstance(root.windows, UnlimitedWindows):
+            early = f"{flow.spaces.get('ts', 'ts')} < {moment(root.windows.start)}"
+            segment.count(segment.add(f"{present} AND {early}", flow.level + 2), label, "before_start")
+            present = segment.add(f"{present} AND NOT {early}", flow.level + 2)
         made = segment.add(named_struct(tuple((f.name, f.lift) for f in fields if f.lift), flow.spaces), flow.level)
         return Fold(root, label, present, key, made), flow
+
+    def _table_aggregate(self, root: TableAggregate, label: str, flow: Flow) -> Fold:
+        """Take a Change's old row out of its group and put its new one into its own.
+
+        A row that couldn't be put into a group, for what fails on it or is null, isn't taken out again either.
+        """
+        segment, names = flow.segment, tuple(name for name, _ in root.group)
+        fields = [f for f in plan.state_of(root) if isinstance(f, SignedField)]
+        lifts = {"old": tuple((f.name, f.retract) for f in fields), "new": tuple((f.name, f.lift) for f in fields if f.lift)}
+        checked = [e for _, e in (*root.group, *lifts["new"], *lifts["old"]) if e.fails_sql is not None]
+        moves: list[tuple[str, str, str]] = []
+        for side, contributions in lifts.items():
+            spaces = {name: column for name, column in flow.spaces.items() if name in ("key", "window")} | {"value": flow.spaces[side]}
+            there = f"{flow.present} AND {flow.spaces[side]} IS NOT NULL"
+            fails = " OR ".join(f"({render(e.fails_sql or '', spaces)})" for e in checked) or "FALSE"
+            if side == "new" and checked:
+                reason = "an expression fails: " + "; ".join(dict.fromkeys(e.sql.replace("`", "") for e in checked))
+                segment.fail(f"{there} AND ({fails})", flow.level, label, root.location, reason)
+            group = segment.add(named_struct(root.group, spaces), flow.level)
+            made = segment.add(named_struct(contributions, spaces), flow.level)
+            counts = f"{there} AND NOT ({fails})"
+            if side == "new":
+                segment.count(segment.add(f"{counts} AND {_null_key(group, names)}", flow.level + 1), label, "null_key")
+            moves.append((segment.add(f"{counts} AND NOT {_null_key(group, names)}", flow.level + 1), group, made))
+        (leaves, left, _), (enters, entered, _) = moves
+        paired = segment.add(f"{leaves} AND {enters} AND {left} <=> {entered}", flow.level + 2)
+        steps = (f"if({paired}, 1L, 0L)", f"if({paired}, 0, 1)"), ("1L", "1")  # within a group both are at the place of the new row
+        parts = [
+            f"CASE WHEN {moves_it} THEN named_struct('key', {group}, 'l', {made}, 'n', {n}, 'step', {step}, 'paired', {paired}) END"
+            for (moves_it, group, made), (n, step) in zip(moves, steps, strict=True)
+        ]
+        column = segment.add(f"filter(array({', '.join(parts)}), p -> p IS NOT NULL)", flow.level + 3)
+        return Fold(root, label, segment.add(f"{leaves} OR {enters}", flow.level + 2), column, column)
 
     def _keep(self, flow: Flow, sql: str) -> str:
         name = flow.segment.add(sql, flow.level)
@@ -352,6 +415,11 @@ def join_label(node: plan.StreamJoin) -> str:
 def literal(text: str) -> str:
     """Write a string as Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def moment(when: datetime) -> str:
+    """Write a time as Spark SQL."""
+    return f"timestamp_micros({(when - EPOCH) // timedelta(microseconds=1)}L)"
 
 
 def _with(flow: Flow, **spaces: str) -> Flow:

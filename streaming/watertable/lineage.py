@@ -80,7 +80,9 @@ def _lines(topology: Topology) -> Iterator[str]:
 
 def _tree(node: Stream | plan.Table, indent: str) -> Iterator[str]:
     yield f"{indent}{label(node)}" + (f"  {node.location}" if node.location else "")
-    if isinstance(node, plan.ToStream):
+    if isinstance(node, plan.TableAggregate):
+        yield f"{indent}  rows of table {node.parent.table}"
+    if isinstance(node, plan.ToStream | plan.TableAggregate):
         return  # the table is described in its own place
     for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
         yield from _tree(parent, indent + "  ")
@@ -111,8 +113,8 @@ def label(node: Stream | plan.Table) -> str:
             return f"to_stream of table {node.table} ({plan.purity_of(node)})"
         case plan.Latest():
             return "latest value by key"
-        case plan.Aggregate():
-            windows = f" windowed_by {node.windows}" if node.windows else ""
+        case plan.Aggregate() | plan.TableAggregate():
+            windows = f" windowed_by {plan.windows_of(node)}" if plan.windows_of(node) else ""
             aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
             return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
         case plan.Cogroup():
@@ -161,6 +163,9 @@ def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
         case plan.Aggregate():
             windows: Lineage = {c.name: set() for c in plan.WINDOW_KEY} if node.windows else {}
             key = {name: _origins(node.parent, expr) for name, expr in node.group} | windows
+            return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
+        case plan.TableAggregate():
+            key = {name: _origins(node.parent, expr) for name, expr in node.group}
             return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
         case plan.Cogroup():
             found = [_of_table(aggregate) for aggregate in node.inputs]

@@ -12,17 +12,17 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from watertable.aggregates import BoundAggregate, Merge, StateField, placed, state_schema
+from watertable.aggregates import BoundAggregate, Merge, SignedField, StateField, placed, state_schema
 from watertable.errors import DefinitionError
 from watertable.expressions import Expr, Scope, parse
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
 from watertable.stages import Match, Part, Project, Side, Stage, Where
-from watertable.windows import TimeWindows
+from watertable.windows import Windows
 
 FINGERPRINT_VERSION: Final = 1
 """Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""
@@ -197,8 +197,22 @@ class Aggregate(Node):
 
     parent: Stream
     group: Named
-    windows: TimeWindows | None
+    windows: Windows | None
     aggregates: tuple[BoundAggregate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableAggregate(Node):
+    """Fold the rows of a table, by group, into one row of aggregates: a changed row leaves its old group and enters its new one.
+
+    It is fed by the table's Changes: what each takes away and what it brings telescope, whatever their order, to the rows as they are.
+    `rows` counts those of a group; a group without any is gone, and its state is zero in every field.
+    """
+
+    parent: ToStream
+    group: Named
+    aggregates: tuple[BoundAggregate, ...]
+    rows: SignedField
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +249,8 @@ class TableJoin(Node):
 
 
 Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
-Leaf = Latest | Aggregate
-"""A table node that folds the records of a stream."""
+Leaf = Latest | Aggregate | TableAggregate
+"""A table node that folds the records of a stream, or the Changes of a table."""
 Root = Leaf | Cogroup | TableJoin
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues
@@ -277,7 +291,7 @@ class TableDef:
         return self.key + self.value
 
     @property
-    def windows(self) -> TimeWindows | None:
+    def windows(self) -> Windows | None:
         """Give the windows of a windowed table."""
         return windows_of(self.node)
 
@@ -402,6 +416,8 @@ def key_of(node: Stream | Table) -> Schema:
             return key_of(node.parents[0])
         case Aggregate():
             return _schema(node.group) + (WINDOW_KEY if node.windows else Schema())
+        case TableAggregate():
+            return _schema(node.group)
         case Cogroup():
             return key_of(node.inputs[0])
         case TableJoin():
@@ -423,7 +439,7 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema(tuple(Column(n, _element(e) if n == node.exploded else e.type) for n, e in node.columns))
         case MergeStreams():
             return value_of(node.parents[0])
-        case Aggregate():
+        case Aggregate() | TableAggregate():
             return Schema.of((a.name, a.value.type) for a in node.aggregates)
         case Cogroup():
             return Schema(tuple(column for aggregate in node.inputs for column in value_of(aggregate)))
@@ -444,10 +460,10 @@ def is_change(node: Stream) -> bool:
             return False
 
 
-def windows_of(node: Stream | Table) -> TimeWindows | None:
+def windows_of(node: Stream | Table) -> Windows | None:
     """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
     match node:
-        case Source() | Map():
+        case Source() | Map() | TableAggregate():
             return None
         case Aggregate():
             return node.windows
@@ -522,6 +538,8 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
         case Aggregate():
             return tuple(f for aggregate in root.aggregates for f in aggregate.state)
+        case TableAggregate():
+            return (root.rows, *(f for aggregate in root.aggregates for f in aggregate.state))
         case Cogroup() | TableJoin():
             return tuple(field for part in parts_of(root) for field in _fields(part))
 
@@ -532,7 +550,7 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
         case Latest():
             scope = Scope({"state": state_schema(state_of(node))}, bare=())
             return (Project(tuple((c.name, parse(f"state.row.value.`{c.name}`", scope, node.location)) for c in value_of(node))),)
-        case Aggregate():
+        case Aggregate() | TableAggregate():
             return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
         case Cogroup():
             return (Project(tuple((a.name, _counted(a, node.location)) for aggregate in node.inputs for a in aggregate.aggregates)),)
@@ -549,8 +567,11 @@ def purity_of(node: Stream | Table) -> Purity:
 
     Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
     batch is put in log order, but the order between batches is that of arrival. So does a stream's look at a table that is not fed by
-    the stream's own partitions.
+    the stream's own partitions. Grouping a table's rows doesn't: whatever the order of a row's changes, what they bring and take away
+    adds up to the row as it is.
     """
+    if isinstance(node, TableAggregate):
+        return purity_of(node.parent.parent)
     if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
         return Purity.ARRIVAL
     if isinstance(node, ToStream):
@@ -569,6 +590,8 @@ def canonical(part: object) -> object:
             return part.sql()
         case timedelta():
             return part // timedelta(microseconds=1)
+        case datetime():
+            return part.astimezone(UTC).isoformat()
         case StrEnum():
             return part.value
         case tuple() | list():
@@ -591,6 +614,8 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
 
 def _keeps_partition(root: Root) -> bool:
     for leaf in leaves_of(root):
+        if isinstance(leaf, TableAggregate):
+            return False
         if isinstance(leaf, Aggregate):
             key = key_of(leaf.parent)
             if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
@@ -631,10 +656,14 @@ def _counted(aggregate: BoundAggregate, where: str) -> Expr:
 
 
 def _alive(root: Root) -> Expr | None:
-    if not isinstance(root, Latest):
-        return None
-    scope = Scope({"state": state_schema(state_of(root))}, bare=())
-    return parse("state.row.value IS NOT NULL", scope, root.location)
+    match root:
+        case Latest():
+            condition = "state.row.value IS NOT NULL"
+        case TableAggregate():
+            condition = f"state.`{root.rows.name}` > CAST(0 AS BIGINT)"
+        case _:
+            return None
+    return parse(condition, Scope({"state": state_schema(state_of(root))}, bare=()), root.location)
 
 
 def _schema(columns: Named) -> Schema:

@@ -24,7 +24,7 @@ from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, 
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
-from watertable.plan import How, TableDef, Topology
+from watertable.plan import How, TableAggregate, TableDef, Topology
 from watertable.schema import quote
 from watertable.stages import Match, Stage, Where
 
@@ -457,7 +457,12 @@ def forgets(table: TableDef) -> bool:
 
 
 def hides(table: TableDef) -> bool:
-    """Tell whether a state without a row must be kept (a sum goes on while a filter hides it): then states have a table beside."""
+    """Tell whether a state without a row must be kept (a sum goes on while a filter hides it): then states have a table beside.
+
+    An emptied group is not hidden but gone: its state is zero, as if it had never been, so there is nothing to keep.
+    """
+    if isinstance(table.root, TableAggregate):
+        return any(isinstance(stage, Where) for stage in table.stages)
     return mortal(table) and not forgets(table)
 
 

@@ -19,6 +19,8 @@ from datetime import UTC, datetime, timedelta
 from watertable.errors import DefinitionError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
+"""Ends a window that doesn't end: late enough for any event, and a time that every Delta reader and time zone can hold."""
 _ZERO = timedelta(0)
 
 
@@ -75,6 +77,58 @@ class TimeWindows:
         return f"{shape} grace {_words(self.grace)}" if self.grace else shape
 
 
+@dataclass(frozen=True, slots=True)
+class UnlimitedWindows:
+    """Hold one window that starts at a time and never ends: `window_end` is the last day of year 9999, and no record is late for it.
+
+    >>> w = unlimited(start=datetime(2024, 1, 1, tzinfo=UTC))
+    >>> len(w.windows_of(datetime(2024, 5, 1, tzinfo=UTC))), len(w.windows_of(datetime(2023, 12, 31, tzinfo=UTC)))
+    (1, 0)
+    """
+
+    start: datetime
+
+    def __post_init__(self) -> None:
+        if self.start.tzinfo is None:
+            raise DefinitionError(f"a window's start must have a time zone; got {self.start!r}; write datetime(..., tzinfo=UTC)")
+        if not EPOCH <= self.start < FOREVER:
+            raise DefinitionError(f"a window must start between 1970 and 9999; got {self.start}")
+
+    @property
+    def size(self) -> timedelta:
+        """Give the length of the window, up to the time that stands for its end."""
+        return FOREVER - self.start
+
+    @property
+    def advance(self) -> timedelta:
+        """Give its size, as if another could follow."""
+        return self.size
+
+    @property
+    def grace(self) -> timedelta:
+        """Give no time after an end that never comes."""
+        return _ZERO
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Tell whether no record has more than one window."""
+        return True
+
+    def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
+        """List the window if it holds `when`: not before its start."""
+        return ((self.start, FOREVER),) if when >= self.start else ()
+
+    def is_late(self, end: datetime, stream_time: datetime) -> bool:
+        """Tell whether it takes no more records: never."""
+        return False
+
+    def __str__(self) -> str:
+        return f"unlimited from {self.start.astimezone(UTC):%FT%TZ}"
+
+
+Windows = TimeWindows | UnlimitedWindows
+
+
 def tumbling(
     *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0, grace: timedelta = _ZERO
 ) -> TimeWindows:
@@ -93,6 +147,11 @@ def hopping(
 ) -> TimeWindows:  # fmt: skip
     """Make windows of one size that start `every` so often and overlap."""
     return TimeWindows(timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds), every, grace)
+
+
+def unlimited(*, start: datetime = EPOCH) -> UnlimitedWindows:
+    """Make one window that never ends, for the records from `start` on; earlier ones are left out and counted."""
+    return UnlimitedWindows(start)
 
 
 def days(number: float) -> timedelta:

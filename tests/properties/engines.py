@@ -131,7 +131,9 @@ class CompilerRun:
         made.close()
 
     def _lookup(self, table: TableDef, keys: DataFrame) -> DataFrame:
-        return self._merged(table).join(keys, "key", "left_semi")
+        return (
+            self._merged(table).join(keys, "key", "left_semi").localCheckpoint(eager=False)
+        )  # its lineage cut, as a store's look-up has it
 
     def _merged(self, table: TableDef) -> DataFrame:
         """Give the absolute states that all changes so far make."""

@@ -22,7 +22,7 @@ from watertable.dsl import Stream, Table
 from watertable.expressions import Scope
 from watertable.interpreter import Record
 from watertable.plan import Format, Topology
-from watertable.windows import TimeWindows
+from watertable.windows import Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -166,7 +166,9 @@ def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> TimeWindows:
+def windows(draw: st.DrawFn) -> Windows:
+    if draw(st.integers(0, 9)) == 9:
+        return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
     grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
     size = draw(st.sampled_from([5, 10, 20]))
     if draw(st.booleans()):
@@ -191,10 +193,16 @@ def tables(draw: st.DrawFn, stream: Stream) -> Table:
                 grouped = stream.group_by(q=draw(numbers(stream)))
             case _:
                 grouped = stream.group_by(p=draw(texts(stream)), q=draw(numbers(stream)))
-        windowed = "window_start" not in [name for name, _ in grouped.group] and draw(st.integers(0, 3)) > 0
-        aggregates = {f"a{i}": draw(_aggregate(stream)) for i in range(draw(st.integers(1, 3)))}
-        table = (grouped.windowed_by(draw(windows())) if windowed else grouped).agg(**aggregates)
+        windowed = "window_start" not in [name for name, _ in grouped.group] and draw(st.integers(0, 5)) > 0
+        table = (grouped.windowed_by(draw(windows())) if windowed else grouped).agg(**draw(aggregates(stream)))
     return draw(derived(table))
+
+
+@st.composite
+def grouped_rows(draw: st.DrawFn, table: Table) -> Table:
+    """Group the rows of a named table, and derive another from it at times."""
+    keys = {"p": draw(texts(table))} | ({"q": draw(numbers(table))} if draw(st.booleans()) else {})
+    return draw(derived(table.group_by(**keys).agg(**draw(aggregates(table)))))
 
 
 @st.composite
@@ -245,8 +253,13 @@ def joined(draw: st.DrawFn, table: Table, kept: Sequence[Table], stream: Stream)
 
 
 @st.composite
-def _aggregate(draw: st.DrawFn, stream: Stream) -> wt.aggregates.Aggregation:
-    number, text, amount = draw(numbers(stream)), draw(texts(stream)), draw(amounts(stream))
+def aggregates(draw: st.DrawFn, item: Stream | Table) -> dict[str, wt.aggregates.Aggregation]:
+    return {f"a{i}": draw(_aggregate(item)) for i in range(draw(st.integers(1, 3)))}
+
+
+@st.composite
+def _aggregate(draw: st.DrawFn, item: Stream | Table) -> wt.aggregates.Aggregation:
+    number, text, amount = draw(numbers(item)), draw(texts(item)), draw(amounts(item))
     counts = [wt.count(), wt.count(number), wt.count_distinct(text)]
     sums = [wt.sum(number), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))")]
     picks = [wt.last(number), wt.last(amount), wt.first(text), wt.min(text), wt.max(amount)]
@@ -283,7 +296,12 @@ def topologies(draw: st.DrawFn) -> Topology:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
             pool += [(depth, stream) for stream in made]
             continue
-        table = draw(tables(draw(st.sampled_from(level))))
+        sources = [table for table in kept if _level(table.node) < MAX_DEPTH]
+        if sources and draw(st.integers(0, 2)) == 2:
+            table = draw(grouped_rows(draw(st.sampled_from(sources))))
+            depth = _level(table.node)
+        else:
+            table = draw(tables(draw(st.sampled_from(level))))
         if draw(st.integers(0, 2)) == 2:
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
         kept.append(table.materialized_as(f"t{number}"))
@@ -295,6 +313,11 @@ def topologies(draw: st.DrawFn) -> Topology:
     for number in range(outputs):
         draw(st.sampled_from(pool))[1].to(f"out{number}")
     return app.topology()
+
+
+def _level(node: plan.Stream | plan.Table) -> int:
+    """Count the tables below which a node lies, on the longest way."""
+    return max(map(_level, plan.parents_of(node)), default=0) + isinstance(node, plan.ToStream | plan.StreamJoin)
 
 
 # -- records --------------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.properties.engines import run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases, drawn
+from watertable.plan import TableAggregate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +44,10 @@ def hits(case: Case) -> dict[str, bool]:
         "3 cuts or more": len(case.cuts) >= 3,
         "quarantine": bool(engine.quarantine),
         "changes of a table": any(engine.changes.values()),
+        "rows of a group come and go": any(
+            isinstance(t.root, TableAggregate) and any(state["__rows"] == 0 for state in engine.states[t.name].values())
+            for t in case.topology.tables
+        ),
         "outputs": bool(engine.outputs),
         "rows": any(engine.tables.values()),
     }

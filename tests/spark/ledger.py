@@ -49,9 +49,9 @@ class Ledger:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @classmethod
-    def open(cls, spark: SparkSession, warehouse: str, retention: Retention | None = None) -> Ledger:
-        """Open a new or an old store and fence it."""
-        topology = shop()
+    def open(cls, spark: SparkSession, warehouse: str, retention: Retention | None = None, topology: Topology | None = None) -> Ledger:
+        """Open a new or an old store, of the shop if not of another topology of that name, and fence it."""
+        topology = topology or shop()
         store = Store.open(spark, warehouse, "shop", topology.tables, retention)
         ledger = cls(spark, store, topology, store.start_writer(topology.fingerprint))
         if (last := ledger.writer.last) is not None:
@@ -60,7 +60,7 @@ class Ledger:
 
     def restart(self) -> Ledger:
         """Begin again as a new process would: nothing is known but what the store says."""
-        again = Ledger.open(self.spark, self.store.warehouse, self.store.retention)
+        again = Ledger.open(self.spark, self.store.warehouse, self.store.retention, self.topology)
         again.stock = self.stock
         return again
 

@@ -9,6 +9,7 @@ import deltalake
 import polars
 import pytest
 
+import watertable as wt
 from tests.spark.ledger import Ledger, minute
 from watertable import failpoints, fold
 from watertable.fold import Folder
@@ -138,6 +139,39 @@ def test_a_sum_that_a_filter_hides_goes_on_and_plain_readers_never_see_it(ledger
     assert (plain(ledger, "low"), ledger.read("low")) == ({"b": 5}, {"a": 4, "b": 5})
     ledger.store.fold("low")
     assert plain(ledger, "low") == ledger.read("low") == {"a": 4, "b": 5}
+
+
+def test_an_emptied_group_is_deleted_leaves_no_tombstone_and_comes_back_as_new(spark: SparkSession, tmp_path: Path) -> None:
+    app = wt.App("shop")
+    names = app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")
+    names.group_by("name").agg(least=wt.min("k"), n=wt.count()).materialized_as("homes")
+    names.group_by("name").agg(least=wt.min("k"), n=wt.count()).filter("n < 2").materialized_as("alone")
+    ledger = Ledger.open(spark, str(tmp_path), topology=app.topology())
+
+    def move(**moves: tuple[str, int]) -> None:
+        rows = [
+            f"named_struct('k', '{name}'), named_struct('r', {n}L, 'least', array(named_struct('v', '{who}', 'n', {n}L)), 'n', {n}L), "
+            f"timestamp'{minute(0):%F %T}'"
+            for name, (who, n) in moves.items()
+        ]
+        ledger.commit({name: ledger.deltas(name, rows) for name in ("homes", "alone")})
+
+    def found(table: str = "homes") -> dict[object, object]:
+        ledger.store.fold(table)
+        assert plain(ledger, table) == ledger.read(table)
+        return ledger.read(table)
+
+    move(north=("ann", 1), south=("bob", 1))
+    assert found() == found("alone") == {"north": "ann", "south": "bob"}
+    move(south=("ada", 1))
+    move(north=("ann", -1))
+    assert (ledger.read("homes"), ledger.read("alone")) == ({"south": "ada"}, {})
+    assert (found(), found("alone")) == ({"south": "ada"}, {})
+    assert list(plain(ledger, "__state_alone")) == ["south"]  # what a filter hides is kept, what is gone isn't
+    assert ledger.store.reader.view(["homes"]).tail_bytes(ledger.table("homes")) == 0
+    move(south=("ada", -1), north=("cid", 1))
+    assert ledger.read("homes") == ledger.read("alone") == {"north": "cid", "south": "bob"}
+    assert found() == found("alone") == {"north": "cid", "south": "bob"}
 
 
 def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger) -> None:

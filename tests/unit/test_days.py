@@ -9,6 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+import watertable as wt
 from watertable.errors import SettingsError
 from watertable.project import load_apps
 from watertable.settings import Settings
@@ -47,6 +48,13 @@ def test_a_day_is_closed_when_nothing_can_change_it(settings: Settings) -> None:
     assert list(SPAN.closed(hourly, at("2011-01-03T01:10"))) == ["2011-01-01", "2011-01-02"]
     assert list(SPAN.closed(stock, at("2031-01-01T00:00"))) == ["2011-01-01", "2011-01-02", "2011-01-03", "2011-01-04"]
     assert list(SPAN.closed(stock, None)) == []
+
+
+def test_no_day_of_an_unlimited_window_is_ever_closed() -> None:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="qty INT").stream()
+    sales.group_by("item").windowed_by(wt.unlimited()).count().materialized_as("ever")
+    assert list(SPAN.closed(app.topology().table("ever"), at("2031-01-01T00:00"))) == []
 
 
 def test_partitions_end_where_the_data_ends() -> None:

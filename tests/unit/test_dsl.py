@@ -238,6 +238,58 @@ def test_arrival_is_inherited_by_what_follows(sales: Stream) -> None:
     assert plan.purity_of(table.node) is Purity.ARRIVAL
 
 
+def test_a_grouped_table_does_not_depend_on_the_order_of_its_rows_changes(sales: Stream) -> None:
+    by_qty = sales.group_by("qty").agg(n=wt.count()).materialized_as("by_qty")
+    grouped = by_qty.group_by("n").count().materialized_as("grouped")
+    assert plan.purity_of(grouped.node) is Purity.PURE
+    assert plan.purity_of(grouped.to_stream().node) is Purity.ARRIVAL
+    assert plan.purity_of(grouped.group_by("count").count("n").node) is Purity.PURE
+
+
+def test_a_table_of_a_table_that_depends_on_arrival_does_so_too(sales: Stream) -> None:
+    changes = sales.group_by("qty").agg(n=wt.count()).materialized_as("by_qty").to_stream()
+    moves = changes.group_by(big="n > 1").count().materialized_as("moves")
+    assert plan.purity_of(moves.group_by("count").count("n").node) is Purity.ARRIVAL
+
+
+def test_a_column_named_like_a_part_that_another_aggregate_keeps_is_refused(sales: Stream, items: Table) -> None:
+    with pytest.raises(DefinitionError, match=rf"^{HERE}:\d+: a__count is also the name of a part"):
+        sales.group_by_key().agg(a=wt.avg("qty"), a__count=wt.count())
+    with pytest.raises(DefinitionError, match="__rows is also the name of a part"):
+        items.materialized_as("items").group_by("name").agg(__rows=wt.count())
+
+
+# -- grouped tables --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_without_a_name_is_not_grouped(items: Table) -> None:
+    with pytest.raises(DefinitionError, match=rf"^{HERE}:\d+: group_by wants a table with a name: put \.materialized_as\(name\) before it"):
+        items.group_by("name")
+
+
+def test_sums_of_floating_point_are_no_sums_to_leave(app: wt.App) -> None:
+    weights = app.topic("weights", key="k STRING", value="g STRING, w DOUBLE")
+    rows = weights.table().materialized_as("rows")
+    with pytest.raises(ExpressionError, match=rf"^{HERE}:\d+: s=sum\('w'\): rows leave a sum as they came only if it is exact"):
+        rows.group_by("g").agg(s=wt.sum("w"))
+    sums = weights.stream().group_by("g").agg(s=wt.sum("w"), n=wt.count()).materialized_as("sums")
+    with pytest.raises(DefinitionError, match=rf"^{HERE}:\d+: group_by: s of sums adds up floating point"):
+        sums.group_by("n")
+    assert rows.group_by("g").agg(least=wt.min("w"), s=wt.sum("CAST(w AS DECIMAL(9,2))")).value.names == ("least", "s")
+
+
+def test_a_grouped_table_is_refused_what_a_grouped_stream_is(items: Table) -> None:
+    rows = items.materialized_as("items")
+    with pytest.raises(DefinitionError, match="agg wants at least one aggregate"):
+        rows.group_by("name").agg()
+    with pytest.raises(DefinitionError, match="stock would be both a key and a value column"):
+        rows.group_by("stock").count("stock")
+    with pytest.raises(UnknownColumn, match="nope"):
+        rows.group_by("nope")
+    with pytest.raises(ExpressionError, match="can't be told from others among rows"):
+        rows.group_by("name").agg(m=wt.last("map('a', stock)"))
+
+
 # -- cold ------------------------------------------------------------------------------------------------------------------------------
 
 

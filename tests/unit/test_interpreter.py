@@ -13,7 +13,7 @@ import watertable as wt
 from watertable.dsl import Stream
 from watertable.errors import DefinitionError
 from watertable.interpreter import Advance, Interpreter, Record
-from watertable.windows import EPOCH
+from watertable.windows import EPOCH, FOREVER
 
 VALUE = "g STRING, x INT, tags ARRAY<STRING>"
 
@@ -284,6 +284,13 @@ def test_a_late_record_still_updates_its_open_windows(feed: Feed) -> None:
     assert {row["window_start"]: row["count"] for row in engine.tables["t1"].values()} == {at(5): 2, at(10): 1}
 
 
+def test_an_unlimited_window_takes_all_from_its_start_on_and_counts_what_came_before(feed: Feed) -> None:
+    define: Define = lambda a, s: s.group_by_key().windowed_by(wt.unlimited(start=at(5))).count("n").materialized_as("t1")  # noqa: E731
+    engine = ran(define, [feed(4, x=1), feed(5, x=1), feed(10**9, x=1), feed(6, x=1)])
+    assert list(engine.tables["t1"].values()) == [{"k": "k", "window_start": at(5), "window_end": FOREVER, "n": 3}]
+    assert [(d.node, d.reason, d.offset) for d in engine.dropped] == [("t1", "before_start", 0)]
+
+
 def test_lateness_is_judged_by_the_partition_where_the_record_was_read(feed: Feed) -> None:
     define: Define = lambda a, s: s.group_by("g").windowed_by(wt.tumbling(seconds=10)).count().materialized_as("t1")  # noqa: E731
     engine = ran(define, [feed(50, g="a"), feed(1, partition=1, g="a"), feed(2, g="a")])
@@ -353,6 +360,87 @@ def test_a_table_can_be_made_of_another_tables_changes(feed: Feed) -> None:
 
     engine = ran(define, [feed(i, x=x) for i, x in enumerate([9, -5, 2, -3, 8, -8])])
     assert engine.tables["dips"]["k",]["dips"] == 3
+
+
+# -- tables of tables -------------------------------------------------------------------------------------------------------------------
+
+
+def people(define: Callable[[wt.Table], wt.Table], *batches: list[Record]) -> Interpreter:
+    """Group a table of who lives where, and watch the Changes of what comes of it."""
+    app = wt.App("a")
+    rows = app.topic("t", key="k STRING", value="g STRING, x INT").table().materialized_as("rows")
+    define(rows).materialized_as("grouped")
+    engine = Interpreter(app.topology(), watch=frozenset({"grouped"}))
+    for batch in batches:
+        engine.read(batch)
+    return engine
+
+
+def shown(engine: Interpreter) -> list[tuple[object, ...]]:
+    """Give group, old and new value of each Change; of a row that isn't there, "-"."""
+    changes = engine.changes["grouped"]
+    return [(*(c.key or {}).values(), *("-" if row is None else next(iter(row.values())) for row in (c.old, c.value))) for c in changes]
+
+
+def by_place(rows: wt.Table) -> wt.Table:
+    return rows.group_by("g").count("n")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_changed_row_leaves_its_old_group_and_then_enters_its_new_one(feed: Feed, apart: bool) -> None:
+    records = [feed(0, "ann", g="north"), feed(1, "bob", g="north"), feed(2, "ann", g="south")]
+    engine = people(by_place, *([[r] for r in records] if apart else [records]))
+    assert list(engine.tables["grouped"].values()) == [{"g": "north", "n": 1}, {"g": "south", "n": 1}]
+    assert shown(engine) == [("north", "-", 1), ("north", 1, 2), ("north", 2, 1), ("south", "-", 1)]
+
+
+def test_a_row_that_changes_within_its_group_is_one_change(feed: Feed) -> None:
+    engine = people(lambda rows: rows.group_by("g").agg(s=wt.sum("x")), [feed(0, "ann", g="north", x=5), feed(1, "ann", g="north", x=7)])
+    assert shown(engine) == [("north", "-", 5), ("north", 5, 7)]
+
+
+def test_an_emptied_group_leaves_the_table_and_comes_back_as_new(feed: Feed) -> None:
+    engine = people(by_place, [feed(0, "ann", g="north"), feed(1, "ann", value=None)], [feed(2, "bob", g="north")])
+    assert shown(engine) == [("north", "-", 1), ("north", 1, "-"), ("north", "-", 1)]
+    assert list(engine.tables["grouped"].values()) == [{"g": "north", "n": 1}]
+
+
+def test_extremes_come_back_when_what_topped_them_leaves(feed: Feed) -> None:
+    records = [feed(0, "a", g="n", x=3), feed(1, "b", g="n", x=9), feed(2, "c", g="n", x=9), feed(3, "b", g="n", x=1)]
+    engine = people(lambda rows: rows.group_by("g").agg(most=wt.max("x")), records, [feed(4, "c", value=None)])
+    assert [new for _, _, new in shown(engine)] == [3, 9, 9, 9, 3]
+
+
+def test_a_sum_is_null_again_when_only_nulls_are_left(feed: Feed) -> None:
+    engine = people(lambda rows: rows.group_by("g").agg(s=wt.sum("x")), [feed(0, "a", g="n", x=None), feed(1, "b", g="n", x=4)],
+                    [feed(2, "b", g="n", x=None)])  # fmt: skip
+    assert shown(engine) == [("n", "-", None), ("n", None, 4), ("n", 4, None)]
+
+
+def test_a_row_without_a_group_is_left_out_and_counted_and_its_old_group_lets_it_go(feed: Feed) -> None:
+    engine = people(by_place, [feed(0, "ann", g="north"), feed(1, "ann", g=None), feed(2, "bob", g=None), feed(3, "bob", value=None)])
+    assert engine.tables["grouped"] == {}
+    assert [(d.node, d.reason, d.offset) for d in engine.dropped] == [("grouped", "null_key", 1), ("grouped", "null_key", 2)]
+
+
+def test_a_row_that_fails_is_refused_once_and_was_never_in_a_group(feed: Feed) -> None:
+    records = [feed(0, "ann", g="7", x=0), feed(1, "bob", g="7", x=1), feed(2, "ann", g="7", x=2), feed(3, "ann", g="7", x=0)]
+    engine = people(lambda rows: rows.group_by("g").agg(s=wt.sum("10 div x")), records, [feed(4, "ann", value=None)])
+    assert [q.record.offset for q in engine.quarantine] == [0, 3]
+    assert engine.quarantine[0].node == "grouped"
+    assert list(engine.tables["grouped"].values()) == [{"g": "7", "s": 10}]
+
+
+def test_the_rows_of_a_windowed_table_are_grouped_like_any_others(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        hourly = s.group_by("g").windowed_by(wt.tumbling(hours=1)).count("n").materialized_as("hourly")
+        hourly.group_by("window_start").agg(busiest=wt.top_k(1, "n", "g"), n=wt.sum("n")).materialized_as("busy")
+
+    engine = ran(define, [feed(0, g="a"), feed(1, g="b"), feed(2, g="b")], [feed(3600, g="a")])
+    assert list(engine.tables["busy"].values()) == [
+        {"window_start": at(0), "busiest": ["b"], "n": 3},
+        {"window_start": at(3600), "busiest": ["a"], "n": 1},
+    ]
 
 
 def test_tables_of_one_aggregation_share_its_drops(feed: Feed) -> None:

@@ -253,3 +253,17 @@ def test_a_look_at_a_table_of_other_partitions_depends_on_arrival() -> None:
     shop.sales.join(prices, on="CAST(qty AS STRING)", v="right.cents").group_by("v").count("n").materialized_as("t")
     (sink,), (_, counts) = shop.app.topology().sinks, shop.app.topology().tables
     assert [plan.purity_of(sink.node), plan.purity_of(counts.node)] == [Purity.ARRIVAL, Purity.ARRIVAL]
+
+
+def test_a_row_that_moves_within_its_group_is_one_change_of_the_groups_join() -> None:
+    shop = Shop()
+    by_name = shop.items.materialized_as("things").group_by("name").count("n")
+    other = shop.app.topic("colors", key="name STRING", value="color STRING").table()
+    joined = by_name.left_join(other, v="concat(CAST(left.n AS STRING), COALESCE(right.color, '-'))").materialized_as("t")
+    joined.to_stream().to("out")
+    shop_rows = [shop.record(ITEMS, "a", {"name": "cup"}), shop.record("colors", "cup", {"color": "red"}), shop.record(ITEMS, "a", {
+        "name": "cup"}), shop.record(ITEMS, "b", {"name": "cup"}), shop.record(ITEMS, "a", None), shop.record(ITEMS, "b", {
+            "name": "pot"})]  # fmt: skip
+    engine = shop.run(shop_rows)
+    assert outputs(engine) == ["1-", "1red", "1red", "2red", "1red", None, "1-"]
+    assert rows(engine, "t") == {"pot": ["1-"]}

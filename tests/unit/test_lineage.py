@@ -166,3 +166,16 @@ def test_names_that_mermaid_cannot_hold_are_kept_in_labels() -> None:
     drawn = mermaid(app.topology())
     assert 't_shop_sales_v1[("shop.sales-v1")]' in drawn
     assert "t_shop_sales_v1 -->|filter| s_shop_out_v1" in drawn
+
+
+def test_a_grouped_table_is_drawn_over_its_table_and_its_columns_come_from_the_topic() -> None:
+    app = wt.App("a")
+    rows = app.topic("people", key="id STRING", value="place STRING, age INT").table().materialized_as("people")
+    rows.group_by(at="upper(place)").agg(oldest=wt.top_k(1, "age", "id")).materialized_as("places")
+    topology = app.topology()
+    assert column_lineage(topology.table("places")) == {
+        "at": (Origin("people", "value", "place"),),
+        "oldest": (Origin("people", "key", "id"),),
+    }
+    assert "k_people -->|changes| k_places" in mermaid(topology)
+    assert re.search(r"group_by at=upper\(value.place\) agg oldest=top_k\(key.id\).*\n +rows of table people\n?$", describe(topology))

@@ -6,6 +6,7 @@ import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -101,6 +102,14 @@ def test_a_fingerprint_is_not_moved_by_how_a_plan_is_written(define: Callable[[w
 @pytest.mark.parametrize("define", OTHER)
 def test_a_fingerprint_moves_with_what_is_computed(define: Callable[[wt.App, wt.Stream], wt.Table]) -> None:
     assert table_of(define).fingerprint != table_of(plain).fingerprint
+
+
+def test_a_fingerprint_moves_with_the_start_of_an_unlimited_window_and_not_with_its_time_zone() -> None:
+    def since(start: datetime) -> str:
+        return table_of(lambda a, s: s.group_by("sku").windowed_by(wt.unlimited(start=start)).count()).fingerprint
+
+    noon = datetime(2024, 1, 1, 12, tzinfo=UTC)
+    assert since(noon) == since(noon.astimezone(timezone(timedelta(hours=2)))) != since(noon + wt.hours(1))
 
 
 def hourly(grace: int) -> TableDef:

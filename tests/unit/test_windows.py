@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from watertable.errors import DefinitionError
-from watertable.windows import EPOCH, TimeWindows
+from watertable.windows import EPOCH, FOREVER, TimeWindows
 
 
 def at(text: str) -> datetime:
@@ -42,6 +42,14 @@ def test_a_tumbling_window_holds_its_start_and_not_its_end() -> None:
     assert w.windows_of(at("11:00")) == ((at("11:00"), at("12:00")),)
 
 
+def test_an_unlimited_window_holds_its_start_and_all_that_follows_and_is_never_late() -> None:
+    w = wt.unlimited(start=at("10:00"))
+    assert w.windows_of(at("09:59:59.999999")) == ()
+    assert w.windows_of(at("10:00")) == w.windows_of(at("23:00")) == ((at("10:00"), FOREVER),)
+    assert not w.is_late(FOREVER, at("23:00"))
+    assert str(w) == "unlimited from 2024-01-01T10:00:00Z"
+
+
 def test_no_window_starts_before_1970() -> None:
     assert wt.hopping(minutes=10, every=wt.minutes(5)).windows_of(EPOCH) == ((EPOCH, EPOCH + wt.minutes(10)),)
 
@@ -56,6 +64,8 @@ def test_a_window_is_late_from_its_end_plus_grace_on() -> None:
     ("make", "says"),
     [
         (lambda: wt.tumbling(), "size must be longer than zero"),
+        (lambda: wt.unlimited(start=datetime(2024, 1, 1)), "start must have a time zone"),
+        (lambda: wt.unlimited(start=datetime(1969, 1, 1, tzinfo=UTC)), "must start between 1970 and 9999"),
         (lambda: wt.tumbling(hours=-1), "size must be longer than zero"),
         (lambda: wt.hopping(hours=1, every=wt.hours(2)), "advance by more than zero and at most their size"),
         (lambda: wt.hopping(hours=1, every=wt.hours(0)), "advance by more than zero"),
