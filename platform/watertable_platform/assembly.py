@@ -18,6 +18,7 @@ from watertable.errors import DefinitionError, SettingsError
 from watertable.project import Broken, LoadedApp, Project
 from watertable_platform import checks
 from watertable_platform.acts import build_tables
+from watertable_platform.rewind_jobs import build_rewind_jobs
 from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.spark_resource import build_spark_resource
 from watertable_platform.stream_job import build_stream_job
@@ -36,6 +37,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     apps: dict[str, LoadedApp] = {}
     tables: list[dg.AssetsDefinition] = []
     jobs: list[dg.JobDefinition] = []
+    acts: list[dg.JobDefinition] = []
     judged: list[dg.AssetChecksDefinition] = []
     for app in project.apps.values():
         try:
@@ -48,6 +50,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         apps[app.name] = app
         tables.append(made[0])
         jobs.append(made[1])
+        acts += build_rewind_jobs(app, settings)
         judged += [made[2], *([suites] if suites else [])]
     batch, failed = _batch(project)
     broken |= failed
@@ -58,7 +61,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     own = dg.Definitions(
         assets=[*topics, *tables, *(_broken_spec(name, b) for name, b in broken.items())],
         asset_checks=[*judged, *(_broken_check(name, b) for name, b in broken.items())],
-        jobs=jobs,
+        jobs=[*jobs, *acts],
         sensors=sensors,
         resources={"pyspark": build_spark_resource(settings)},
     )

@@ -127,9 +127,14 @@ class Child:
         self._lines.put(None)
 
 
+def command(*words: str) -> list[str]:
+    """Give a command of `watertable`, to be run in this Python's environment."""
+    return [sys.executable, "-m", "watertable_platform", *words]
+
+
 def run_command(app: str, *options: str) -> list[str]:
-    """Give the command that runs an app in this Python's environment and says what happens as JSON."""
-    return [sys.executable, "-m", "watertable_platform", "run", app, "--json", *options]
+    """Give the command that runs an app and says what happens as JSON."""
+    return command("run", app, "--json", *options)
 
 
 def alive(pid: int, birth: str) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from watertable.errors import TableNotFound, WatertableError, exit_code
+from watertable.errors import RewindRefused, TableNotFound, WatertableError, exit_code
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from watertable.project import LoadedApp
     from watertable.reader import AppStatus
+    from watertable.rewind import RewindPlan, Target
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -86,6 +87,75 @@ def describe(
 
     _, loaded = _app(name)
     print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
+
+
+Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it, exactly as planned. Without it, nothing is changed.")]
+OldCode = Annotated[
+    bool,
+    typer.Option(
+        "--keep-old-code-before", help="The code has changed: rows from before the fork may keep what the older code made of them."
+    ),
+]
+Loss = Annotated[
+    list[str] | None, typer.Option("--accept-loss", help="A topic, or topic/partition, of which Kafka may have deleted records.")
+]
+
+
+@app.command(rich_help_panel="Apps")
+def rewind(
+    name: AppName,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="earliest, a time (event time), offsets.json, a commit (481) or a position (retail@1.481)."),
+    ] = None,
+    by: Annotated[str | None, typer.Option(metavar="DURATION", help="Back to what was committed so long ago: 10 min, 2 h, 1 d.")] = None,
+    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Back by so many records.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan, as --json printed it, rather than making one.")] = None,
+    apply: Apply = False,
+    keep_old_code_before: OldCode = False,
+    accept_loss: Loss = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="With --plan: what the planned run has committed since is no reason to refuse.")
+    ] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself."""
+    from watertable.rewind import RewindPlan, Target
+
+    made: RewindPlan | Target
+    if plan is not None:
+        if to is not None or by is not None or shift_by is not None:
+            raise RewindRefused("a plan says where to: --plan goes without --to, --by and --shift-by")
+        try:
+            made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
+    else:
+        made = Target.parse(to, by=by, shift_by=shift_by)
+    _rewind(
+        name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
+        reason=reason, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command(rich_help_panel="Apps")
+def undo(
+    name: AppName,
+    apply: Apply = False,
+    keep_old_code_before: OldCode = False,
+    accept_loss: Loss = None,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what taking the last rewind back would do; with --apply, do it. The tables are at once what they were before it."""
+    from watertable.rewind import Target
+
+    _rewind(
+        name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
+        reason=reason, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command(rich_help_panel="Tables")
@@ -229,6 +299,50 @@ def jars_fetch() -> None:
 
     found = pinned.fetch("spark", "broker", mirror=_settings().maven_mirror or None)
     out.print(f"[green]✓[/] {len(found)} jars, verified, in {pinned.cache_folder()}", highlight=False)
+
+
+def _rewind(
+    name: str, wanted: RewindPlan | Target, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool, reason: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Plan, show the plan, and carry it out where that was asked for."""
+    from watertable import rewind as acts
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.store import Store
+    from watertable_platform import show
+
+    settings, loaded = _app(name)
+    kafka = Admin(Cluster.of(settings))
+    kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
+    topology = loaded.topology
+    with _session(settings) as spark:
+        store = Store(spark, settings.warehouse_uri, loaded.name, topology.tables)
+        if isinstance(wanted, acts.RewindPlan):
+            if wanted.app != loaded.name:
+                raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")
+            plan = wanted
+        else:
+            plan = acts.plan(
+                store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
+                keep_old_code_before=keep_old_code_before, reason=reason,
+            )  # fmt: skip
+        if as_json:
+            print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
+        else:
+            show.print_plan(out, plan)
+        if not apply:
+            if not as_json:
+                out.print("nothing is changed; --apply does it", style="dim")
+            return
+        position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
+    if as_json:
+        print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
+    else:
+        out.print(
+            f"[green]✓[/] {loaded.name} is at [cyan]{position}[/]; what was is at [cyan]{plan.head}[/], and "
+            f"`watertable undo {loaded.name}` brings it back", highlight=False,
+        )  # fmt: skip
 
 
 def _settings() -> Settings:

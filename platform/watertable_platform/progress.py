@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from watertable.events import BatchCommitted, Event, Failed, Folded, Idle, Started, Stopped, as_json
+from watertable.events import BatchCommitted, Event, Failed, Folded, Idle, Rewound, Started, Stopped, as_json
 from watertable.plan import Topology
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
@@ -116,6 +116,10 @@ class Progress:
                     self._state, self._style = "waiting for Kafka", "yellow"
                 else:
                     self._state, self._style = (f"running, {event.busy_s:.0f} s into a batch" if event.busy_s else "caught up"), "green"
+            case Rewound():
+                self._state, self._style, self._position, self._generation = "replaying", "magenta", event.position, event.generation
+                self._batch = None
+                self._say(f"{event.by}: from {event.before} to {event.position}, generation {event.generation}; going on from there")
             case Stopped():
                 self._state, self._style, self._position = event.reason, "dim", event.position or self._position
                 self._say(f"{event.reason} at {event.position}")

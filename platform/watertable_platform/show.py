@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from watertable.reader import AppStatus, At, Reader
+    from watertable.rewind import RewindPlan
 
 _ROWS = 20
 
@@ -177,6 +178,43 @@ def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, M
                 table, f"{t.folded_rows:,}", version, Text(str(t.folded), "cyan"), f"{t.commits_behind:,}", Text(_span(t.behind), late)
             )
         console.print(shown)
+
+
+def print_plan(console: Console, plan: RewindPlan) -> None:
+    """Print what a rewind will do: from where to where, what is read again, what becomes of each table, and what stands in the way."""
+    from watertable.rewind import eta_text, source_text
+
+    console.print(
+        Text.assemble((plan.app, "bold"), f"  {plan.words}  ", (plan.head, "cyan"), ("  →  ", "dim"), (plan.becomes, "bold cyan"))
+    )
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.commits:,} commits are left behind, none is deleted"))
+    facts.add_row("replay", Text.assemble((f"{plan.records:,} records", "bold"), f"  {eta_text(plan.eta)}"))
+    code = f"{plan.fingerprint}, as before" if not plan.partial else f"{plan.fingerprint}; rows from before the fork are by older code"
+    facts.add_row("code", Text(code, style="yellow" if plan.partial else ""))
+    console.print(facts)
+    ranges = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name in ("topic", "partition", "from", "to", "records", "source"):
+        ranges.add_column(name, justify="left" if name in ("topic", "source") else "right")
+    for r in plan.ranges:
+        source = Text(source_text(r), style="red" if r.lost else "")
+        ranges.add_row(r.topic, str(r.partition), f"{r.begin:,}", f"{r.end:,}", f"{r.records:,}", source)
+    console.print(ranges)
+    tables = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    tables.add_column("table", no_wrap=True)
+    tables.add_column("what becomes of it")
+    for effect in plan.tables:
+        tables.add_row(effect.table, effect.effect)
+    for sink in plan.sinks:
+        tables.add_row(f"→ {sink}", "nothing that was published is published again")
+    console.print(tables)
+    console.print(Text.assemble(("readers  ", "dim"), plan.readers))
+    for loss in plan.accepted:
+        console.print(Text.assemble(("gap  ", "yellow"), f"{loss}: accepted; the new epoch's row records it"))
+    for refusal in plan.refusals:
+        console.print(Text.assemble(("refused  ", "bold red"), refusal))
 
 
 def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> str:

@@ -164,6 +164,9 @@ class _Stream:
                 self._judge()
                 if event.get("problem"):
                     self.context.log.warning(str(event["problem"]))
+            case "rewound":
+                self._tag({Tag.POSITION: event["position"]})
+                self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
             case "failed":
                 self.failed = event
             case "stopped":

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -227,6 +228,26 @@ class Lineage:
             return True
         return any(s.epoch == epoch and s.after < seq and (s.upto is None or seq <= s.upto) for s in self.spans)
 
+    def epoch_of(self, seq: int) -> int:
+        """Give the epoch that made commit `seq` of this lineage."""
+        return next((s.epoch for s in self.spans if s.after < seq and (s.upto is None or seq <= s.upto)), self.spans[0].epoch)
+
+    def common(self, other: Lineage) -> int:
+        """Give the last seq that two lineages share; of one and the same, the greatest number there is.
+
+        >>> old, new = Lineage((Span(1, 0, None),)), Lineage((Span(1, 0, 500), Span(2, 500, None)))
+        >>> old.common(new), new.common(new) == sys.maxsize
+        (500, True)
+        """
+        shared = 0
+        for a, b in zip(self.spans, other.spans, strict=False):
+            if a.epoch != b.epoch:
+                break
+            shared = max(shared, min(end for end in (a.upto, b.upto, sys.maxsize) if end is not None))
+            if a.upto != b.upto:
+                break
+        return shared
+
     def where(self, after: int, upto: int) -> str:
         """Write the condition for rows of commits (after, upto] of this lineage; partition columns first, so that files are skipped."""
         parts = []
@@ -248,6 +269,8 @@ class Head:
     lineage: Lineage
     version: int
     folds: tuple[FoldMark, ...]
+    forks: tuple[CommitInfo, ...] = ()
+    """The rows of kind `epoch`, oldest first: every rewind and every undo there was."""
 
 
 class Changelog:
@@ -320,20 +343,27 @@ class Changelog:
         """
         snapshot = snapshot or self.snapshot()
         since = self.hint(snapshot) if since is None else since
-        rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
-        forks = [r for r in rows if r.kind == "epoch"]
+        return self._head(snapshot, self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})"), epoch, since)
+
+    def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
+        forks = sorted((r for r in rows if r.kind == "epoch"), key=lambda r: r.generation)
         if epoch not in (None, 1, *(r.epoch for r in forks)):
             raise UnknownPosition(f"app {self.app!r} has no epoch {epoch}")
-        current = epoch if epoch is not None else max(forks, key=lambda r: r.generation).epoch if forks else 1
+        current = epoch if epoch is not None else forks[-1].epoch if forks else 1
         lineage = Lineage.of(current, forks)
         batches = [r for r in rows if r.kind == "batch" and lineage.holds(r.epoch, r.seq)]
-        if not batches and since > 0:
-            return self.head(snapshot, epoch=epoch, since=0)
+        if not batches and since > 0:  # an epoch has got to its fork at least, whatever its parent's rows say
+            fork = lineage.spans[-1].after
+            own = f"bucket = -1 OR {lineage.where(fork - 1, fork)} OR (epoch = {current} AND seq >= {fork})"
+            return self._head(snapshot, self.rows(snapshot, own), epoch, 0)
         last = max(batches, key=lambda r: r.seq, default=None)
+        if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what its rewind couldn't have any more
+            gaps = next(r for r in forks if r.epoch == current).next
+            last = replace(last, next={**last.next, **gaps})
         return Head(
             position=Position(self.app, current, last.seq if last else 0), last=last,
             generation=max((r.generation for r in rows), default=0), lineage=lineage, version=snapshot.version,
-            folds=tuple(m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)),
+            folds=tuple(m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)), forks=tuple(forks),
         )  # fmt: skip
 
     def hint(self, snapshot: Snapshot) -> int:
@@ -345,20 +375,24 @@ class Changelog:
         return 0
 
     def outbox(
-        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int
-    ) -> Iterator[tuple[int, int, int, str, bytes | None, bytes | None, datetime]]:
-        """Read what commits (after, upto] have to publish, in order: epoch, seq, number within the commit, topic, key, value, timestamp.
+        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, floor: Offsets | None = None
+    ) -> Iterator[tuple[int, int, str, bytes | None, bytes | None, datetime]]:
+        """Read what commits (after, upto] have to publish, in order: seq, number within the commit, topic, key, value, timestamp.
 
-        A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it.
+        A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it, but for what comes from
+        source records before `floor`.
         """
-        number = "CAST(row_number() OVER (PARTITION BY epoch, seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
+        number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
         rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}").selectExpr(
-            "epoch", "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
-            "unix_micros(out_v1.timestamp) AS micros",
+            "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
+            "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o",
         )  # fmt: skip
-        for row in rows.orderBy("epoch", "seq", "number").toLocalIterator(prefetchPartitions=True):
+        for (topic, partition), offset in (floor or {}).items():
+            source = F.col("o.src_topic").eqNullSafe(F.lit(topic)) & F.col("o.src_partition").eqNullSafe(F.lit(partition))
+            rows = rows.where(~source | (F.col("o.src_offset") >= F.lit(offset)))
+        for row in rows.drop("o").orderBy("seq", "number").toLocalIterator(prefetchPartitions=True):
             key, value = (None if row[c] is None else bytes(row[c]) for c in ("key", "value"))
-            yield row["epoch"], row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"])
+            yield row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"])
 
     def commit_frame(self, info: CommitInfo) -> DataFrame:
         """Make the `__commit` row."""

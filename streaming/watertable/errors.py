@@ -19,6 +19,8 @@ what was wanted and what came, and what to do. The tree:
     ├── StoreError                 the changelog or a table can't be used as it is
     │   ├── Fenced                 another writer has taken over; this one must exit
     │   ├── FormatError            written by a newer release of watertable
+    │   ├── RewindRefused          a rewind that can't be done, or not without saying more
+    │   │   └── PlanOutdated       the app, its code or its topics aren't what was planned for
     │   ├── UnknownPosition        a position, version or time that no table can be read at   (LookupError)
     │   └── TableNotFound          no such table or app in this warehouse           (LookupError)
     └── JobError                   a running app that has to stop
@@ -90,6 +92,18 @@ class Fenced(StoreError):
 
 class FormatError(StoreError):
     """Refuse a store that a newer release of watertable wrote."""
+
+
+class RewindRefused(StoreError):
+    """Refuse a rewind that can't be done, or not without saying that its cost is known."""
+
+
+class PlanOutdated(RewindRefused):
+    """Refuse a plan because the world has moved since it was made; `moved` says what."""
+
+    def __init__(self, message: str, *, moved: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.moved = moved
 
 
 class UnknownPosition(StoreError, LookupError):

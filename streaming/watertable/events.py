@@ -85,6 +85,20 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rewound:
+    """The app was rewound, or a rewind undone, while it ran: it stood `before`, stands at `position`, and goes on from there.
+
+    `by` says what was asked for, and why, as far as the one who asked said so.
+    """
+
+    event: ClassVar[str] = "rewound"
+    position: str
+    before: str
+    by: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """The run ended as it should, with every batch whole."""
 
@@ -107,7 +121,7 @@ class Failed:
     location: str | None = None
 
 
-Event = Started | BatchCommitted | Folded | Idle | Stopped | Failed
+Event = Started | BatchCommitted | Folded | Idle | Rewound | Stopped | Failed
 Listener = Callable[[Event], None]
 
 

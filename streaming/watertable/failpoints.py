@@ -35,6 +35,8 @@ POINTS: Final = (
     "trim.before_delete", "trim.after_delete", "upkeep.after_optimize", "upkeep.after_vacuum",
     # publish
     "publish.begin", "publish.after_produce", "publish.after_commit",
+    # rewind
+    "rewind.before_commit", "rewind.after_commit",
 )  # fmt: skip
 """Every point there is, in the order in which a run meets them."""
 

@@ -102,7 +102,8 @@ class Folder:
         names = list(self.reader.tables) if tables is None else tables
         if known is None:
             return self._round(self.reader.view(names), stop)
-        head = replace(known.head, folds=(*known.head.folds, *self._marks))
+        marks = (m for m in self._marks if known.head.lineage.holds(m.epoch, m.seq))
+        head = replace(known.head, folds=(*known.head.folds, *marks))
         return self._round(self.reader.view_for(names, replace(known, head=head)), stop)
 
     def _round(self, view: View, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
@@ -205,6 +206,8 @@ class Folder:
         made = log.latest()
         if made is None:
             self._create(table, path, frame)
+        elif made.property(STATE_PROPERTY) != table.state_column:  # only a rewind leads here: what it left is read at its own versions
+            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{STATE_PROPERTY}' = '{table.state_column}')")
         writer = frame.write.format("delta").mode("overwrite").option("txnAppId", FOLD_LINE).option("txnVersion", str(number))
         outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
         (writer.option("overwriteSchema", "true") if outdated else writer).save(path)

@@ -3,7 +3,10 @@
 The loop is ours, over batch reads with explicit offsets; there is no streaming query and no checkpoint beside the changelog. Laws: a
 run begins with a fence and reads its position after it; each batch begins exactly where the last commit ended and ends where the
 source says that committed records end; nothing outside the changelog is needed to go on. Two threads work beside the loop, and
-neither may lose anything by dying: `Courier` brings to Kafka what commits hold, `Upkeep` folds and tidies.
+neither may lose anything by dying: `Courier` brings to Kafka what commits hold, `Folding` folds and tidies.
+
+A rewind takes the writer's place like any other writer, and leaves it again: a run that finds itself fenced by nothing but rewinds goes
+on from where they put the app, within the same process.
 
 Where a batch fails because of its data, halves of it are tried until the one record is known: what comes before it is committed, and
 the error names it.
@@ -29,7 +32,7 @@ from watertable import failpoints
 from watertable.changelog import OUT_PREFIX, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
 from watertable.errors import Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
-from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Started, Stopped
+from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
 from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import read_range
@@ -47,6 +50,8 @@ HEARTBEAT: Final = 4.0
 PATIENCE: Final = 4.0
 """Seconds that a batch gets to finish once a stop was asked for; after them it is undone."""
 _POLL: Final = 0.1
+_LOOK: Final = 1.0
+"""Seconds after which an idle run looks whether somebody has rewound its app."""
 JVM_LOST: Final = "the JVM of this run is gone: killed, or out of memory (its log says). Nothing is lost: start the app again"
 _log = logging.getLogger(__name__)
 
@@ -175,11 +180,10 @@ class _Job:
         self.topics: dict[str, TopicState] = {}
         self.group = ""
         self._closed = threading.Event()
-        self.courier = Courier(self.store, self.admin, self.cluster, publishes=bool(topology.sinks))
+        self.courier = self._new_courier()
         self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers)
-        self._workers = (self.courier, self.folding)
         self._known_lag: dict[str, int] = {}
-        self._busy_since = self._checked = 0.0
+        self._busy_since = self._checked = self._looked = 0.0
         self._started = False
         self.problem = ""
         for target in (self._undo_when_late, self._beat):
@@ -195,38 +199,65 @@ class _Job:
         self._start()
         goal = self.admin.latest(self.offsets) if available_now else None
         while not self.stop.is_set():
-            began = time.monotonic()
-            ends = goal or self._ends()
-            end = bounded(self.offsets, ends, self.pace.records)
-            if end == self.offsets:
-                if goal is not None:
-                    return self._caught_up()
-                self._rest(ends)
-                continue
-            self._lag(ends)
-            self._busy_since = began
-            self.admin.check_topics(self.topics, self.offsets)
-            self._advance(end, ends)
-            self._busy_since = 0.0
-            self._hold_back()
-            if end == ends:
-                self.stop.wait(max(0.0, began + self.pace.trigger - time.monotonic()))
+            try:
+                reason = self._turn(goal)
+            except Fenced as fenced:
+                self._go_on_from_rewind(fenced)
+            else:
+                if reason:
+                    return reason
         return "stopped"
+
+    def _turn(self, goal: dict[Partition, int] | None) -> str:
+        """Commit a batch, or wait a little where there is none; a bounded run that has reached its goal gives the reason to end."""
+        began = time.monotonic()
+        ends = goal or self._ends()
+        end = bounded(self.offsets, ends, self.pace.records)
+        if end == self.offsets:
+            if goal is not None:
+                return self._caught_up()
+            self._rest(ends)
+            return ""
+        self._lag(ends)
+        self._busy_since = began
+        self.admin.check_topics(self.topics, self.offsets)
+        self._advance(end, ends)
+        self._busy_since = 0.0
+        self._hold_back()
+        if end == ends:
+            self.stop.wait(max(0.0, began + self.pace.trigger - time.monotonic()))
+        return ""
 
     def close(self) -> None:
         """End the threads; what they were doing is done again by the next run."""
         self._closed.set()
-        for worker in self._workers:
+        for worker in (self.courier, self.folding):
             worker.close()
 
     # -- where it stands ---------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        self._take_place()
+        self._make_outputs()
+        self.emit(
+            Started(
+                app=self.topology.app, position=self.shown, generation=self.writer.generation, pid=os.getpid(),
+                fingerprint=self.topology.fingerprint, topics=tuple(t.name for t in self.topology.topics),
+                tables=tuple(t.name for t in self.topology.tables),
+            )
+        )  # fmt: skip
+        self._started = True
+        self.folding.start()
+        self._begin_courier()
+
+    def _take_place(self) -> None:
+        """Start a writer, and stand where it stands."""
         names = [topic.name for topic in self.topology.topics]
         failpoints.hit("job.start.before_fence")
         self.writer = self.store.start_writer(self.topology.fingerprint)
         failpoints.hit("job.start.after_fence")
         self.position = self.writer.position
+        self.offsets, self.stream_times, self.topics = {}, {}, {}
         if (last := self.writer.last) is not None:  # topics that the app reads no more keep their offsets in the commits
             self.offsets = {p: offset for p, offset in last.next.items() if p[0] in names}
             self.stream_times = {p: last.stream_times.get(p) for p in self.offsets}
@@ -236,19 +267,32 @@ class _Job:
         new = [name for name in names if name not in self.topics]
         self.offsets |= self.admin.earliest(self.admin.partitions(new))
         self.topics |= self.admin.describe(new)
-        self._make_outputs()
-        self.emit(
-            Started(
-                app=self.topology.app, position=self.shown, generation=self.writer.generation, pid=os.getpid(),
-                fingerprint=self.topology.fingerprint, topics=tuple(names), tables=tuple(t.name for t in self.topology.tables),
-            )
-        )  # fmt: skip
-        self._started, self.courier.generation = True, self.writer.generation
-        for worker in self._workers:
-            worker.start()
+
+    def _new_courier(self) -> Courier:
+        return Courier(self.store, self.admin, self.cluster, publishes=bool(self.topology.sinks))
+
+    def _begin_courier(self) -> None:
+        assert self.position is not None
+        self.courier.generation = self.writer.generation
+        self.courier.start()
         if self.position.seq:
             self.folding.waiting(self.writer.known, {})
         self.courier.deliver(self.position, self.offsets, None)
+
+    def _go_on_from_rewind(self, fenced: Fenced) -> None:
+        """Take the place up again where rewinds, and nothing else, have fenced this run; raise what fenced it where it was another run."""
+        before, generation = self.shown, self.writer.generation
+        if not self.store.rewinds_since(generation):
+            raise fenced
+        self._busy_since = 0.0
+        self.courier.close()
+        self.courier = self._new_courier()
+        self._take_place()
+        rewinds = self.store.rewinds_since(generation, self.writer.generation)
+        if not rewinds:
+            raise Fenced(f"another run of {self.topology.app!r} started while this one followed a rewind from {before}; this one ends")
+        self.emit(Rewound(position=self.shown, before=before, by=rewinds[-1].writer, generation=self.writer.generation))
+        self._begin_courier()
 
     def _make_outputs(self) -> None:
         """Create the topics that the app writes where they aren't there, with as many partitions as the widest that it reads."""
@@ -296,6 +340,7 @@ class _Job:
 
     def _begin_again(self) -> None:
         """Start a new writer after a batch that failed: whether its commit is there, only the changelog knows."""
+        self.writer.check()  # a rewind is followed, and another run is left alone
         generation, position = self.writer.generation, self.position
         self.writer = self.store.start_writer(self.topology.fingerprint)
         self.courier.generation = self.writer.generation
@@ -314,7 +359,7 @@ class _Job:
             batch = self.compiler.batch(records, {p: self.stream_times.get(p) for p in self.offsets}, self.writer.lookup())
             try:
                 failpoints.hit("job.batch.compiled")
-                self._commit(batch, end)
+                self._commit(batch, end, began)
             finally:
                 batch.close()
             failpoints.hit("job.batch.end")
@@ -336,10 +381,11 @@ class _Job:
             )
         )  # fmt: skip
 
-    def _commit(self, batch: Batch, end: dict[Partition, int]) -> None:
+    def _commit(self, batch: Batch, end: dict[Partition, int], began: float) -> None:
         stats = batch.stats
         times = {p: found.stream_time for p, found in stats.partitions.items()}
         counters = {"records": sum(p.records for p in stats.partitions.values()), "quarantined": stats.quarantined}
+        counters["ms"] = round((time.monotonic() - began) * 1000)  # what a replay of as much may be expected to take
         counters |= {f"dropped:{node}:{reason}": count for (node, reason), count in stats.dropped.items()}
         counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
         info = CommitInfo(
@@ -377,6 +423,9 @@ class _Job:
         """Wait a little for records; now and then, see whether the topics are still what they were."""
         self._look_after()
         self._lag(ends)
+        if time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            self.writer.check()
         if time.monotonic() - self._checked > HEARTBEAT:
             self._checked = time.monotonic()
             self.admin.check_topics(self.topics, self.offsets)
@@ -398,7 +447,7 @@ class _Job:
 
     def _look_after(self) -> None:
         """Raise what stopped a worker: a run whose tables aren't folded or whose outbox isn't sent is no run."""
-        for worker in self._workers:
+        for worker in (self.courier, self.folding):
             worker.check()
         if not alive(self.spark):
             raise JobError(JVM_LOST)

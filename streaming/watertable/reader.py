@@ -310,6 +310,7 @@ class Reader:
             if newest.snapshot is not None and (newest.seq > position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
                 base = self._older(self.tables[name], position, head, snapshot)
                 self._check_tail(name, base, position, head, snapshot)
+            self._check_state(self.tables[name], base)
             bases[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
         return View(self.changelog, snapshot, head, head.lineage, position, bases)
 
@@ -321,6 +322,7 @@ class Reader:
             base = newest
             if newest.snapshot is not None and (newest.seq > known.position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
                 base = self._older(self.tables[name], known.position, head, snapshot)
+            self._check_state(self.tables[name], base)
             pinned[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
         return View(self.changelog, snapshot, head, head.lineage, known.position, pinned, known.recent)
 
@@ -331,18 +333,23 @@ class Reader:
         return self._logs[base]
 
     def newest(self, table: TableDef) -> Base:
-        """Pin a table's Delta table as it is, whatever lineage it's of; raise `StoreError` when it keeps another state version."""
+        """Pin a table's Delta table as it is, whatever lineage it's of and whatever state version it keeps."""
         log = self.log(base_name(table))
         snapshot = log.latest()
         number = None if snapshot is None else log.transaction_at(FOLD_LINE, snapshot.version)
         if snapshot is None or number is None:
             return _EMPTY
-        if (kept := snapshot.property(STATE_PROPERTY)) != table.state_column:
-            raise StoreError(
-                f"table {table.name!r} ({table.location}) keeps its state as {table.state_column}, but {log.path} was folded as {kept}: "
-                "rewind the app to earliest to rebuild it"
-            )
         return Base(snapshot, *split_number(number))
+
+    def _check_state(self, table: TableDef, base: Base) -> None:
+        """Raise `StoreError` when a base keeps another state version, which can't be merged with the table's changes."""
+        kept = table.state_column if base.snapshot is None else base.snapshot.property(STATE_PROPERTY)
+        if kept != table.state_column:
+            raise StoreError(
+                f"table {table.name!r} ({table.location}) keeps its state as {table.state_column}, but "
+                f"{self.log(base_name(table)).path} was folded as {kept}: rebuild it, with "
+                f"`watertable rewind {self.changelog.app} --to earliest --apply`"
+            )
 
     def _older(self, table: TableDef, position: Position, head: Head, snapshot: Snapshot) -> Base:
         """Find the newest base at or below a position, by the fold rows; the empty one when Delta can't go back to any."""
@@ -413,7 +420,7 @@ class Reader:
                 condition = f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {_sql(at.time)}, false))"
                 what = f"the event time {at.time.isoformat()}"
             case _:
-                condition, what = _at_offsets(at), f"the offsets {dict(at)}"
+                condition, what = offsets_passed(at), f"the offsets {dict(at)}"
         head = self.changelog.head(snapshot)
         commits = snapshot.frame().where(f"`table` = '__commit' AND {head.lineage.where(0, head.position.seq)}")
         commits = commits.selectExpr("seq", "commit_v1 AS c").where("c.kind = 'batch'")
@@ -422,8 +429,7 @@ class Reader:
         if row[0] is None:
             raise UnknownPosition(f"no commit of {app} is at or before {what}; the oldest one kept is {Position(app, 1, row[1] or 0)}")
         seq = int(row[0])
-        epoch = next(s.epoch for s in head.lineage.spans if s.after < seq and (s.upto is None or seq <= s.upto))
-        return Position(app, epoch, seq)
+        return Position(app, head.lineage.epoch_of(seq), seq)
 
 
 def read(
@@ -512,19 +518,12 @@ def _alive(finished: DataFrame) -> DataFrame:
 
 
 def _common(older: View, newer: View) -> int:
-    """Give the last seq that the lineages of two views share."""
-    common = 0
-    for a, b in zip(older.lineage.spans, newer.lineage.spans, strict=False):
-        if a.epoch != b.epoch:
-            break
-        ends = [e for e in (a.upto, b.upto, older.position.seq, newer.position.seq) if e is not None]
-        common = max(common, min(ends))
-        if a.upto != b.upto:
-            break
-    return common
+    """Give the last seq that two views share."""
+    return min(older.lineage.common(newer.lineage), older.position.seq, newer.position.seq)
 
 
-def _at_offsets(offsets: Offsets) -> str:
+def offsets_passed(offsets: Offsets) -> str:
+    """Write the condition for commits (`c`) at which no partition had passed these offsets."""
     parts = []
     for (topic, partition), offset in offsets.items():
         name = topic.replace("\\", "\\\\").replace("'", "\\'")

@@ -96,6 +96,13 @@ class Store:
         found = changelog.head(since=head.position.seq)
         return Writer(self, found, info, fence)
 
+    def rewinds_since(self, generation: int, before: int | None = None) -> Sequence[CommitInfo]:
+        """List the rewinds (rows of kind `epoch`) after one generation, before another; none where anything else was a writer between."""
+        head = self.head()
+        last = head.generation if before is None else before - 1
+        rewinds = [fork for fork in head.forks if generation < fork.generation <= last]
+        return rewinds if len(rewinds) == last - generation else ()
+
     def fold_all(self, known: Known | None = None, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
         """Fold all tables to one position; see `Folder.fold_all`."""
         return self.folder.fold_all(None, known, stop)
@@ -173,6 +180,16 @@ class Writer:
         self._recent.add(info.seq, made.files)
         self._last, self.position, self._usable = info, position, True
         return position
+
+    def check(self) -> None:
+        """Raise `Fenced` when another writer has taken over; reads what was committed since the last look, and no more."""
+        log = self._store.changelog.log
+        newest = log.latest()
+        for version in range(self._version + 1, (newest.version if newest else self._version) + 1):
+            commit = log.commit(version)
+            if commit is not None and WRITER_LINE in commit.transactions:
+                raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {WRITER_LINE!r}")
+            self._version = version
 
     def lookup(self) -> Callable[[TableDef, DataFrame], DataFrame]:
         """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut."""

@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from watertable.changelog import Position
+from watertable.changelog import Lineage, Position
 from watertable.errors import Fenced, KafkaError
 from watertable.events import Folded, Listener, TableFolded
-from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.session import UPKEEP_POOL, job_group
 
 if TYPE_CHECKING:
-    from watertable.changelog import Lineage, Offsets
+    from watertable.changelog import Offsets
+    from watertable.deltalog import Snapshot
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.reader import Known
@@ -175,6 +176,9 @@ class Courier(Worker):
     """Mirror the position to the app's consumer group, and publish the outbox, each record once and in order.
 
     While Kafka doesn't answer, both wait; `problem` says so. Losing the race to another run's courier is `Fenced`, and ends the run.
+
+    An epoch that a rewind began publishes from where the one before it stopped, by the records' own places in the source: what came
+    from records before that, its parent has published.
     """
 
     def __init__(self, store: Store, admin: Admin, cluster: Cluster, *, publishes: bool) -> None:
@@ -185,6 +189,7 @@ class Courier(Worker):
         self._outbox = False
         self._publisher: OutboxPublisher | None = None
         self._lineage: Lineage | None = None
+        self._read = 0
         self._sent: Position | None = None
         self._since = time.monotonic()
         self.generation = 0
@@ -195,7 +200,8 @@ class Courier(Worker):
         """Name the place up to which the outbox is published: a trim must leave what comes after it."""
         if not self._publishes:
             return ()
-        return (self._sent or Position(self._store.app, 1, 0),)
+        sent = self._sent or Position(self._store.app, 1, 0)
+        return (Position(sent.app, sent.epoch, max(0, sent.seq - 1)),)  # its own commit says where a rewound epoch goes on publishing
 
     def deliver(self, position: Position, offsets: Offsets, outbox: Mapping[str, int] | None) -> None:
         """Hear of a commit and how many records it has to publish; None stands for not known, at a start."""
@@ -229,7 +235,7 @@ class Courier(Worker):
         try:
             self._admin.mirror(self._store.app, offsets)
             if outbox:
-                self._publish(position)
+                self._publish(position, offsets)
         except KafkaError as error:
             if not self.problem:
                 self._since = time.monotonic()
@@ -245,21 +251,57 @@ class Courier(Worker):
                 self._outbox = False
                 self._idle.set()
 
-    def _publish(self, upto: Position) -> None:
+    def _publish(self, upto: Position, offsets: Offsets) -> None:
         changelog = self._store.changelog
         snapshot = changelog.snapshot()
-        if self._publisher is None or self._lineage is None:
-            head = changelog.head(snapshot)
-            if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
-                raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
-            self._lineage, self._publisher = head.lineage, OutboxPublisher(self._cluster, self._store.app)
-        place = self._publisher.published_place()
         with job_group(self._store.spark, self._group_id, "publish", UPKEEP_POOL):
-            rows = changelog.outbox(snapshot, self._lineage, place.seq - 1 if place else 0, upto.seq)
-            self._publisher.publish(
-                OutboxRow(Place(epoch, seq, number), topic, key, value, timestamp)
-                for epoch, seq, number, topic, key, value, timestamp in rows
-            )
+            if self._publisher is None or self._lineage is None:
+                head = changelog.head(snapshot)
+                if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
+                    raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
+                self._lineage, self._read, self._publisher = head.lineage, 0, OutboxPublisher(self._cluster, self._store.app)
+                self._settle(
+                    self._publisher, snapshot, head.lineage, {fork.epoch: Lineage.of(fork.epoch, head.forks) for fork in head.forks}
+                )
+            self._send(self._publisher, snapshot, self._lineage, upto.seq)
+        done = self._publisher.published
+        if done is not None and done.floor and all(offsets.get(p, offset) >= offset for p, offset in done.floor.items()):
+            self._publisher.mark(Published(Place(upto.epoch, upto.seq + 1, -1)))
+
+    def _send(self, publisher: OutboxPublisher, snapshot: Snapshot, lineage: Lineage, upto: int) -> None:
+        """Publish what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published."""
+        done = publisher.published
+        after = max(self._read, done.place.seq - 1 if done else 0)
+        rows = self._store.changelog.outbox(snapshot, lineage, after, upto, done.floor if done else None)
+        publisher.publish(
+            OutboxRow(Place(lineage.epoch, seq, number), topic, key, value, timestamp) for seq, number, topic, key, value, timestamp in rows
+        )
+        self._read = upto
+
+    def _settle(self, publisher: OutboxPublisher, snapshot: Snapshot, lineage: Lineage, others: Mapping[int, Lineage]) -> None:
+        """Take the place over from an epoch that was left, where it's another one's.
+
+        Where both have the commit it is in, it is the same place. Else that commit is sent to its end, along the lineage that was left,
+        and where it ended in the topics becomes the floor.
+        """
+        done = publisher.published
+        if done is None or done.place.epoch == lineage.epoch:
+            return
+        left, place = others.get(done.place.epoch, Lineage.of(1, ())), done.place
+        last = place.seq if place.ordinal >= 0 else place.seq - 1
+        shared = lineage.common(left)
+        if last <= shared:
+            publisher.mark(Published(Place(lineage.epoch, place.seq, place.ordinal), done.floor))
+            return
+        self._send(publisher, snapshot, left, last)
+        found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last - 1, last)}")
+        if not found:  # trimmed, and so all that comes before the first one kept is published
+            found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last, 1 << 40)}")
+        kept = min(found, key=lambda c: c.seq, default=None)
+        reached = {} if kept is None else kept.next if kept.seq == last else kept.begin
+        floor = {p: max(done.floor.get(p, 0), reached.get(p, 0)) for p in {*done.floor, *reached}}
+        publisher.mark(Published(Place(lineage.epoch, shared + 1, -1), floor))
+        self._read = 0
 
     @property
     def _group_id(self) -> str:

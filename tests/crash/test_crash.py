@@ -71,7 +71,9 @@ def test_an_app_killed_at_every_point_in_every_way_loses_repeats_and_reorders_no
     differences: list[str] = []
     for way, seed in product(WAYS, SEEDS):
         chain = Chain(broker, tmp_path / f"{way}{seed}", f"_{way.replace('-', '_')}_{seed}", seed, archive=archive)
-        results += _campaign(chain, [Cell(point, way, seed) for point in POINTS if point.startswith(wanted)], capsys)
+        results += _campaign(
+            chain, [Cell(point, way, seed) for point in POINTS if point.startswith(wanted) and not point.startswith("rewind.")], capsys
+        )
         differences += chain.finish().differences
     _hold(results, differences, capsys)
 

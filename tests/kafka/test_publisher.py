@@ -18,7 +18,7 @@ from watertable.errors import Fenced, KafkaError
 from watertable.kafka import publisher
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 
 pytestmark = pytest.mark.kafka
 Topics = Callable[..., str]
@@ -58,9 +58,9 @@ def test_each_row_is_published_once_and_in_order(broker: Cluster, topic: Topics,
     monkeypatch.setattr(publisher, "CHUNK", 13)  # several transactions, cut across commits
     out = topic("reorders")
     sender = OutboxPublisher(broker, app)
-    assert sender.published_place() is None
+    assert sender.published is None
     assert sender.publish(outbox(out, 100)) == 100
-    assert sender.published_place() == Place(1, 14, 1)
+    assert sender.published == Published(Place(1, 14, 1))
     assert committed(broker, out) == list(range(100))
 
 
@@ -68,7 +68,7 @@ def test_what_is_published_is_found_by_the_next_publisher_and_not_sent_again(bro
     out = topic("reorders")
     OutboxPublisher(broker, app).publish(outbox(out, 50))
     again = OutboxPublisher(broker, app)
-    assert again.published_place() == Place(1, 7, 0)
+    assert again.published == Published(Place(1, 7, 0))
     assert again.publish(outbox(out, 80)) == 30  # given the whole outbox again
     assert committed(broker, out) == list(range(80))
 
@@ -84,7 +84,7 @@ def test_the_place_is_found_behind_many_aborted_transactions(broker: Cluster, to
         aborting.produce(sender.state_topic, b"9.9.%d" % n, b"place")
         aborting.flush(10)
         aborting.abort_transaction(10)
-    assert OutboxPublisher(broker, app).published_place() == Place(1, 1, 2)
+    assert OutboxPublisher(broker, app).published == Published(Place(1, 1, 2))
 
 
 def test_keys_keep_their_order_over_several_partitions_and_land_where_java_puts_them(broker: Cluster, topic: Topics, app: str) -> None:

@@ -3,17 +3,19 @@
 The outbox is rows of the changelog, so what is to be sent never changes; all there is to know is how far it is sent. That *place* is
 sent with the records, in the same transaction, to the app's own compacted topic `watertable.<app>.outbox`: records and place appear
 together or not at all, whatever dies in between. (Offsets of a consumer group would be the usual home of such a place, but they expire when
-an app rests for a week; see docs/decisions.) A new publisher fences the one before it and waits for that one's last transaction to
-be decided, and only then reads the place.
+an app rests for a week; see docs/decisions.) Beside it stands the *floor*, where a rewind has made one: the offset of each source
+partition before which everything is published, by an epoch that was left. A new publisher fences the one before it and waits for that
+one's last transaction to be decided, and only then reads the place.
 
 A publisher that raised is done for: whether its last transaction was committed, only a new one can tell.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import Any, Final, Self
@@ -23,7 +25,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from watertable import failpoints
 from watertable.errors import Fenced, KafkaError
-from watertable.kafka.admin import Admin
+from watertable.kafka.admin import Admin, Offsets
 from watertable.kafka.config import Cluster
 
 CHUNK: Final = 10_000
@@ -35,7 +37,7 @@ _FENCED: Final = (ClientError._FENCED, ClientError.PRODUCER_FENCED, ClientError.
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Name one row of an app's outbox; places are ordered as the rows are published.
+    """Name one row of an app's outbox, by the epoch that publishes it; places are ordered as the rows are published.
 
     >>> Place.parse("3.48211.17") < Place(3, 48212, 0)
     True
@@ -53,6 +55,34 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.epoch}.{self.seq}.{self.ordinal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Say how far an outbox is sent: up to `place`, and by epochs left behind all that comes from source records before `floor`.
+
+    >>> done = Published(Place(2, 501, -1), {("sales", 0): 7})
+    >>> str(done), Published.parse(str(done)) == done, Published.parse("3.48211.17").floor
+    ('2.501.-1 {"sales": {"0": 7}}', True, {})
+    """
+
+    place: Place
+    floor: Offsets = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` writes."""
+        place, _, floor = text.partition(" ")
+        by_topic = json.loads(floor or "{}")
+        return cls(Place.parse(place), {(topic, int(p)): offset for topic, parts in by_topic.items() for p, offset in parts.items()})
+
+    def __str__(self) -> str:
+        if not self.floor:
+            return str(self.place)
+        by_topic: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in sorted(self.floor.items()):
+            by_topic.setdefault(topic, {})[str(partition)] = offset
+        return f"{self.place} {json.dumps(by_topic)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +121,31 @@ class OutboxPublisher:
             }
         )
         self._attempt("take over from earlier publishers", lambda: self._producer.init_transactions(timeout))
-        self._place = self._read_place()
+        self._done = self._read_state()
 
-    def published_place(self) -> Place | None:
-        """Return the place of the last row that is published; None before the first."""
-        return self._place
+    @property
+    def published(self) -> Published | None:
+        """Say how far the outbox is sent; None before the first row."""
+        return self._done
+
+    def mark(self, published: Published) -> None:
+        """Note how far the outbox counts as sent, in a transaction of its own: where an epoch begins, and where its floor is passed."""
+        self._transaction([], published)
 
     def publish(self, rows: Iterable[OutboxRow]) -> int:
         """Send rows, in transactions of some thousand; return how many were sent once all of them are committed.
 
-        Rows up to `published_place` are passed over. Raises `Fenced` when another publisher of the app took over, `KafkaError` when the
-        cluster can't be reached, lacks a topic or refuses a record, `ValueError` for rows out of order; what was committed before that
+        Rows up to the place that is `published` are passed over. Raises `Fenced` when another publisher of the app took over, `KafkaError`
+        when the cluster can't be reached, lacks a topic or refuses a record, `ValueError` for rows out of order; what was committed before
         stays published.
         """
         left = iter(rows)
         sent = 0
         while chunk := list(islice(left, CHUNK)):
-            sent += self._transaction([row for row in chunk if self._place is None or row.place > self._place])
+            done = self._done
+            if rest := [row for row in chunk if done is None or row.place > done.place]:
+                self._transaction(rest, Published(rest[-1].place, done.floor if done else {}))
+                sent += len(rest)
         return sent
 
     def close(self) -> None:
@@ -115,9 +153,7 @@ class OutboxPublisher:
         self._producer.purge()
         self._producer.flush(0)
 
-    def _transaction(self, rows: list[OutboxRow]) -> int:
-        if not rows:
-            return 0
+    def _transaction(self, rows: list[OutboxRow], done: Published) -> None:
         if self._failed:
             raise KafkaError(
                 f"this publisher of {self.app!r} failed before ({self._failed}); make a new one to find out what was published"
@@ -132,15 +168,14 @@ class OutboxPublisher:
         try:
             for row in rows:
                 self._send(row.topic, row.key, row.value, _milliseconds(row.timestamp))
-            self._send(self.state_topic, _KEY, str(rows[-1].place).encode(), 0)
+            self._send(self.state_topic, _KEY, str(done).encode(), 0)
             failpoints.hit("publish.after_produce")
-            self._attempt(f"publish up to {rows[-1].place}", lambda: self._producer.commit_transaction(self._timeout))
+            self._attempt(f"publish up to {done.place}", lambda: self._producer.commit_transaction(self._timeout))
         except BaseException:
             self._abort()
             raise
-        self._place = rows[-1].place
+        self._done = done
         failpoints.hit("publish.after_commit")
-        return len(rows)
 
     def _send(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int) -> None:
         deadline = time.monotonic() + self._timeout
@@ -190,7 +225,7 @@ class OutboxPublisher:
         self._failed = said
         return KafkaError(f"can't {what} for {self.app!r} on {self._cluster.bootstrap}: {said}")
 
-    def _read_place(self) -> Place | None:
+    def _read_state(self) -> Published | None:
         """Read the last committed record of the state topic, stepping backward from its end: most of it is markers and old places."""
         consumer = Consumer(
             self._cluster.client_config()
@@ -208,7 +243,7 @@ class OutboxPublisher:
                 begin = max(first, end - step)
                 found = self._last_value(consumer, begin, end)
                 if found is not None or begin <= first:
-                    return None if found is None else Place.parse(found.decode())
+                    return None if found is None else Published.parse(found.decode())
                 step *= 16
         except KafkaException as error:
             raise self._error("read the published place", error.args[0]) from None

@@ -1,0 +1,627 @@
+"""Rewind an app: a plan first, which says all that will happen and changes nothing, then one row that makes it so.
+
+    plan = rewind.plan(store, topology, admin, Target.parse(to="2011-06-01T00:00Z"))
+    rewind.apply(store, plan, topology.fingerprint, admin)
+
+A rewind is an epoch: (parent, fork), one `__commit` row in the line of writers, atomic over all tables. It takes the writer's place and
+leaves it again: whoever writes the app goes on from the fork, in the same process or the next. Nothing is deleted; what the left epoch
+committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
+replay every table is what it was, and nothing that was published is published again.
+
+`apply` takes exactly the plan. It refuses, and says what moved, when the app, its code or Kafka's records are no longer what was planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.changelog import COMMIT_TABLE, CommitInfo, Head, Lineage, Offsets, Position, now_after
+from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.reader import SEQ_BITS, event_time, micros, offsets_passed
+from watertable.store import WRITER_LINE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from watertable.deltalog import Snapshot
+    from watertable.kafka.admin import Admin
+    from watertable.plan import TableDef, Topology
+    from watertable.store import Store
+
+_TRIES: Final = 20
+_SAMPLES: Final = 500
+"""The newest commits whose times an estimate is made from."""
+_BACK: Final = "back"
+"""In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)")
+_UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+Kind = Literal["earliest", "event", "offsets", "commit", "by", "shift", "undo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Say where to: `kind` and, in a form that is one for all ways of writing it, its value.
+
+    >>> Target.parse(to="2011-06-01T02:00+02:00")
+    Target(kind='event', value='2011-06-01T00:00:00+00:00')
+    >>> str(Target.parse(by="90 min")), str(Target.parse(shift_by=-1000)), str(Target.parse(to="version 481"))
+    ('to 1:30:00 ago', '1,000 records back', 'to commit 481')
+    """
+
+    kind: Kind
+    value: str = ""
+
+    @classmethod
+    def parse(cls, to: str | None = None, *, by: str | None = None, shift_by: int | None = None) -> Self:
+        """Read a target as people write it: exactly one of the three.
+
+        `to` is `earliest`, a time (event time), a JSON file of offsets ({"sales": {"0": 1200}}) or such text, a commit's number, or a
+        position (retail@1.481). `by` is a duration of commit time (10 min), `shift_by` a number of records. Raises `RewindRefused`.
+        """
+        if sum(x is not None for x in (to, by, shift_by)) != 1:
+            raise RewindRefused(
+                "say where to, in one way: --to earliest, a time, offsets or a commit; or --by a duration; or --shift-by records"
+            )
+        if by is not None:
+            found = _DURATION.fullmatch(by.strip())
+            if found is None or not float(found[1]):
+                raise RewindRefused(f"--by {by!r} is no duration; write 30 s, 10 min, 2 h or 1 d")
+            return cls("by", f"{float(found[1]) * _UNITS[found[2]]:g}")
+        if shift_by is not None:
+            if not shift_by:
+                raise RewindRefused("--shift-by 0 goes nowhere; write how many records to go back")
+            return cls("shift", str(abs(shift_by)))
+        assert to is not None
+        wanted = to.strip()
+        if wanted == "earliest":
+            return cls("earliest")
+        if number := re.fullmatch(r"(?:version\s+)?(\d+)", wanted):
+            return cls("commit", str(int(number[1])))
+        if "@" in wanted:
+            return cls("commit", str(Position.parse(wanted.removeprefix("version "))))
+        if wanted.endswith(".json") or wanted.startswith("{"):
+            return cls("offsets", _canonical_offsets(wanted))
+        try:
+            when = datetime.fromisoformat(wanted)
+        except ValueError:
+            raise RewindRefused(
+                f"--to {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a position "
+                "(retail@1.481)"
+            ) from None
+        return cls("event", (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat())
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "earliest":
+                return "to earliest"
+            case "event":
+                return f"to event time {self.value.replace('+00:00', 'Z')}"
+            case "offsets":
+                return f"to offsets {self.value}"
+            case "commit":
+                return f"to {self.value}" if "@" in self.value else f"to commit {int(self.value):,}"
+            case "by":
+                return f"to {timedelta(seconds=float(self.value))} ago"
+            case "shift":
+                return f"{int(self.value):,} records back"
+            case "undo":
+                return "undo"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Hold what is read again of one partition: [begin, end), of which Kafka has what comes from `available` on."""
+
+    topic: str
+    partition: int
+    begin: int
+    end: int
+    available: int
+
+    @property
+    def name(self) -> str:
+        """Name the partition as `--accept-loss` takes it: sales/0."""
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def lost(self) -> int:
+        """Count the offsets that can't be had any more."""
+        return max(0, self.available - self.begin)
+
+    @property
+    def records(self) -> int:
+        """Count the offsets that are read again."""
+        return max(0, self.end - max(self.begin, self.available))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Say what happens to one table."""
+
+    table: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Say how many seconds a replay will take: most likely, and from where to where."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindPlan:
+    """Say all that a rewind will do; made by `plan`, carried out by `apply`, and never changed in between.
+
+    `head`, `generation` and `recorded` say where the app stood and by which code; `fingerprint` is that of the code that goes on.
+    `fork` is the newest commit at or before the target; `becomes` the position right after `apply`. `refusals` say why `apply` won't do
+    it: each with its way out.
+    """
+
+    app: str
+    target: Target
+    head: str
+    generation: int
+    recorded: str
+    fingerprint: str
+    fork: str
+    becomes: str
+    parent: int
+    back: int
+    commits: int
+    records: int
+    ranges: tuple[Range, ...]
+    tables: tuple[Effect, ...]
+    sinks: tuple[str, ...] = ()
+    eta: Estimate | None = None
+    partial: bool = False
+    accepted: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    reason: str = ""
+    made_at: str = ""
+
+    @property
+    def words(self) -> str:
+        """Say in one line what is done and why, as the epoch's row keeps it."""
+        what = "undo" if self.target.kind == "undo" else f"rewind {self.target}"
+        return f"{what}: {self.reason}" if self.reason else what
+
+    @property
+    def losses(self) -> tuple[Range, ...]:
+        """List the ranges of which Kafka has deleted something."""
+        return tuple(r for r in self.ranges if r.lost)
+
+    @property
+    def readers(self) -> str:
+        """Say what readers will see."""
+        empty = Position.parse(self.fork).seq == 0
+        return (
+            f"wt.read is at {self.becomes} from one moment to the next, all tables together{', and they are empty then' if empty else ''}; "
+            f"it moves forward commit by commit as the replay does. Other Delta readers keep each table as it is until the first fold "
+            f'after that. What was can still be read: at="{self.head}".'
+        )
+
+    def to_json(self) -> str:
+        """Write the plan as JSON; `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; raise `RewindRefused` for anything else."""
+        try:
+            body: dict[str, Any] = json.loads(text)
+            body.pop("event", None)
+            return cls(**body | {
+                "target": Target(**body["target"]), "ranges": tuple(Range(**r) for r in body["ranges"]),
+                "tables": tuple(Effect(**t) for t in body["tables"]), "eta": Estimate(**body["eta"]) if body["eta"] else None,
+                **{name: tuple(body[name]) for name in ("sinks", "accepted", "refusals")},
+            })  # fmt: skip
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RewindRefused(
+                f"this is no plan of a rewind: {type(error).__name__}: {error}; make one with `watertable rewind ... --json`"
+            ) from None
+
+    def markdown(self) -> str:
+        """Write the plan as Markdown, as Dagster shows it."""
+        lines = [
+            f"**{self.words}** of `{self.app}`: from `{self.head}` to `{self.becomes}`, forked at `{self.fork}`.",
+            "",
+            f"{self.commits:,} commits are left behind, {self.records:,} records are read again, {eta_text(self.eta)}.",
+            "",
+            "| topic | partition | from | to | records | where from |", "|---|--:|--:|--:|--:|---|",
+            *(f"| {r.topic} | {r.partition} | {r.begin:,} | {r.end:,} | {r.records:,} | {source_text(r)} |" for r in self.ranges),
+            "",
+            "| table | |", "|---|---|",
+            *(f"| {t.table} | {t.effect} |" for t in self.tables),
+            "",
+            *([f"Output topics: {', '.join(self.sinks)}. Nothing that was published is published again.", ""] if self.sinks else []),
+            f"Readers: {self.readers}",
+        ]  # fmt: skip
+        if self.refusals:
+            lines += ["", "**It will be refused:**", *(f"- {r}" for r in self.refusals)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Hold what a plan is drawn from: the app's head, the place to fork at, and what Kafka still has.
+
+    `begins` are the offsets from which the fork goes on; `records` counts what was committed after it, None where that is another lineage.
+    """
+
+    head: Head
+    parent: int
+    fork: Position
+    back: int
+    fork_fingerprint: str
+    begins: Offsets
+    available: Offsets
+    renamed: frozenset[str] = frozenset()
+    records: int | None = None
+    samples: Sequence[tuple[int, int]] = ()
+
+
+def plan(
+    store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
+    accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "",
+) -> RewindPlan:  # fmt: skip
+    """Say what a rewind will do; nothing is changed.
+
+    What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
+    isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
+    `KafkaError` when the cluster doesn't answer.
+    """
+    facts = survey(store, topology, kafka, target)
+    effects, stale = _effects(store, topology.tables, facts)
+    return draw(
+        topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
+        keep_old_code_before=keep_old_code_before, reason=reason,
+    )  # fmt: skip
+
+
+def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Facts:
+    """Find the place to fork at, and what there is from there on."""
+    changelog = store.changelog
+    snapshot = changelog.snapshot()
+    head = changelog.head(snapshot)
+    if head.last is None and not head.forks:
+        raise RewindRefused(f"{store.app} has committed nothing yet: there is nothing to rewind")
+    parent, seq, back = _place(store, snapshot, head, target)
+    of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
+    lineage = of_parent.lineage
+    names = [topic.name for topic in topology.topics]
+    last = head.last or of_parent.last or CommitInfo()
+    here = changelog.rows(snapshot, f"c.kind = 'batch' AND {lineage.where(seq - 1, seq)}") if seq else []
+    if seq and not here:
+        raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
+    if here:
+        # a fork at the parent's own end goes on behind the parent's gaps
+        begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here[0].next
+    else:
+        begins = _first_begins(snapshot, head, last)
+    begins = {p: offset for p, offset in begins.items() if p[0] in names}
+    now = kafka.describe(names)
+    if missing := [name for name in names if name not in now]:
+        raise RewindRefused(f"topic {', '.join(map(repr, missing))} of {store.app} is not on the cluster: there is nothing to read again")
+    renamed = frozenset(name for name, known in last.topic_ids.items() if name in now and now[name].id != known)
+    grown = [name for name in names if name not in renamed and 0 < sum(p[0] == name for p in begins) != now[name].partitions]
+    if seq and (renamed or grown):
+        raise RewindRefused(
+            f"topic {', '.join(sorted({*renamed, *grown}))} was re-created or given partitions since commit {seq}: "
+            "offsets before that mean nothing in it. Only --to earliest can be had: it starts over from what the topic holds."
+        )
+    available = kafka.earliest(kafka.partitions(names))
+    on_lineage = head.lineage.common(lineage) >= seq
+    upto = head.position.seq
+    commits = _batches(snapshot, head.lineage, seq, upto)
+    counted = commits.agg(F.sum(F.expr("c.counters['records']"))).head() if on_lineage and upto > seq else None
+    samples = _batches(snapshot, head.lineage, max(0, upto - _SAMPLES), upto).where("c.counters['ms'] > 0 AND c.counters['records'] > 0")
+    samples = samples.selectExpr("seq", "c.counters['records'] AS n", "c.counters['ms'] AS ms")
+    return Facts(
+        head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
+        available, renamed, int(counted[0] or 0) if counted is not None else None, [(row["n"], row["ms"]) for row in samples.collect()],
+    )  # fmt: skip
+
+
+def draw(
+    topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
+    accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "",
+) -> RewindPlan:  # fmt: skip
+    """Draw the plan from the facts; `stale` are tables whose state at the fork has another layout than the code's."""
+    head, ends = facts.head, facts.head.last.next if facts.head.last else {}
+    ranges = ranges_of(facts, ends)
+    names = {r.topic for r in ranges} | {r.name for r in ranges}
+    if unknown := [name for name in accept_loss if name not in names]:
+        raise RewindRefused(
+            f"--accept-loss {', '.join(unknown)}: {topology.app} reads no such topic or partition; name one of {', '.join(sorted(names))}"
+        )
+    partial = bool(facts.fork.seq) and facts.fork_fingerprint != topology.fingerprint
+    refusals = [
+        f"{r.name}: Kafka has deleted offsets {r.begin:,} to {r.available - 1:,}. Raise retention next time; to go on without them, say "
+        f"--accept-loss {r.name}: the gap is recorded"
+        for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
+    ]  # fmt: skip
+    if partial and stale:
+        refusals.append(
+            f"the code has changed the state of {', '.join(stale)}: its rows up to the fork can't go on under it. Rewind to earliest"
+        )
+    elif partial and not keep_old_code_before:
+        refusals.append(
+            f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go on): "
+            "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
+        )
+    epoch = max((f.epoch for f in head.forks), default=1) + 1
+    records = facts.records if facts.records is not None else sum(r.records for r in ranges)
+    return RewindPlan(
+        app=topology.app, target=target, head=str(head.position), generation=head.generation,
+        recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
+        becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
+        commits=head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges, tables=tuple(effects),
+        sinks=tuple(sink.topic for sink in topology.sinks), eta=estimate(facts.samples, records, batch_records), partial=partial,
+        accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
+        refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
+    """Say what is read again of each partition; a topic that was re-created has lost all that it held."""
+    found = []
+    for (topic, partition), begin in sorted(facts.begins.items()):
+        end, available = ends.get((topic, partition), begin), facts.available.get((topic, partition), begin)
+        if topic in facts.renamed:
+            available = max(end, begin)
+        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available)))
+    return tuple(found)
+
+
+def estimate(samples: Sequence[tuple[int, int]], records: int, batch_records: int) -> Estimate | None:
+    """Estimate the seconds of a replay from commits that were measured: (records, milliseconds) of each.
+
+    A batch costs something whatever its size, and something for each record; a line through the samples tells both. Where all of them
+    are much smaller than a replay's batches, the line is drawn far beyond what it was drawn from, and the range says so.
+    """
+    kept = [(n, ms) for n, ms in samples if n > 0 and ms > 0]
+    if not kept or records <= 0:
+        return None if records > 0 else Estimate(0.0, 0.0, 0.0)
+    mean_n, mean_ms = sum(n for n, _ in kept) / len(kept), sum(ms for _, ms in kept) / len(kept)
+    spread = sum((n - mean_n) ** 2 for n, _ in kept)
+    largest, its_ms = max(kept)
+    each = sum((n - mean_n) * (ms - mean_ms) for n, ms in kept) / spread if spread else 0.0
+    each = min(max(each, 0.1 * its_ms / largest), its_ms / largest)
+    batch = max(0.0, mean_ms - each * mean_n)
+    batches = -(-records // batch_records)
+    likely = (batches * batch + records * each) / 1000
+    beyond = min(records, batch_records) > 3 * largest
+    return Estimate(0.75 * likely, likely, max(1.35 * likely, records * its_ms / largest / 1000 if beyond else 0.0))
+
+
+def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False) -> Position:
+    """Carry out a plan: one control row; give the position from which the app goes on.
+
+    The app's writer, if one runs, is fenced by it and takes up its place again at the fork. With `follow`, what the run that was
+    planned for has committed since then is no reason to refuse: it is read again like all the rest. Raises `RewindRefused` for a plan
+    with refusals, `PlanOutdated` when the app, its code or what Kafka holds isn't what was planned.
+    """
+    if plan.refusals:
+        raise RewindRefused(f"{plan.app} is not rewound: " + "; ".join(plan.refusals))
+    now = kafka.describe({r.topic for r in plan.ranges})
+    there = kafka.earliest([(r.topic, r.partition) for r in plan.ranges if r.topic in now])
+    gone = [f"{r.topic} is deleted" for r in plan.ranges if r.topic not in now]
+    gone += [
+        f"Kafka has deleted {r.name} up to offset {there[r.topic, r.partition]:,} since" for r in plan.ranges
+        if there.get((r.topic, r.partition), 0) > max(r.begin, r.available)
+    ]  # fmt: skip
+    fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
+    for attempt in range(_TRIES):
+        snapshot = store.changelog.snapshot()
+        head = store.changelog.head(snapshot)
+        refuse_if_moved(plan, head, fingerprint, gone, follow=follow)
+        info = CommitInfo(
+            kind="epoch", epoch=becomes.epoch, seq=fork.seq, generation=head.generation + 1, writer=plan.words,
+            commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
+            begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
+            counters={_BACK: plan.back, "records": plan.records},
+        )  # fmt: skip
+        failpoints.hit("rewind.before_commit")
+        try:
+            store.changelog.log.append(
+                store.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=info.generation << SEQ_BITS | info.seq,
+                since=head.version, note=f"epoch {becomes} generation {info.generation} {plan.words}",
+            )  # fmt: skip
+            break
+        except Fenced:  # a commit was quicker: whether it matters, the next look tells
+            if attempt == _TRIES - 1:
+                raise
+    failpoints.hit("rewind.after_commit")
+    return becomes
+
+
+def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequence[str] = (), *, follow: bool = False) -> None:
+    """Raise `PlanOutdated`, saying what moved, when the world isn't what was planned for."""
+    moved = list(gone)
+    epoch = Position.parse(plan.head).epoch
+    if head.position.epoch != epoch:
+        moved.append(f"{plan.app} was rewound since: it was in epoch {epoch}, and is at {head.position}")
+    elif head.generation != plan.generation:
+        moved.append(f"{plan.app} was started anew since: generation {plan.generation} then, {head.generation} now")
+    elif str(head.position) != plan.head and not follow:
+        moved.append(f"{plan.app} went on from {plan.head} to {head.position}")
+    if fingerprint != plan.fingerprint:
+        moved.append(f"the code changed: {plan.fingerprint} was planned for, {fingerprint} is loaded")
+    if moved:
+        raise PlanOutdated(f"the plan of {plan.made_at} is out of date: {'; '.join(moved)}. Make a new one", moved=tuple(moved))
+
+
+def eta_text(eta: Estimate | None) -> str:
+    """Write an estimate for people."""
+    if eta is None:
+        return "no time is known: this app has measured none yet"
+    return f"about {_span(eta.likely)} ({_span(eta.low)} to {_span(eta.high)})"
+
+
+def source_text(part: Range) -> str:
+    """Say where a range comes from, and what of it can't be had."""
+    if part.lost:
+        return f"{part.lost:,} gone, then Kafka" if part.records else f"{part.lost:,} gone"
+    return "Kafka" if part.records else "nothing to read"
+
+
+def _place(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tuple[int, int, int]:
+    """Find where to fork: the parent epoch, the seq, and the epoch that an undo would go back to."""
+    epoch = head.position.epoch
+    match target.kind:
+        case "earliest":
+            return epoch, 0, epoch
+        case "undo":
+            rows = {fork.epoch: fork for fork in head.forks}
+            before = rows[epoch].counters.get(_BACK, 0) if epoch in rows else 0
+            if not before:
+                raise RewindRefused(f"{store.app} at {head.position}: there is no rewind to undo")
+            ended = store.changelog.head(snapshot, epoch=before).position.seq
+            return before, ended, rows[before].counters.get(_BACK, 0) if before in rows else 0
+        case "commit":
+            wanted = Position.parse(target.value) if "@" in target.value else Position(store.app, epoch, int(target.value))
+            if wanted.app != store.app:
+                raise RewindRefused(f"{wanted} is a position of app {wanted.app!r}, not of {store.app!r}")
+            try:
+                end = head.position if wanted.epoch == epoch else store.changelog.head(snapshot, epoch=wanted.epoch).position
+            except UnknownPosition as error:
+                raise RewindRefused(f"{error}; it is at {head.position}") from None
+            if wanted.seq > end.seq:
+                raise RewindRefused(f"{wanted} isn't there yet: {store.app} is at {end}")
+            on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
+            return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
+        case _:
+            return epoch, _newest_before(store.app, snapshot, head, target), epoch
+
+
+def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> int:
+    """Give the newest commit at or before a target; 0 where that is before the first."""
+    last = head.last
+    if last is None:
+        raise RewindRefused(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
+    commits = _batches(snapshot, head.lineage, 0, head.position.seq)
+    match target.kind:
+        case "event":
+            when = datetime.fromisoformat(target.value)
+            if not any(time is not None and time >= when for time in last.stream_times.values()):
+                newest = max((t for t in last.stream_times.values() if t is not None), default=None)
+                raise RewindRefused(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
+            earlier = event_time(when - timedelta(microseconds=1))
+            condition = f"NOT exists(c.partitions, p -> coalesce(p.stream_time > timestamp_micros({micros(earlier.time)}), false))"
+        case "offsets":
+            wanted = _offsets(target.value)
+            for partition, offset in wanted.items():
+                if partition not in last.next:
+                    raise RewindRefused(f"{app} reads no partition {partition[1]} of topic {partition[0]!r}")
+                if offset > last.next[partition]:
+                    raise RewindRefused(
+                        f"{app} has read {partition[0]}/{partition[1]} up to offset {last.next[partition]:,}; {offset:,} is in its future"
+                    )
+            condition = offsets_passed(wanted)
+        case "by":
+            since = datetime.now(UTC) - timedelta(seconds=float(target.value))
+            if last.commit_time <= since:
+                raise RewindRefused(f"{app} has committed nothing since {since:%F %T}Z; its last commit is of {last.commit_time:%F %T}Z")
+            condition = f"c.commit_time <= timestamp_micros({micros(since)})"
+        case _:
+            after = "coalesce(sum(c.counters['records']) OVER (ORDER BY seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
+            commits = commits.selectExpr("seq", f"{after} AS later", "c")
+            condition = f"later >= {int(target.value)}"
+    row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
+    assert row is not None
+    if row[0] is not None:
+        return int(row[0])
+    if row[1] == 1:
+        return 0
+    raise RewindRefused(
+        f"{target}: that is before commit {row[1]:,}, the oldest that {app} still keeps; rewind to that one, or to earliest"
+    )
+
+
+def _effects(store: Store, tables: Iterable[TableDef], facts: Facts) -> tuple[list[Effect], list[str]]:
+    """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
+    tables, fork = tuple(tables), facts.fork
+    if not fork.seq:
+        return [Effect(t.name, "rebuilt from nothing") for t in tables], []
+    columns = store.changelog.snapshot().columns
+    old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
+    readable = [t.name for t in tables if t.name not in old]
+    try:
+        bases = store.reader.view(readable, Position(store.app, facts.parent, fork.seq)).bases
+    except UnknownPosition as error:
+        raise RewindRefused(f"{error}, or rewind to earliest") from None
+    except StoreError as error:
+        raise RewindRefused(str(error)) from None
+    found = []
+    for t in tables:
+        if t.name in old:
+            found.append(Effect(t.name, f"as it was at commit {fork.seq:,}, by another layout of its state"))
+        elif t.state_column not in columns:
+            found.append(Effect(t.name, "new: holds only what comes after the fork"))
+        else:
+            behind = fork.seq - bases[t.name].seq
+            found.append(
+                Effect(
+                    t.name,
+                    f"as it was at commit {fork.seq:,}"
+                    + (f": its fold of {behind:,} commits before, and what came since" if behind else ""),
+                )
+            )
+    changed = facts.fork_fingerprint and old
+    return found, sorted(old) if changed else []
+
+
+def _first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
+    """Give the offsets at which the app began: as its oldest commit says; 0 where that isn't kept any more."""
+    row = _batches(snapshot, head.lineage, 0, head.position.seq).agg(F.min("seq")).head()
+    oldest = int(row[0]) if row is not None and row[0] is not None else 0
+    if oldest != 1:
+        return dict.fromkeys(last.next, 0)
+    frame = _batches(snapshot, head.lineage, 0, 1).selectExpr("explode(c.partitions) AS p").selectExpr("p.topic", "p.partition", "p.begin")
+    found = {(r["topic"], r["partition"]): r["begin"] for r in frame.collect() if r["begin"] is not None}
+    return dict.fromkeys(last.next, 0) | found
+
+
+def _batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> DataFrame:
+    rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {lineage.where(after, upto)}").selectExpr("seq", "commit_v1 AS c")
+    return rows.where("c.kind = 'batch'")
+
+
+def _canonical_offsets(text: str) -> str:
+    """Read offsets by topic and partition, from a file or as they stand, and write them in one way."""
+    if not text.startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RewindRefused(f"can't read the offsets in {text}: {error.strerror}") from None
+    try:
+        return json.dumps(
+            {str(t): {str(int(p)): int(o) for p, o in parts.items()} for t, parts in json.loads(text).items()}, sort_keys=True
+        )
+    except (ValueError, AttributeError, TypeError):
+        raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {text[:80]!r}') from None
+
+
+def _offsets(text: str) -> Mapping[tuple[str, int], int]:
+    return {(topic, int(p)): offset for topic, parts in json.loads(text).items() for p, offset in parts.items()}
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

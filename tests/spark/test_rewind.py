@@ -1,0 +1,493 @@
+"""Hold rewinds to their law on the store: after a rewind and its replay every table is what it was, and readers see one position."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.properties.engines import tiny
+from tests.spark.ledger import Ledger, minute
+from watertable import failpoints, rewind, workers
+from watertable.changelog import CommitInfo, Position
+from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError
+from watertable.kafka.admin import TopicState
+from watertable.kafka.publisher import OutboxRow, Place, Published
+from watertable.rewind import RewindPlan, Target
+from watertable.workers import Courier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SOLD: tuple[dict[str, int], ...] = ({"a": 1, "b": 2}, {"a": 3}, {"c": 5}, {"a": -1, "c": 1}, {"b": 7}, {"a": 10})
+NAMED: tuple[dict[str, tuple[float, str | None]], ...] = (
+    {"x": (1, "one")}, {"y": (2, "two")}, {"x": (3, None)}, {"z": (4, "three")}, {"x": (5, "again")}, {"y": (6, None)},
+)  # fmt: skip
+TABLES = ("stock", "low", "names")
+
+
+class Kafka:
+    """Stand in for the cluster: topics of one partition, and how much retention has left of them."""
+
+    def __init__(self, **earliest: int) -> None:
+        self.kept = earliest
+        self.ids = {"moves": "id-m", "names": "id-n"}
+
+    def describe(self, names: Iterable[str]) -> dict[str, TopicState]:
+        return {name: TopicState(self.ids[name], 1) for name in names if name in self.ids}
+
+    def partitions(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+        return tuple((name, 0) for name in names)
+
+    def earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return {p: self.kept.get(p[0], 0) for p in partitions}
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    """Open a new store."""
+    return Ledger.open(tiny(spark), str(tmp_path))
+
+
+def batch(ledger: Ledger, first: int, upto: int) -> Position:
+    """Commit the tale's batches (first, upto] as one."""
+    sold: dict[str, int] = {}
+    for change in SOLD[first:upto]:
+        for key, quantity in change.items():
+            sold[key] = sold.get(key, 0) + quantity
+    named: dict[str, tuple[float, str | None]] = {}
+    for change_of_names in NAMED[first:upto]:
+        named |= change_of_names
+    frames = {"stock": ledger.sums("stock", sold, upto), "low": ledger.sums("low", sold, upto), "names": ledger.names(named)}
+    reached = {"moves": float(upto), "names": float(upto)}
+    info = ledger.info(records=10 * (upto - first), reached=reached)
+    info = dataclasses.replace(info, counters={"records": 20 * (upto - first), "ms": 100})
+    position = ledger.writer.commit(frames, info)
+    ledger.offsets |= info.next
+    return position
+
+
+def tell(ledger: Ledger, cuts: Sequence[int] = (1, 2, 3, 4, 5, 6), folds: Iterable[int] = ()) -> None:
+    """Commit the tale from where the ledger stands, cut here, folded after these."""
+    first = next(iter(ledger.offsets.values()), 0) // 10
+    for upto in cuts:
+        batch(ledger, first, upto)
+        if upto in folds:
+            ledger.store.folder.fold_all(TABLES)
+        first = upto
+
+
+def told(upto: int) -> dict[str, dict[object, object]]:
+    """Say what the tables are after so many of the tale's batches."""
+    stock: dict[object, object] = {}
+    for key, quantity in ((k, q) for change in SOLD[:upto] for k, q in change.items()):
+        stock[key] = int(stock.get(key, 0)) + quantity  # type: ignore[call-overload]
+    names = {k: name for change in NAMED[:upto] for k, (_, name) in change.items()}
+    low = {k: q for k, q in stock.items() if int(q) < 10}  # type: ignore[call-overload]
+    return {"stock": stock, "low": low, "names": {k: n for k, n in names.items() if n is not None}}
+
+
+def read(ledger: Ledger, at: object = None) -> dict[str, dict[object, object]]:
+    """Read all tables at one position."""
+    tables = ledger.store.reader.read_all(TABLES, at)  # type: ignore[arg-type]
+    return {name: {r[0]: r[1] for r in frame.collect()} for name, frame in tables.items()}
+
+
+def planned(ledger: Ledger, to: str | None = None, kafka: Kafka | None = None, **options: Any) -> RewindPlan:
+    target = options.pop("target", None) or Target.parse(to, by=options.pop("by", None), shift_by=options.pop("shift_by", None))
+    return rewind.plan(ledger.store, ledger.topology, kafka or Kafka(), target, **options)  # type: ignore[arg-type]
+
+
+def rewound(ledger: Ledger, to: str | None = None, **options: Any) -> Ledger:
+    """Plan, apply, and start again from there as a new process would."""
+    plan = planned(ledger, to, **options)
+    position = rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    again = ledger.restart()
+    assert (str(position), again.writer.position) == (plan.becomes, position)
+    return again
+
+
+def test_after_a_rewind_to_any_commit_and_a_replay_every_table_is_what_it_was(ledger: Ledger) -> None:
+    tell(ledger, folds=(2, 5))
+    for fork, cuts in ((0, (2, 3, 6)), (3, (6,)), (2, (4, 5, 6)), (6, ()), (5, (6,))):
+        head = ledger.writer.position
+        again = rewound(ledger, f'{{"moves": {{"0": {10 * fork}}}}}' if fork else "earliest")
+        assert (again.writer.last.next[("moves", 0)] if again.writer.last else 0) == 10 * fork
+        assert read(again) == told(fork), "the tables as of the fork, all of them"
+        tell(again, cuts, folds=cuts[:1])
+        assert read(again) == told(6)
+        assert read(again, head) == told(6), "what was left can still be read"
+        ledger = again
+    assert read(ledger, "shop@1.4") == told(4)
+
+
+def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_then_the_new_ones(
+    ledger: Ledger, spark: SparkSession
+) -> None:
+    tell(ledger, folds=(6,))
+    again = rewound(ledger, "2")
+
+    def plain() -> dict[object, object]:
+        rows = spark.read.format("delta").load(again.store.changelog.base_path("stock")).collect()
+        return {r["k"]: r["qty"] for r in rows}
+
+    assert plain() == told(6)["stock"]
+    batch(again, 2, 3)
+    again.store.folder.fold_all(TABLES)
+    assert plain() == told(3)["stock"]
+    tell(again, cuts=(6,), folds=(6,))
+    assert plain() == told(6)["stock"]
+
+
+def test_an_undo_gives_the_old_rows_back_and_a_second_rewind_is_undone_to_the_first(ledger: Ledger) -> None:
+    tell(ledger, cuts=(4, 6), folds=(4,))
+    first = rewound(ledger, "earliest")
+    batch(first, 0, 2)
+    second = rewound(first, "earliest")
+    batch(second, 0, 1)
+    second.store.folder.fold_all(TABLES)
+    undone = rewound(second, target=Target("undo"))
+    assert undone.writer.position == Position("shop", 4, 1)
+    assert read(undone) == told(2), "where the first rewind's epoch had got to"
+    undone = rewound(undone, target=Target("undo"))
+    assert undone.writer.position == Position("shop", 5, 2)
+    assert read(undone) == told(6)
+    assert undone.offsets[("moves", 0)] == 60
+    with pytest.raises(RewindRefused, match="no rewind to undo"):
+        planned(undone, target=Target("undo"))
+    undone.sell(a=1)
+    assert undone.read("stock") == told(6)["stock"] | {"a": 14}
+
+
+def test_the_same_target_twice_runs_twice_once_each(ledger: Ledger) -> None:
+    tell(ledger)
+    again = rewound(ledger, "3")
+    tell(again, cuts=(6,))
+    plan = planned(again, "3")
+    rewind.apply(again.store, plan, again.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    with pytest.raises(PlanOutdated, match="rewound since"):
+        rewind.apply(again.store, plan, again.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    third = again.restart()
+    assert (third.writer.position, read(third)) == (Position("shop", 3, 3), told(3))
+    assert [f.fork for f in third.store.head().forks] == [3, 3]
+    tell(third, cuts=(4, 6))
+    assert read(third) == told(6)
+
+
+def test_a_zombie_of_the_epoch_that_was_left_is_fenced_and_knows_why(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3))
+    ledger.writer.check()
+    plan = planned(ledger, "1", reason="bad prices")
+    rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    with pytest.raises(Fenced, match="bad prices"):
+        ledger.writer.check()
+    with pytest.raises(Fenced):
+        batch(ledger, 3, 4)
+    (row,) = ledger.store.rewinds_since(ledger.writer.generation)
+    assert (row.kind, row.epoch, row.parent, row.fork, row.writer) == ("epoch", 2, 1, 1, "rewind to commit 1: bad prices")
+    generation = ledger.writer.generation
+    again = ledger.restart()
+    assert again.store.rewinds_since(generation) == (), "another run has begun since: nothing for a zombie to follow"
+    again.writer.check()
+
+
+def test_a_plan_is_refused_when_the_app_went_on_and_follows_its_run_where_that_is_said(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3))
+    plan = planned(ledger, "1")
+    batch(ledger, 3, 4)
+    with pytest.raises(PlanOutdated, match=r"went on from shop@1.3 to shop@1.4"):
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    with pytest.raises(PlanOutdated, match="Kafka has deleted moves/0 up to offset 20"):
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(moves=20), follow=True)  # type: ignore[arg-type]
+    assert ledger.store.head().position == Position("shop", 1, 4)
+    with failpoints.armed("rewind.before_commit", lambda: tell(ledger, cuts=(5,))):  # the live run is quicker by a commit
+        assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(), follow=True) == Position("shop", 2, 1)  # type: ignore[arg-type]
+    assert len(ledger.store.head().forks) == 1
+    stale = planned(ledger, "1")
+    ledger.restart()
+    with pytest.raises(PlanOutdated, match="started anew"):
+        rewind.apply(ledger.store, stale, ledger.topology.fingerprint, Kafka(), follow=True)  # type: ignore[arg-type]
+
+
+def test_a_rewind_killed_before_its_row_changed_nothing_and_killed_after_it_is_done(ledger: Ledger) -> None:
+    tell(ledger)
+    for point, there in (("rewind.before_commit", Position("shop", 1, 6)), ("rewind.after_commit", Position("shop", 2, 2))):
+        with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
+            rewind.apply(ledger.store, planned(ledger, "2"), ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+        assert ledger.store.head().position == there
+    assert read(ledger) == told(2)
+
+
+def test_targets_find_the_newest_commit_at_or_before_them(ledger: Ledger) -> None:
+    tell(ledger)
+
+    def fork(to: str | None = None, **options: Any) -> str:
+        return planned(ledger, to, **options).fork
+
+    assert fork(minute(3).isoformat()) == "shop@1.2", "stream time reaches minute 3 in commit 3, so that is read again"
+    assert fork(minute(3.5).isoformat()) == "shop@1.3"
+    assert fork(minute(0).isoformat()) == "shop@1.0"
+    assert fork('{"moves": {"0": 35}}') == "shop@1.3"
+    assert fork('{"moves": {"0": 60}, "names": {"0": 20}}') == "shop@1.2"
+    assert fork("shop@1.4") == "shop@1.4"
+    assert fork(shift_by=20) == "shop@1.5"
+    assert fork(shift_by=21) == "shop@1.4"
+    assert fork(by="1 h") == "shop@1.0"
+    assert planned(ledger, "4").records == 40
+    eta = planned(ledger, "4").eta
+    assert eta is not None
+    assert 0.03 < eta.likely < 1.0
+
+
+def test_a_target_that_is_not_there_is_refused_with_the_reason(ledger: Ledger) -> None:
+    tell(ledger, cuts=(6,))
+    for target, said in (
+        (Target.parse("2"), "isn't there yet"),
+        (Target.parse("shop@2.1"), "no epoch 2"),
+        (Target.parse("other@1.1"), "position of app 'other'"),
+        (Target.parse(minute(7).isoformat()), "has reached the event time"),
+        (Target.parse('{"moves": {"0": 61}}'), "in its future"),
+        (Target.parse('{"sales": {"0": 1}}'), "reads no partition 0 of topic 'sales'"),
+        (Target.parse(by="1 ms"), "has committed nothing since"),
+        (Target("undo"), "no rewind to undo"),
+    ):
+        with pytest.raises(RewindRefused, match=said):
+            planned(ledger, target=target)
+
+
+def test_a_gap_that_was_accepted_is_recorded_and_gone_behind(ledger: Ledger) -> None:
+    tell(ledger)
+    kafka = Kafka(moves=25)
+    refused = planned(ledger, "2", kafka)
+    assert [r.name for r in refused.losses] == ["moves/0"]
+    with pytest.raises(RewindRefused, match="--accept-loss moves/0"):
+        rewind.apply(ledger.store, refused, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    plan = planned(ledger, "2", kafka, accept_loss=("moves",))
+    rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    again = ledger.restart()
+    assert again.offsets == {("moves", 0): 25, ("names", 0): 20}
+    (row,) = again.store.head().forks
+    assert (row.begin, row.next) == ({("moves", 0): 20}, {("moves", 0): 25})
+    again.commit({"stock": again.sums("stock", {"a": 1})})
+    assert again.restart().offsets == {("moves", 0): 35, ("names", 0): 30}
+
+
+def test_changes_across_a_fork_are_the_difference_of_both_lineages(ledger: Ledger) -> None:
+    tell(ledger, folds=(4,))
+    again = rewound(ledger, "3")
+    batch(again, 3, 4)
+    rows = again.store.reader.changes("stock", "shop@1.6").collect()
+    assert {r["key"]["k"]: (r["old"]["qty"], r["new"]["qty"]) for r in rows} == {"a": (13, 3), "b": (9, 2)}
+    tell(again, cuts=(6,))
+    assert again.store.reader.changes("stock", "shop@1.6").collect() == []
+
+
+def test_tombstones_are_kept_as_long_after_a_rewind_as_without_one(ledger: Ledger) -> None:
+    tell(ledger, folds=(3, 6))
+    again = rewound(ledger, "3")
+    again.store.folder.fold_all(TABLES)
+    assert read(again) == told(3)
+    assert "x" not in read(again)["names"]
+    again.store.upkeep.maintain(vacuum=False)
+    tell(again, cuts=(5, 6), folds=(5,))
+    assert read(again) == told(6)
+
+
+def test_readers_beside_rewinds_see_one_position_each_time(ledger: Ledger) -> None:
+    tell(ledger, folds=(3,))
+    stop, wrong, seen = threading.Event(), [], []
+
+    def poll() -> None:
+        while not stop.is_set():
+            found = read(ledger)
+            seen.append(found)
+            if found not in [told(n) for n in range(7)]:
+                wrong.append(found)
+
+    reader = threading.Thread(target=poll)
+    reader.start()
+    try:
+        again = rewound(ledger, "4")
+        tell(again, cuts=(5, 6), folds=(5,))
+        again = rewound(again, "earliest")
+        tell(again, cuts=(1, 4, 6), folds=(1, 6))
+    finally:
+        stop.set()
+        reader.join(60)
+    assert seen
+    assert wrong == []
+
+
+# -- output topics ---------------------------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """Stand in for the output topics: what was sent to them, and how far that is, as the state topic keeps it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes | None, bytes | None]] = []
+        self.state: Published | None = None
+
+    def publisher(self, *_: object) -> Broker:
+        return self
+
+    @property
+    def published(self) -> Published | None:
+        return self.state
+
+    def publish(self, rows: Iterator[OutboxRow], most: int | None = None) -> None:
+        for number, row in enumerate(rows):
+            if most is not None and number == most:
+                raise KeyboardInterrupt
+            if self.state is None or row.place > self.state.place:
+                self.sent.append((row.key, row.value))
+                self.state = Published(row.place, self.state.floor if self.state else {})
+
+    def mark(self, published: Published) -> None:
+        self.state = published
+
+    def close(self) -> None:
+        pass
+
+
+def outbox(ledger: Ledger, first: int, upto: int) -> DataFrame:
+    """Make what source records [first, upto) of each topic give: one record of each, named after it."""
+    rows = ", ".join(f"('{topic}', {offset}L)" for offset in range(first, upto) for topic in ("moves", "names"))
+    return ledger.spark.sql(
+        "SELECT 'low' AS topic, CAST(t AS BINARY) AS key, CAST(concat(t, '-', o) AS BINARY) AS value, current_timestamp() AS timestamp, "
+        "current_timestamp() AS st, t AS src_topic, 0 AS src_partition, o AS src_offset, 0L AS ord, o AS ordinal "
+        f"FROM VALUES {rows} AS v(t, o)"
+    )
+
+
+def emit(ledger: Ledger, upto: int, names: int | None = None) -> Position:
+    """Commit the records up to an offset, of `names` up to another, with one output record each."""
+    begin = {(t, 0): ledger.offsets.get((t, 0), 0) for t in ("moves", "names")}
+    after = {("moves", 0): upto, ("names", 0): upto if names is None else names}
+    rows = outbox(ledger, min(begin.values()), max(after.values()))
+    for (topic, _), offset in begin.items():
+        rows = rows.where(f"src_topic <> '{topic}' OR (src_offset >= {offset} AND src_offset < {after[topic, 0]})")
+    info = CommitInfo(
+        begin=begin, next=after, stream_times=dict.fromkeys(begin, minute(upto)), topic_ids={"moves": "id-m", "names": "id-n"}
+    )
+    position = ledger.writer.commit({}, info, outbox=rows)
+    ledger.offsets |= after
+    return position
+
+
+def deliver(ledger: Ledger, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Courier:
+    """Publish all there is, with a courier of its own."""
+    monkeypatch.setattr(workers, "OutboxPublisher", broker.publisher)
+    courier = Courier(ledger.store, None, None, publishes=True)  # type: ignore[arg-type]
+    courier.generation = ledger.writer.generation
+    courier._publish(ledger.writer.position, ledger.offsets)
+    return courier
+
+
+def test_an_epoch_publishes_from_where_its_parent_stopped_by_the_places_of_the_source(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the cuts of the replay, and however unevenly its partitions come along."""
+    broker = Broker()
+    for upto in (10, 20, 30):
+        emit(ledger, upto)
+    deliver(ledger, broker, monkeypatch)
+    emit(ledger, 40)  # committed, and not published: the rewound epoch does that
+    again = rewound(ledger, "1")
+    for upto, names in ((15, 35), (25, 36), (50, 50)):
+        emit(again, upto, names)
+        deliver(again, broker, monkeypatch)
+    expected = [f"{topic}-{offset}".encode() for topic in ("moves", "names") for offset in range(50)]
+    assert sorted(value for _, value in broker.sent if value) == sorted(expected), "each once"
+    for topic in (b"moves", b"names"):
+        assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(50)], "and in order"
+    assert broker.state is not None
+    assert broker.state.floor == {}, "once it is passed, the floor is gone"
+
+
+def test_what_an_undo_brings_back_is_published_once_too(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    for upto in (10, 20):
+        emit(ledger, upto)
+    deliver(ledger, broker, monkeypatch)
+    emit(ledger, 30)
+    emit(ledger, 40)
+    again = rewound(ledger, "earliest")
+    emit(again, 5)
+    deliver(again, broker, monkeypatch)
+    emit(again, 25, 10)
+    deliver(again, broker, monkeypatch)
+    undone = rewound(again, target=Target("undo"))
+    deliver(undone, broker, monkeypatch)
+    emit(undone, 50)
+    deliver(undone, broker, monkeypatch)
+    for topic in (b"moves", b"names"):
+        assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(50)]
+
+
+def test_a_commit_that_was_published_by_half_is_sent_to_its_end_first(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    emit(ledger, 10)
+    rows = ledger.store.changelog.outbox(ledger.store.changelog.snapshot(), ledger.store.head().lineage, 0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        broker.publish((OutboxRow(Place(1, seq, number), t, k, v, time) for seq, number, t, k, v, time in rows), most=7)
+    again = rewound(ledger, "earliest")
+    emit(again, 3, 9)
+    deliver(again, broker, monkeypatch)
+    emit(again, 12)
+    deliver(again, broker, monkeypatch)
+    for topic in (b"moves", b"names"):
+        assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(12)]
+
+
+def test_a_rewind_before_what_is_unpublished_changes_nothing_of_it(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    emit(ledger, 10)
+    deliver(ledger, broker, monkeypatch)
+    emit(ledger, 20)
+    emit(ledger, 30)
+    again = rewound(ledger, "2")
+    emit(again, 40)
+    deliver(again, broker, monkeypatch)
+    for topic in (b"moves", b"names"):
+        assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(40)]
+
+
+def test_changed_code_starts_over_from_earliest_even_where_it_keeps_another_state(spark: SparkSession, tmp_path: Path) -> None:
+    import watertable as wt
+    from watertable.store import Store
+
+    def shop(column: str) -> Any:
+        app = wt.App("shop")
+        moves = app.topic("moves", key="k STRING", value="k STRING, qty BIGINT").stream()
+        app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")
+        agg = moves.group_by("value.k").agg(**({"qty": wt.sum("qty")} if column == "qty" else {"qty": wt.max("qty")}))
+        agg.materialized_as("stock")
+        return app.topology()
+
+    old, new = shop("qty"), shop("top")
+    session = tiny(spark)
+    ledger = Ledger(session, store := Store.open(session, str(tmp_path), "shop", old.tables), old, store.start_writer(old.fingerprint))
+    ledger.commit({"stock": ledger.sums("stock", {"a": 3})})
+    store.folder.fold_all(["stock"])
+    changed = Store.open(session, str(tmp_path), "shop", new.tables)
+    changed.start_writer(new.fingerprint)
+    with pytest.raises(StoreError, match="--to earliest"):
+        changed.reader.read("stock")
+    ahead = rewind.plan(changed, new, Kafka(), Target.parse(to="1"))  # type: ignore[arg-type]
+    assert "Rewind to earliest" in ahead.refusals[0]
+    plan = rewind.plan(changed, new, Kafka(), Target.parse(to="earliest"))  # type: ignore[arg-type]
+    rewind.apply(changed, plan, new.fingerprint, Kafka())  # type: ignore[arg-type]
+    again = Ledger(session, changed, new, changed.start_writer(new.fingerprint))
+    state = new.table("stock").state[0].name
+    for quantity in (3, 2):
+        rows = again.deltas("stock", [f"named_struct('k', 'a'), named_struct('{state}', {quantity}L), timestamp'2026-01-01 00:00:00'"])
+        again.commit({"stock": rows})
+        changed.folder.fold_all(["stock"])
+    assert again.read("stock") == {"a": 3}

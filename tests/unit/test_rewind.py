@@ -1,0 +1,221 @@
+"""Hold plans of rewinds to their arithmetic: targets, ranges, losses, estimates, and what makes a plan refuse; no JVM."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import watertable as wt
+from watertable.changelog import CommitInfo, Head, Lineage, Position
+from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
+from watertable.plan import Topology
+from watertable.rewind import Effect, Facts, RewindPlan, Target, draw, estimate, refuse_if_moved
+
+
+def shop(*, twice: bool = False) -> Topology:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="k STRING", value="qty BIGINT").stream()
+    stock = moves.group_by_key().agg(qty=wt.sum("qty * 2" if twice else "qty")).materialized_as("stock")
+    stock.to_stream().filter("new.qty < 0").to("low")
+    return app.topology()
+
+
+def head(seq: int = 10, epoch: int = 1, generation: int = 3, forks: tuple[CommitInfo, ...] = (), **changes: Any) -> Head:
+    last = CommitInfo(
+        epoch=epoch,
+        seq=seq,
+        next={("moves", 0): 100 * seq, ("moves", 1): 50 * seq},
+        fingerprint=shop().fingerprint,
+        topic_ids={"moves": "a"},
+    )
+    return Head(Position("shop", epoch, seq), dataclasses.replace(last, **changes), generation, Lineage.of(epoch, forks), 7, (), forks)
+
+
+def facts(seq: int = 4, available: Mapping[tuple[str, int], int] | None = None, **changes: Any) -> Facts:
+    begins = {("moves", 0): 100 * seq, ("moves", 1): 50 * seq}
+    kept = {"fork_fingerprint": shop().fingerprint if seq else ""}
+    return Facts(**{
+        "head": head(), "parent": 1, "fork": Position("shop", 1, seq), "back": 1, "begins": begins,
+        "available": available or dict.fromkeys(begins, 0), "records": 900, **kept, **changes,
+    })  # fmt: skip
+
+
+def planned(found: Facts | None = None, topology: Topology | None = None, stale: tuple[str, ...] = (), **options: Any) -> RewindPlan:
+    target = options.pop("target", Target.parse(to="4"))
+    return draw(
+        topology or shop(), target, found or facts(), [Effect("stock", "as it was")], stale, **{"batch_records": 400_000, **options}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "value"),
+    [
+        ({"to": "earliest"}, "earliest", ""),
+        ({"to": "481"}, "commit", "481"),
+        ({"to": "version 0481"}, "commit", "481"),
+        ({"to": "shop@2.17"}, "commit", "shop@2.17"),
+        ({"to": "2011-06-01"}, "event", "2011-06-01T00:00:00+00:00"),
+        ({"to": "2011-06-01T02:00:00.5+02:00"}, "event", "2011-06-01T00:00:00.500000+00:00"),
+        ({"to": '{"moves": {"1": 5, "0": 7}}'}, "offsets", '{"moves": {"0": 7, "1": 5}}'),
+        ({"by": "10 min"}, "by", "600"),
+        ({"by": "1.5h"}, "by", "5400"),
+        ({"shift_by": -1000}, "shift", "1000"),
+    ],
+)
+def test_a_target_has_one_form_however_it_is_written(given: dict[str, Any], kind: str, value: str) -> None:
+    assert Target.parse(**given) == Target(kind, value)  # type: ignore[arg-type]
+
+
+def test_offsets_come_from_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "offsets.json").write_text('{"moves": {"0": 7}}')
+    assert Target.parse(to=str(tmp_path / "offsets.json")) == Target("offsets", '{"moves": {"0": 7}}')
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "in one way"),
+        ({"to": "earliest", "by": "1 h"}, "in one way"),
+        ({"to": "yesterday"}, "write earliest, a time"),
+        ({"to": "nowhere.json"}, "can't read the offsets in nowhere.json"),
+        ({"to": '{"moves": 7}'}, "offsets are written"),
+        ({"by": "soon"}, "no duration"),
+        ({"by": "0 s"}, "no duration"),
+        ({"shift_by": 0}, "goes nowhere"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_the_way_out(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(RewindRefused, match=told):
+        Target.parse(**given)
+    with pytest.raises(UnknownPosition):
+        Target.parse(to="shop@x")
+
+
+def test_a_plan_names_what_is_read_again_and_where_the_app_goes_on() -> None:
+    plan = planned()
+    assert [(r.name, r.begin, r.end, r.records, r.lost) for r in plan.ranges] == [
+        ("moves/0", 400, 1000, 600, 0),
+        ("moves/1", 200, 500, 300, 0),
+    ]
+    assert (plan.head, plan.fork, plan.becomes, plan.parent, plan.commits, plan.records) == ("shop@1.10", "shop@1.4", "shop@2.4", 1, 6, 900)
+    assert (plan.sinks, plan.refusals, plan.losses, plan.words) == (("low",), (), (), "rewind to commit 4")
+    assert planned(reason="a bad price").words == "rewind to commit 4: a bad price"
+
+
+def test_epochs_are_numbered_on_whichever_of_them_forks() -> None:
+    forks = (CommitInfo(kind="epoch", epoch=2, parent=1, fork=4), CommitInfo(kind="epoch", epoch=3, parent=1, fork=9))
+    assert planned(facts(head=head(epoch=3, forks=forks), parent=3)).becomes == "shop@4.4"
+
+
+def test_what_kafka_has_deleted_is_listed_and_refused_unless_it_is_accepted_by_name() -> None:
+    found = facts(available={("moves", 0): 450, ("moves", 1): 900})
+    plan = planned(found)
+    assert [(r.name, r.lost, r.records) for r in plan.losses] == [("moves/0", 50, 550), ("moves/1", 700, 0)]
+    assert [("moves/0" in r, "moves/1" in r) for r in plan.refusals] == [(True, False), (False, True)]
+    assert len(planned(found, accept_loss=("moves/0",)).refusals) == 1
+    accepted = planned(found, accept_loss=("moves",))
+    assert (accepted.refusals, accepted.accepted) == ((), ("moves/0", "moves/1"))
+    with pytest.raises(RewindRefused, match="no such topic"):
+        planned(found, accept_loss=("sales",))
+
+
+def test_a_topic_that_was_created_anew_has_lost_all_it_held() -> None:
+    plan = planned(facts(0, renamed=frozenset({"moves"})), target=Target("earliest"))
+    assert [(r.lost, r.records) for r in plan.ranges] == [(1000, 0), (500, 0)]
+    assert len(plan.refusals) == 2
+
+
+def test_changed_code_goes_on_from_old_rows_only_when_that_is_said() -> None:
+    new = shop(twice=True)
+    (refusal,) = planned(topology=new).refusals
+    assert "--keep-old-code-before" in refusal
+    kept = planned(topology=new, keep_old_code_before=True)
+    assert (kept.refusals, kept.partial) == ((), True)
+    assert planned(facts(0), new, target=Target("earliest")).refusals == (), "from earliest nothing old is left"
+    (layout,) = planned(topology=new, stale=("stock",), keep_old_code_before=True).refusals
+    assert "Rewind to earliest" in layout
+
+
+def test_a_plan_is_json_in_and_out() -> None:
+    plan = planned(facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)]), accept_loss=("moves",), reason="é")
+    assert RewindPlan.from_json(plan.to_json()) == plan
+    assert RewindPlan.from_json(json.dumps({"event": "plan", **json.loads(plan.to_json())})) == plan
+    for wrong in ("{}", "[]", "no", '{"app": "shop"}', json.dumps(json.loads(plan.to_json()) | {"more": 1})):
+        with pytest.raises(RewindRefused, match="no plan"):
+            RewindPlan.from_json(wrong)
+
+
+def test_a_plan_reads_as_markdown() -> None:
+    told = planned(facts(available={("moves", 0): 450, ("moves", 1): 0})).markdown()
+    for wanted in (
+        "from `shop@1.10` to `shop@2.4`",
+        "| moves | 0 | 400 | 1,000 | 550 | 50 gone, then Kafka |",
+        "It will be refused",
+        "low",
+    ):
+        assert wanted in told
+
+
+@pytest.mark.parametrize(
+    ("now", "fingerprint", "gone", "told"),
+    [
+        (head(seq=11), None, [], "went on from shop@1.10 to shop@1.11"),
+        (head(generation=4), None, [], "generation 3 then, 4 now"),
+        (head(epoch=2, generation=4, forks=(CommitInfo(kind="epoch", epoch=2, parent=1, fork=2),)), None, [], "rewound since"),
+        (head(), "wt1:other", [], "the code changed"),
+        (head(), None, ["Kafka has deleted moves/0 up to offset 401 since"], "deleted moves/0"),
+    ],
+)
+def test_a_plan_for_a_world_that_moved_is_refused_and_says_what_moved(
+    now: Head, fingerprint: str | None, gone: list[str], told: str
+) -> None:
+    plan = planned()
+    refuse_if_moved(plan, head(), plan.fingerprint)
+    with pytest.raises(PlanOutdated, match=told) as refused:
+        refuse_if_moved(plan, now, fingerprint or plan.fingerprint, gone)
+    assert len(refused.value.moved) == 1
+
+
+def test_what_the_planned_run_has_committed_since_is_accepted_where_that_is_said() -> None:
+    plan = planned()
+    refuse_if_moved(plan, head(seq=11), plan.fingerprint, follow=True)
+    with pytest.raises(PlanOutdated):
+        refuse_if_moved(plan, head(seq=11, generation=4), plan.fingerprint, follow=True)
+
+
+@given(
+    st.integers(0, 2_000),
+    st.integers(1, 50),
+    st.lists(st.integers(1, 500_000), min_size=2, max_size=30, unique=True),
+    st.integers(1, 10**7),
+)
+def test_an_estimate_is_right_where_batches_cost_what_they_cost(fixed: int, per: int, sizes: list[int], records: int) -> None:
+    """A batch costs `fixed` ms and one ms for each `per * 10` records."""
+    found = estimate([(n, max(1, round(fixed + n / per / 10))) for n in sizes], records, 400_000)
+    assert found is not None
+    assert 0 <= found.low <= found.likely <= found.high
+    true = (-(-records // 400_000) * fixed + records / per / 10) / 1000
+    if max(sizes) > 100_000 and max(sizes) > 10 * min(sizes) and records > 100_000:
+        assert found.likely == pytest.approx(true, rel=0.25, abs=0.5)
+
+
+def test_an_estimate_from_small_batches_says_that_it_reaches_far() -> None:
+    found = estimate([(100, 600), (120, 610), (90, 595)], 1_000_000, 400_000)
+    assert found is not None
+    assert found.high > 2 * found.likely
+    assert estimate([], 10, 10) is None
+    nothing = estimate([(1, 1)], 0, 10)
+    assert nothing is not None
+    assert nothing.high == 0
+
+
+def test_times_are_utc_whatever_the_machine_thinks() -> None:
+    assert datetime.fromisoformat(Target.parse(to="2011-06-01").value) == datetime(2011, 6, 1, tzinfo=UTC)

@@ -1,0 +1,144 @@
+"""A rewind from Dagster and from the command line: what is shown, what is asked of the child, and what a refusal looks like; no JVM."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from rich.console import Console
+
+from tests.unit.test_rewind import facts, planned
+from watertable.project import LoadedApp, load_apps
+from watertable.settings import Settings
+from watertable_platform import rewind_jobs, show
+from watertable_platform.assembly import build_definitions
+from watertable_platform.cli import main
+
+APP = """
+import watertable as wt
+app = wt.App("shop")
+app.topic("moves", key="k STRING", value="qty BIGINT").stream().group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+"""
+PLAN = json.dumps({"event": "plan", **json.loads(planned().to_json())})
+DONE = json.dumps({"event": "rewound", "position": "shop@2.4", "before": "shop@1.10", "by": "rewind to commit 4"})
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedApp:
+    (tmp_path / "pyproject.toml").write_text("[tool.watertable]\nkafka = '127.0.0.1:1'\n")
+    (tmp_path / "assets" / "shop").mkdir(parents=True)
+    (tmp_path / "assets" / "shop" / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    return load_apps(Settings.load(tmp_path)).app("shop")
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def launch(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, says: str, number: int = 0, **config: Any
+) -> tuple[dg.ExecuteInProcessResult, list[str]]:
+    """Launch the job with a child that prints this; give the result, and the command that was asked for."""
+    asked: list[str] = []
+
+    def command(*words: str) -> list[str]:
+        asked.extend(words)
+        return [sys.executable, "-c", says]
+
+    monkeypatch.setattr(rewind_jobs, "command", command)
+    job = rewind_jobs.build_rewind_jobs(app, Settings.load(app.folder.parents[1]))[number]
+    config_of = {"ops": {job.nodes[0].name: {"config": config}}}
+    return job.execute_in_process(instance=instance, raise_on_error=False, run_config=config_of), asked
+
+
+def metadata(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    (done,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_OUTPUT]
+    return dict(done.event_specific_data.metadata)  # type: ignore[union-attr]
+
+
+def test_a_dry_run_is_the_default_and_shows_the_plan_as_markdown_on_the_run(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, asked = launch(app, instance, monkeypatch, f"print('''{PLAN}''')", to="4", reason="bad prices")
+    assert result.success
+    assert asked == ["rewind", "shop", "--json", "--to", "4", "--reason", "bad prices"]
+    assert "from `shop@1.10` to `shop@2.4`" in metadata(result)["plan"].value
+    assert not [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+
+
+def test_an_applied_rewind_is_noted_on_every_table(app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, asked = launch(
+        app, instance, monkeypatch, f"print('''{PLAN}'''); print('''{DONE}''')", by="1 h", dry_run=False, accept_loss=["moves/0"],
+        keep_old_code_before=True,
+    )  # fmt: skip
+    assert result.success
+    assert asked[3:] == ["--by", "1 h", "--accept-loss", "moves/0", "--keep-old-code-before", "--apply"]
+    (noted,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    assert noted.asset_key == dg.AssetKey(["shop", "stock"])
+    undone, asked = launch(app, instance, monkeypatch, f"print('''{PLAN}'''); print('''{DONE}''')", 1, dry_run=False)
+    assert undone.success
+    assert asked == ["undo", "shop", "--json", "--apply"]
+
+
+def test_a_refusal_fails_the_run_in_its_own_words_with_the_plan(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = f"import sys; print('''{PLAN}'''); print('PlanOutdated: the code changed', file=sys.stderr); sys.exit(1)"
+    result, _ = launch(app, instance, monkeypatch, says, to="4", dry_run=False)
+    assert not result.success
+    (failure,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    told = failure.step_failure_data.user_failure_data
+    assert told is not None
+    assert told.description == "PlanOutdated: the code changed"
+    assert "plan" in told.metadata
+
+
+def test_each_app_has_its_two_jobs_in_its_pool(app: LoadedApp) -> None:
+    definitions = build_definitions(load_apps(Settings.load(app.folder.parents[1])))
+    for name in ("rewind__shop", "undo__shop"):
+        assert definitions.resolve_job_def(name).nodes[0].definition.pools == {"act__shop"}
+
+
+def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
+    out = io.StringIO()
+    found = facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)])
+    show.print_plan(Console(width=140, file=out), planned(found, reason="a bad price"))
+    told = out.getvalue()
+    for wanted in (
+        "shop  rewind to commit 4: a bad price  shop@1.10  →  shop@2.4",
+        "6 commits are left behind", "900 records", "50 gone, then Kafka",
+        "as it was", "→ low", "nothing that was published is published again", "refused  moves/0", "--accept-loss moves/0",
+        "all tables together",
+    ):  # fmt: skip
+        assert wanted in " ".join(told.split()) or wanted in told, wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["rewind", "shop"], "say where to, in one way"),
+        (["rewind", "shop", "--to", "yesterday"], "write earliest, a time"),
+        (["rewind", "shop", "--by", "soon"], "no duration"),
+        (["rewind", "shop", "--plan", "nowhere.json"], "can't read the plan"),
+        (["rewind", "shop", "--plan", "plan.json", "--to", "4"], "a plan says where to"),
+        (["rewind", "shop", "--to", "earliest"], "127.0.0.1:1"),
+    ],
+)
+def test_what_can_t_be_is_said_before_spark_starts(
+    app: LoadedApp, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from watertable.kafka.admin import Admin
+
+    monkeypatch.setattr(Admin.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr("watertable_platform.cli.err", Console(stderr=True, width=200))
+    assert main(arguments) == 1
+    assert told in capsys.readouterr().err
