@@ -189,6 +189,35 @@ def query(
 
 
 @app.command(rich_help_panel="Tables")
+def explain(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    key: Annotated[str, typer.Option(help="The key; a JSON array for several key columns.")],
+    limit: Annotated[int, typer.Option(help="Records to show, the newest.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show every record that made a row, the row after each, and what was late or refused; reads the topics, without Spark."""
+    from watertable.explain import explain as tell
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.kafka.reading import read_records
+    from watertable.project import load_apps
+    from watertable_platform import show
+
+    settings = _settings()
+    topology, wanted = show.find_table(load_apps(settings), table)
+    cluster = Cluster.of(settings)
+    kafka = Admin(cluster)
+    partitions = kafka.partitions([topic.name for topic in topology.topics])
+    begin, end = kafka.earliest(partitions), kafka.latest(partitions) | kafka.mirrored(topology.app, partitions)
+    with err.status("reading the topics", spinner="dots"):
+        told = tell(topology, wanted, show.key_texts(key), read_records(cluster, begin, end))
+    if as_json:
+        print(show.explanation_json(told))
+    else:
+        show.print_explanation(out, told, key, limit)
+
+
+@app.command(rich_help_panel="Tables")
 def status(as_json: AsJson = False) -> None:
     """Show every app and table: position, lag, and how far other Delta readers are behind."""
     from watertable.project import load_apps

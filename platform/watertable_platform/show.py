@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from watertable.explain import Explanation
     from watertable.reader import AppStatus, At, Reader
     from watertable.rewind import RewindPlan
 
@@ -217,6 +218,33 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
         console.print(Text.assemble(("refused  ", "bold red"), refusal))
 
 
+def print_explanation(console: Console, told: Explanation, key: str, limit: int) -> None:
+    """Print the records that made a row, oldest first and the newest of them at most so many, and what was left out."""
+    console.print(Text.assemble((told.table, "bold"), "  ", (key, "cyan"), (f"  {told.records:,} records read", "dim")))
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
+    for name in ("place", "time", "record", "row after it"):
+        shown.add_column(name, overflow="fold")
+    for step in told.steps[-limit:]:
+        after = Text("no row", style="dim italic") if step.row is None else _fields(step.row)
+        record = Text("tombstone", style="dim italic") if step.record is None else _fields(step.record)
+        shown.add_row(f"{step.topic}/{step.partition}@{step.offset}", f"{step.timestamp:%F %T}Z", record, after)
+    console.print(shown)
+    more = f"the newest {limit:,} of {len(told.steps):,} records; --limit shows more" if len(told.steps) > limit else ""
+    console.print(more or f"{len(told.steps):,} records made it", style="dim", highlight=False)
+    for out in told.left_out:
+        place = f"{out.topic}/{out.partition}@{out.offset}"
+        console.print(Text.assemble(("left out  ", "yellow"), place, f"  {out.reason}", (f"  {out.location}", "dim")))
+
+
+def explanation_json(told: Explanation) -> str:
+    """Write what `print_explanation` shows, all of it, for programs."""
+    return json.dumps(asdict(told), default=_plain, ensure_ascii=False)
+
+
+def _fields(row: Mapping[str, object]) -> Text:
+    return Text("  ").join(Text.assemble((f"{name} ", "dim"), _cell(value)) for name, value in row.items())
+
+
 def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> str:
     """Write what `print_status` shows, for programs."""
     return json.dumps(
@@ -252,15 +280,20 @@ def _answer(frame: DataFrame, title: str, position: str, limit: int | None) -> A
     return Answer(title, position, tuple(frame.columns), numeric, cleaned, len(rows) > limit)
 
 
+def key_texts(key: str) -> list[str]:
+    """Read `--key`: one value, or several in a JSON array."""
+    return [str(value) for value in json.loads(key)] if key.startswith("[") else [key]
+
+
 def _key_condition(table: TableDef, key: str) -> str:
     """Compare the leading key columns with a value, or with several in a JSON array; windowed tables take the key without its window."""
     names = [n for n in table.key.names if not (table.windows and n in ("window_start", "window_end"))]
-    values: Sequence[object] = json.loads(key) if key.startswith("[") else [key]
+    values = key_texts(key)
     if len(values) > len(names) or not values:
         raise TableNotFound(
             f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
         )
-    given = [(name, str(value).replace("\\", "\\\\").replace("'", "\\'")) for name, value in zip(names, values, strict=False)]
+    given = [(name, value.replace("\\", "\\\\").replace("'", "\\'")) for name, value in zip(names, values, strict=False)]
     return " AND ".join(f"{quote(name)} = CAST('{text}' AS {table.key[name].sql()})" for name, text in given)
 
 

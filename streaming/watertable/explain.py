@@ -1,0 +1,144 @@
+"""Explain a row: every record that made it, the row after each, and what was left out on the way.
+
+The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
+the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
+No Spark: what it costs is reading the topics once, at the pace of plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from itertools import islice
+from typing import Final
+
+from watertable.errors import EvaluationError, TableNotFound
+from watertable.interpreter import Event, Interpreter, Record, Row
+from watertable.kafka import serdes
+from watertable.plan import TableDef, Topology
+
+CHUNK: Final = 20_000
+"""Records that are worked off at a time: they are kept until it's known whose they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Hold one record that touched the row: its place, what it says, and the row after it; None where there is none then."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: Row
+    record: Row | None
+    row: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Hold one record that would have touched the row and was late, or that an operator refused."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Hold all that is known of a row; `steps` are in the order in which they count."""
+
+    table: str
+    steps: tuple[Step, ...]
+    left_out: tuple[LeftOut, ...]
+    records: int
+
+
+def explain(topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record]) -> Explanation:
+    """Run the app over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
+
+    Raises `TableNotFound` for more texts than the table has key columns.
+    """
+    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
+    if not 0 < len(key) <= len(names):
+        raise TableNotFound(
+            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
+        )
+    wanted = dict(zip(names, key, strict=False))
+    engine = Interpreter(topology, watch=frozenset({table.name}))
+    steps: list[Step] = []
+    left_out: list[LeftOut] = []
+    made_by: set[bytes | None] = set()
+    suspects: list[tuple[Record, LeftOut]] = []
+    count = 0
+    for chunk in _chunks(records):
+        count += len(chunk)
+        engine.read(chunk)
+        by_place = {(r.topic, r.partition, r.offset): r for r in chunk}
+        for change in engine.changes[table.name]:
+            if change.key is not None and _is_of(change.key, wanted):
+                record = by_place[change.place.topic, change.place.partition, change.place.offset]
+                made_by.add(record.key)
+                steps.append(_step(topology, record, change))
+        for drop in engine.dropped:
+            record = by_place[drop.topic, drop.partition, drop.offset]
+            if drop.window is not None and drop.node == table.name and _touches(topology, table, record, wanted, drop.window):
+                window = " to ".join(f"{end:%F %T}Z" for end in drop.window)
+                left_out.append(LeftOut(drop.topic, drop.partition, drop.offset, f"late for the window {window}", table.location))
+        for refused in engine.quarantine:
+            place = (refused.record.topic, refused.record.partition, refused.record.offset)
+            suspects.append((refused.record, LeftOut(*place, f"{refused.node}: {refused.reason}", refused.location)))
+        for changes in engine.changes.values():
+            changes.clear()
+        engine.dropped.clear()
+        engine.quarantine.clear()
+        engine.outputs.clear()
+    left_out += [out for record, out in suspects if record.key is not None and record.key in made_by]
+    return Explanation(table.name, tuple(steps), tuple(left_out), count)
+
+
+def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    left = iter(records)
+    while chunk := list(islice(left, CHUNK)):
+        yield chunk
+
+
+def _step(topology: Topology, record: Record, change: Event) -> Step:
+    topic = next(t for t in topology.topics if t.name == record.topic)
+    try:
+        value = serdes.decode(record.value, topic.value, topic.value_format)
+    except EvaluationError:  # it was decodable once, or it wouldn't be here
+        value = None
+    return Step(record.topic, record.partition, record.offset, change.timestamp, change.key or {}, value, change.value)
+
+
+def _touches(topology: Topology, table: TableDef, record: Record, wanted: Mapping[str, str], window: tuple[datetime, datetime]) -> bool:
+    """Tell whether a late record was of the key: read alone, when nothing is late, it makes the row that it would have changed."""
+    alone = Interpreter(topology, watch=frozenset({table.name}))
+    alone.read([record])
+    return any(
+        change.key is not None and _is_of(change.key, wanted) and (change.key["window_start"], change.key["window_end"]) == window
+        for change in alone.changes[table.name]
+    )
+
+
+def _is_of(key: Row, wanted: Mapping[str, str]) -> bool:
+    return all(_same(key[name], text) for name, text in wanted.items())
+
+
+def _same(value: object, text: str) -> bool:
+    match value:
+        case bool():
+            return str(value).lower() == text.lower()
+        case int() | Decimal() | float():
+            try:
+                return Decimal(text) == Decimal(str(value))
+            except InvalidOperation:
+                return False
+        case datetime():
+            return value.isoformat() == text.replace("Z", "+00:00")
+        case _:
+            return str(value) == text

@@ -1,0 +1,93 @@
+"""A row explained: each record that made it, the row after each, and what was late or refused; no JVM."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+
+import watertable as wt
+from watertable import explain as module
+from watertable.errors import TableNotFound
+from watertable.explain import explain
+from watertable.interpreter import Record
+from watertable.plan import Topology
+from watertable_platform import show
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def shop() -> Topology:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+    moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    moves.group_by("sku", "shelf").windowed_by(wt.tumbling(hours=1, grace=wt.minutes(10))).agg(n=wt.count()).materialized_as("hourly")
+    return app.topology()
+
+
+def record(offset: int, sku: str, value: object, minutes: float = 0) -> Record:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return Record("moves", 0, offset, T0 + timedelta(minutes=minutes), sku.encode(), data)
+
+
+RECORDS = [
+    record(0, "a", {"qty": 5, "shelf": 1}), record(1, "b", {"qty": 1, "shelf": 1}, 1), record(2, "a", b"{broken", 2),
+    record(3, "b", b"{broken", 3), record(4, "a", {"qty": -7, "shelf": 2}, 200), record(5, "a", {"qty": 1, "shelf": 1}, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_every_record_that_made_a_row_is_told_with_the_row_after_it(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    topology = shop()
+    told = explain(topology, topology.table("stock"), ["a"], RECORDS)
+    assert [(s.offset, s.record, s.row) for s in told.steps] == [
+        (0, {"qty": 5, "shelf": 1}, {"qty": 5}), (4, {"qty": -7, "shelf": 2}, {"qty": -2}), (5, {"qty": 1, "shelf": 1}, {"qty": -1}),
+    ]  # fmt: skip
+    ((offset, reason),) = [(o.offset, o.reason) for o in told.left_out]
+    assert offset == 2, "what was refused of other keys is theirs"
+    assert reason.startswith("topic: ")
+    assert told.records == 6
+
+
+def test_what_was_late_for_a_window_is_told_with_the_window() -> None:
+    topology = shop()
+    told = explain(topology, topology.table("hourly"), ["a"], RECORDS)
+    assert [s.offset for s in told.steps] == [0, 4]
+    late = [o for o in told.left_out if "late" in o.reason]
+    assert [(o.offset, o.reason) for o in late] == [(5, "late for the window 2026-01-01 00:00:00Z to 2026-01-01 01:00:00Z")]
+    assert explain(topology, topology.table("hourly"), ["b"], RECORDS).steps[0].row == {"n": 1}
+    assert not [o for o in explain(topology, topology.table("hourly"), ["b"], RECORDS).left_out if "late" in o.reason]
+
+
+def test_a_key_of_several_columns_may_be_cut_short_and_is_read_by_its_types() -> None:
+    topology = shop()
+    hourly = topology.table("hourly")
+    assert [s.offset for s in explain(topology, hourly, ["a", "2"], RECORDS).steps] == [4]
+    assert explain(topology, hourly, ["a", "x"], RECORDS).steps == ()
+    for wrong in ([], ["a", "1", "2"]):
+        with pytest.raises(TableNotFound, match="has the key"):
+            explain(topology, hourly, wrong, RECORDS)
+
+
+def test_an_explanation_is_shown_to_people_and_programs() -> None:
+    topology = shop()
+    told = explain(topology, topology.table("stock"), ["a"], RECORDS)
+    out = io.StringIO()
+    show.print_explanation(Console(width=140, file=out), told, "a", 2)
+    text = out.getvalue()
+    for wanted in (
+        "stock  a  6 records read",
+        "moves/0@4",
+        "qty -2",
+        "the newest 2 of 3 records",
+        "left out  moves/0@2",
+        "test_explain.py",
+    ):
+        assert wanted in text
+    assert "moves/0@0" not in text
+    assert [s["offset"] for s in json.loads(show.explanation_json(told))["steps"]] == [0, 4, 5]
+    assert show.key_texts('["a", 2]') == ["a", "2"]
