@@ -298,8 +298,13 @@ class Courier(Worker):
         if not found:  # trimmed, and so all that comes before the first one kept is published
             found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last, 1 << 40)}")
         kept = min(found, key=lambda c: c.seq, default=None)
-        reached = {} if kept is None else kept.next if kept.seq == last else kept.begin
-        floor = {p: max(done.floor.get(p, 0), reached.get(p, 0)) for p in {*done.floor, *reached}}
+        floor = dict(done.floor)
+        if kept is not None:
+            for partition, offset in (kept.next if kept.seq == last else kept.begin).items():
+                floor[partition] = max(floor.get(partition, 0), offset)
+            now = self._admin.describe({topic for topic, _ in floor})  # of a topic that was made anew, offsets mean nothing
+            same = {topic for topic, state in now.items() if state.id == kept.topic_ids.get(topic)}
+            floor = {p: offset for p, offset in floor.items() if p[0] in same}
         publisher.mark(Published(Place(lineage.epoch, shared + 1, -1), floor))
         self._read = 0
 

@@ -387,7 +387,7 @@ def emit(ledger: Ledger, upto: int, names: int | None = None) -> Position:
 def deliver(ledger: Ledger, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Courier:
     """Publish all there is, with a courier of its own."""
     monkeypatch.setattr(workers, "OutboxPublisher", broker.publisher)
-    courier = Courier(ledger.store, None, None, publishes=True)  # type: ignore[arg-type]
+    courier = Courier(ledger.store, Kafka(), None, publishes=True)  # type: ignore[arg-type]
     courier.generation = ledger.writer.generation
     courier._publish(ledger.writer.position, ledger.offsets)
     return courier
@@ -447,6 +447,17 @@ def test_a_commit_that_was_published_by_half_is_sent_to_its_end_first(ledger: Le
     deliver(again, broker, monkeypatch)
     for topic in (b"moves", b"names"):
         assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(12)]
+
+
+def test_of_a_topic_that_was_made_anew_everything_is_published(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    emit(ledger, 10)
+    deliver(ledger, broker, monkeypatch)
+    again = rewound(ledger, "earliest")
+    emit(again, 5)
+    monkeypatch.setattr(Kafka, "describe", lambda *_: {"moves": TopicState("id-m", 1), "names": TopicState("another", 1)})
+    deliver(again, broker, monkeypatch)
+    assert [v for k, v in broker.sent[20:] if v] == [f"names-{o}".encode() for o in range(5)]
 
 
 def test_a_rewind_before_what_is_unpublished_changes_nothing_of_it(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ class Admin:
 
 
 _COORDINATOR_MOVES: Final = (ClientError.NOT_COORDINATOR, ClientError.COORDINATOR_NOT_AVAILABLE, ClientError.COORDINATOR_LOAD_IN_PROGRESS)
-_START_OVER: Final = "To start over from what the topic holds, move the app's folder out of the warehouse and start the app again"
+_START_OVER: Final = "To start over from what the topic holds, `watertable rewind APP --to earliest`"
 
 
 def _where(position: Offsets, topic: str) -> str:
