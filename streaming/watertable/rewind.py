@@ -581,8 +581,7 @@ def _effects(store: Store, tables: Iterable[TableDef], facts: Facts) -> tuple[li
                     + (f": its fold of {behind:,} commits before, and what came since" if behind else ""),
                 )
             )
-    changed = facts.fork_fingerprint and old
-    return found, sorted(old) if changed else []
+    return found, sorted(old)
 
 
 def _first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
