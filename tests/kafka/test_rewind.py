@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from tests.kafka.test_job import World
 from watertable import job, rewind
 from watertable.errors import RewindRefused
 from watertable.events import BatchCommitted, Event, Failed, Rewound, Stopped
 from watertable.kafka.config import Cluster
+from watertable.project import load_apps
 from watertable.rewind import Target
+from watertable.settings import Settings
 from watertable.store import Store
+from watertable_platform import cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,3 +105,44 @@ def test_records_that_retention_has_taken_are_refused_by_name(spark: SparkSessio
     rewind.apply(store, plan, topology.fingerprint, world.admin)
     world.run()
     assert world.stock() == {"a": (13, 2), "b": (1, 1)}
+
+
+APP = """
+import watertable as wt
+app = wt.App("till")
+moves = app.topic("{moves}", key="sku STRING", value="qty BIGINT").stream()
+moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+"""
+
+
+def test_the_commands_plan_apply_undo_and_explain(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(spark, broker, tmp_path / "world")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{broker.bootstrap}'\n")
+    (tmp_path / "assets" / "till").mkdir(parents=True)
+    (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(cli, "out", Console(width=200))
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
+    world.produce(("a", 5), ("b", 1), ("a", -7))
+    settings = Settings.load(tmp_path)
+    job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=spark)
+
+    def said(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert cli.main(list(arguments)) == code
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    (tmp_path / "plan.json").write_text(said("rewind", "till", "--to", "earliest", "--json"))
+    shown = said("rewind", "till", "--to", "earliest")
+    for wanted in ("till  rewind to earliest  till@1.1  →  till@2.0", "3 records", "rebuilt from nothing", "--apply does it"):
+        assert wanted in shown
+    done = json.loads(said("rewind", "till", "--plan", "plan.json", "--apply", "--json").splitlines()[-1])
+    assert (done["event"], done["position"], done["before"]) == ("rewound", "till@2.0", "till@1.1")
+    assert "rewound since" in said("rewind", "till", "--plan", "plan.json", "--apply", code=1)
+    assert "till is at till@3.1" in said("undo", "till", "--apply", "--reason", "only a test")
+    told = json.loads(said("explain", "stock", "--key", "a", "--json"))
+    assert [step["row"] for step in told["steps"]] == [{"qty": 5}, {"qty": -2}]
