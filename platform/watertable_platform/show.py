@@ -193,8 +193,12 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     facts.add_column()
     facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.commits:,} commits are left behind, none is deleted"))
     facts.add_row("replay", Text.assemble((f"{plan.records:,} records", "bold"), f"  {eta_text(plan.eta)}"))
-    code = f"{plan.fingerprint}, as before" if not plan.partial else f"{plan.fingerprint}; rows from before the fork are by older code"
-    facts.add_row("code", Text(code, style="yellow" if plan.partial else ""))
+    code = Text(plan.fingerprint)
+    if plan.partial:
+        code.append("; rows from before the fork are by older code", style="yellow")
+    elif plan.recorded not in ("", plan.fingerprint):
+        code.append(f"; it was {plan.recorded}", style="dim")
+    facts.add_row("code", code)
     console.print(facts)
     ranges = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name in ("topic", "partition", "from", "to", "records", "source"):

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.apps import retail
 from watertable.changelog import Position
 from watertable.errors import TableNotFound, UnknownPosition
-from watertable.events import BatchCommitted, Failed, Folded, Idle, Started, Stopped
+from watertable.events import BatchCommitted, Failed, Folded, Idle, Rewound, Started, Stopped
 from watertable.kafka.admin import Admin
 from watertable.project import load_apps
 from watertable.reader import EventTime
@@ -124,6 +124,9 @@ def test_the_live_lines_show_rate_lag_batch_time_last_commit_and_position() -> N
     assert "can't reach the cluster" in _shown(view)
     view(Idle(position="retail@1.17", lag={"sales": 0}))
     assert "caught up" in _shown(view)
+    view(Rewound(position="retail@2.4", before="retail@1.17", by="rewind to commit 4", generation=5))
+    for wanted in ("replaying", "retail@2.4"):
+        assert wanted in _shown(view)
 
 
 def test_without_a_terminal_a_run_writes_plain_lines() -> None:

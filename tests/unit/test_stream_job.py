@@ -145,6 +145,19 @@ def test_a_crash_names_the_record_on_the_run_and_on_every_table(run: Run, settin
     assert not leases.read(settings, "shop").is_held  # type: ignore[union-attr]
 
 
+def test_a_stream_that_was_rewound_while_it_ran_goes_on_in_the_same_run(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    run(
+        """
+        started(); batch(4, stock=1)
+        say("rewound", position="shop@2.2", before="shop@1.4", by="rewind to commit 2: bad prices", generation=3)
+        say("batch", position="shop@2.3", records=1, seconds=0.5, records_per_second=2.0, batch_ms=500, lag={"sales": 0}, rows={"stock": 1})
+        sys.exit(1)
+        """
+    )
+    assert attempts(instance, settings, "shop")[0].position == "shop@2.3"
+    assert [numbers(event)["position"] for event in told(instance, "stock")] == ["shop@1.4", "shop@2.3"]
+
+
 @pytest.mark.parametrize(("code", "final"), [(1, False), (2, True), (3, True), (4, True), (0, False)])
 def test_exit_codes_tell_what_a_restart_can_mend(
     run: Run, settings: Settings, instance: dg.DagsterInstance, code: int, final: bool
