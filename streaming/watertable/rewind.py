@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 from watertable import failpoints
 from watertable.changelog import COMMIT_TABLE, CommitInfo, Head, Lineage, Offsets, Position, now_after
 from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.plan import Purity, purity_of
 from watertable.reader import SEQ_BITS, event_time, micros, offsets_passed
 from watertable.store import WRITER_LINE
 
@@ -285,7 +286,7 @@ def plan(
     `KafkaError` when the cluster doesn't answer.
     """
     facts = survey(store, topology, kafka, target)
-    effects, stale = _effects(store, topology.tables, facts)
+    effects, stale = _effects(store, topology, facts)
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
         keep_old_code_before=keep_old_code_before, reason=reason,
@@ -552,13 +553,15 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
     )
 
 
-def _effects(store: Store, tables: Iterable[TableDef], facts: Facts) -> tuple[list[Effect], list[str]]:
+def _effects(store: Store, topology: Topology, facts: Facts) -> tuple[list[Effect], list[str]]:
     """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
-    tables, fork = tuple(tables), facts.fork
+    tables, fork = topology.tables, facts.fork
     if not fork.seq:
-        return [Effect(t.name, "rebuilt from nothing") for t in tables], []
+        return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []
     columns = store.changelog.snapshot().columns
-    old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
+    old: set[str] = set()
+    if facts.fork_fingerprint != topology.fingerprint:  # the same code has the same layout
+        old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
     readable = [t.name for t in tables if t.name not in old]
     try:
         bases = store.reader.view(readable, Position(store.app, facts.parent, fork.seq)).bases
@@ -574,14 +577,13 @@ def _effects(store: Store, tables: Iterable[TableDef], facts: Facts) -> tuple[li
             found.append(Effect(t.name, "new: holds only what comes after the fork"))
         else:
             behind = fork.seq - bases[t.name].seq
-            found.append(
-                Effect(
-                    t.name,
-                    f"as it was at commit {fork.seq:,}"
-                    + (f": its fold of {behind:,} commits before, and what came since" if behind else ""),
-                )
-            )
-    return found, sorted(old)
+            since = f": its fold of {behind:,} commits before, and what came since" if behind else ""
+            found.append(Effect(t.name, f"as it was at commit {fork.seq:,}{since}"))
+    return [Effect(e.table, e.effect + _by_arrival(t)) for e, t in zip(found, tables, strict=True)], sorted(old)
+
+
+def _by_arrival(table: TableDef) -> str:
+    return "; it depends on arrival: the replay may make other rows of it" if purity_of(table.node) is Purity.ARRIVAL else ""
 
 
 def _first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
