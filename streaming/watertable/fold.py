@@ -39,6 +39,7 @@ from watertable.reader import (
     hides,
     materialise,
     micros,
+    split_number,
     states_in,
 )
 from watertable.schema import quote
@@ -143,7 +144,7 @@ class Folder:
                 self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
             elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
                 self.spark.conf.set("spark.sql.adaptive.enabled", str(tail + size > SMALL_FOLD).lower())
-                frame = _shaped(table, view.states(table)).where("alive").drop("key", "alive")
+                frame = _shaped(table, view.states(table)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
@@ -161,16 +162,27 @@ class Folder:
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
 
     def _publish(self, table: TableDef) -> None:
-        """Write the table that readers see from the states kept beside it, where it is behind them."""
+        """Write the table that readers see from the states kept beside it, where it is behind them.
+
+        Where no state is ever let go, those that changed since say all; else the table is written anew.
+        """
         states, log = self.reader.newest(table), self.reader.log(table.name)
         shown = log.latest()
         number = states.epoch << SEQ_BITS | states.seq
-        if states.snapshot is None or (shown is not None and (log.transaction_at(FOLD_LINE, shown.version) or 0) >= number):
+        done = (shown is not None and log.transaction_at(FOLD_LINE, shown.version)) or 0
+        if states.snapshot is None or done >= number:
             return
-        rows = finish(table, states_in(states.snapshot, table)).where("alive")
-        rows = rows.selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
+        rows = finish(table, states_in(states.snapshot, table))
+        epoch, seq = split_number(done)
+        whole = table.alive is not None or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
+        whole = whole or (shown is not None and shown.property(ROWS_PROPERTY) != table.fingerprint)
         try:
-            self._overwrite(table, table.name, rows, number)
+            if whole:
+                kept = rows.where("alive").selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
+                self._overwrite(table, table.name, kept, number)
+            else:
+                changed = _columns(table, rows.where(f"seq > {seq}"), "named_struct('seq', seq, 'epoch', epoch)")
+                self._merge_rows(table, table.name, changed.localCheckpoint(), number)
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise  # another folder was quicker
@@ -179,21 +191,25 @@ class Folder:
         """Merge the absolute rows of the keys in the tail where they are newer than what is there."""
         touched = materialise(view.touched(table))
         source = _shaped(table, view.states(table, touched, of_tail=True)).localCheckpoint()
-        on = [f"t.{quote(n)} <=> s.key.{quote(n)}" for n in table.key.names]
-        if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
-            first = source.agg(F.expr("unix_micros(min(key.window_start))")).head()
-            on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
         failpoints.hit("fold.before_merge")
-        values: dict[str, str | Column] = {quote(c): f"s.{quote(c)}" for c in source.columns if c not in ("key", "alive")}
+        self._merge_rows(table, base_name(table), source, number)
+
+    def _merge_rows(self, table: TableDef, name: str, source: DataFrame, number: int) -> None:
+        """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer."""
+        on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in table.key.names]
+        if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
+            first = source.agg(F.expr("unix_micros(min(window_start))")).head()
+            on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
+        values: dict[str, str | Column] = {quote(c): f"s.{quote(c)}" for c in source.columns if c != "_wt_alive"}
         self.spark.conf.set("spark.databricks.delta.write.txnAppId", FOLD_LINE)
         self.spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))
         try:
             (
-                DeltaTable.forPath(self.spark, self.changelog.base_path(base_name(table))).alias("t")
+                DeltaTable.forPath(self.spark, self.changelog.base_path(name)).alias("t")
                 .merge(source.alias("s"), " AND ".join(on))
-                .whenMatchedDelete("s._wt.seq > t._wt.seq AND NOT s.alive")
+                .whenMatchedDelete("s._wt.seq > t._wt.seq AND NOT s._wt_alive")
                 .whenMatchedUpdate("s._wt.seq > t._wt.seq", values)
-                .whenNotMatchedInsert("s.alive", values)
+                .whenNotMatchedInsert("s._wt_alive", values)
                 .execute()
             )  # fmt: skip
         finally:
@@ -270,14 +286,20 @@ class Folder:
 
 
 def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
-    """Bring absolute states into a base's columns, beside `key` and `alive`.
+    """Bring absolute states into a base's columns, beside `_wt_alive`.
 
-    A table of states alone shows no value, and what a filter hides is alive in it; only an emptied group isn't.
+    A table of states alone shows no value, and what a filter or a join hides is alive in it; only an emptied group isn't.
     """
-    kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state) AS _wt"
-    keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
+    kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state)"
     if hides(table):
+        keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
         alive = render(table.alive.safe_sql, {"state": "state"}) if table.alive is not None else "true"
-        return states.selectExpr("key", f"{alive} AS alive", *keys, kept)
+        return states.selectExpr(f"{alive} AS _wt_alive", *keys, f"{kept} AS _wt")
+    return _columns(table, finish(table, states), kept)
+
+
+def _columns(table: TableDef, finished: DataFrame, kept: str) -> DataFrame:
+    """Bring finished rows into a table's columns, beside `_wt_alive`; of those that aren't, the key is all there is."""
+    keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
     values = [f"row.{quote(n)} AS {quote(n)}" for n in table.value.names]
-    return finish(table, states).selectExpr("key", "alive", *keys, *values, kept)
+    return finished.selectExpr("alive AS _wt_alive", *keys, *values, f"{kept} AS _wt")

@@ -177,8 +177,7 @@ class View:
         if size > SMALL_TAIL:
             return _alive(finish(table, self.states(table)))
         touched = self.touched(table)
-        key = F.struct(*(F.col(quote(n)) for n in table.key.names)).alias("key")
-        untouched = _only(kept.withColumn("key", key), touched, "left_anti").drop("key")
+        untouched = _only(kept, touched, "left_anti", of="")
         return untouched.unionByName(_alive(finish(table, self.states(table, touched, of_tail=True))))
 
     def changes(self, table: TableDef, after: int, upto: int) -> DataFrame:
@@ -506,10 +505,11 @@ def materialise(frame: DataFrame) -> DataFrame:
     return frame.localCheckpoint(eager=False)
 
 
-def _only(frame: DataFrame, keys: DataFrame, how: str) -> DataFrame:
+def _only(frame: DataFrame, keys: DataFrame, how: str, *, of: str = "key.") -> DataFrame:
+    """Cut a frame by keys; its own key's columns are in its struct `key`, or beside the others."""
     fields = [c.name for c in keys.schema["key"].dataType.fields]  # type: ignore[attr-defined]  # it's a struct
     wanted = keys.select(*(F.col(f"key.{quote(n)}").alias(f"__k{i}") for i, n in enumerate(fields)))
-    same: Column = reduce(lambda a, b: a & b, (F.col(f"key.{quote(n)}").eqNullSafe(F.col(f"__k{i}")) for i, n in enumerate(fields)))
+    same: Column = reduce(lambda a, b: a & b, (F.col(f"{of}{quote(n)}").eqNullSafe(F.col(f"__k{i}")) for i, n in enumerate(fields)))
     return frame.join(F.broadcast(wanted), same, how)
 
 
