@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from watertable import plan
 from watertable.aggregates import PLACE, Merge, StateField, TopField
 from watertable.expressions import Expr
-from watertable.plan import How, Named, TableDef
+from watertable.plan import Part, TableDef
 from watertable.schema import Column, Type, quote
-from watertable.stages import Match, Part, Project, Side, Stage, Where
+from watertable.stages import How, Match, Named, Project, Side, Stage, Where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

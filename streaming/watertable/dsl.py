@@ -22,9 +22,10 @@ from watertable import plan
 from watertable.aggregates import Aggregation, BoundAggregate, bind, bind_rows, row_count
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse, parse_predicate
-from watertable.plan import Format, How, Named, Sink, TableDef, Topic, Topology
+from watertable.plan import Format, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema, check_identifier
+from watertable.stages import How, Named
 from watertable.windows import Windows
 
 _PACKAGE: Final = str(Path(__file__).parent)

@@ -24,10 +24,10 @@ from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
-from watertable.plan import How, Named, Sink, Topic, Topology
+from watertable.plan import Sink, Topic, Topology
 from watertable.rules import OnFail
 from watertable.scalars import EXACT, order_key
-from watertable.stages import Match, Project, Side, Stage, Where
+from watertable.stages import How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import EPOCH
 
 FAN_OUT: Final = 65536
@@ -305,7 +305,7 @@ class Interpreter:
             self._drop(_label(node), "null_value")
             return []
         key = event.key if node.on is None else event.columns(node.on)
-        left = node.how is plan.How.LEFT
+        left = node.how is How.LEFT
         if _is_null(key) and not (left and _is_null(event.key)):  # Kafka Streams: a left join keeps what has no key of its own
             self._drop(_label(node), "null_key")
             return []
@@ -459,7 +459,7 @@ def _label(node: plan.Stream) -> str:
         case plan.FlatMapValues():
             return "flat_map_values"
         case plan.StreamJoin():
-            return "join" if node.how is plan.How.INNER else "left_join"
+            return "join" if node.how is How.INNER else "left_join"
         case _:
             return type(node).__name__.lower()
 

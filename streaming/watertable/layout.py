@@ -19,6 +19,7 @@ from watertable.expressions import Expr
 from watertable.plan import Aggregate, Format, Latest, Sink, TableAggregate, Topic, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema, quote
+from watertable.stages import How, Named
 from watertable.windows import EPOCH, UnlimitedWindows
 
 _CORRUPT: Final = "_wt_corrupt"
@@ -246,7 +247,7 @@ class Layout:
         deeper = _narrowed(flow, flow.present)
         return _narrowed(deeper, flow.segment.add(f"{flow.present} AND NOT {flag}", deeper.level))
 
-    def _checked(self, flow: Flow, expressions: Sequence[Expr], label: str, location: str, of_value: plan.Named = ()) -> Flow:
+    def _checked(self, flow: Flow, expressions: Sequence[Expr], label: str, location: str, of_value: Named = ()) -> Flow:
         """Send records at which an expression fails to quarantine, and give the stream of the others.
 
         Those `of_value` make a new value; where there is none, they aren't evaluated, and can't fail.
@@ -260,7 +261,7 @@ class Layout:
         flag = flow.segment.fail(f"{flow.present} AND ({' OR '.join(fails)})", flow.level, label, location, reason)
         return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1), by=2)
 
-    def _value(self, flow: Flow, columns: plan.Named) -> str:
+    def _value(self, flow: Flow, columns: Named) -> str:
         there = _value_of(flow)
         return flow.segment.add(f"CASE WHEN {there} IS NOT NULL THEN {named_struct(columns, flow.spaces)} END", flow.level)
 
@@ -291,7 +292,7 @@ class Layout:
         renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, theirs, strict=True)) if not on else ""
         wanted = segment.add(named_struct(on, flow.spaces) if on else f"named_struct({renamed})", flow.level)
         keyless = _null_key(wanted, theirs)
-        if node.how is plan.How.LEFT:
+        if node.how is How.LEFT:
             keyless = f"({keyless} AND NOT {_null_key(key, own)})" if on else "FALSE"
         dropped = segment.add(f"{flow.present} AND {there} IS NOT NULL AND {keyless}", flow.level + 1)
         segment.count(dropped, label, "null_key")
@@ -300,7 +301,7 @@ class Layout:
         after = self._segment(node)
         self.inputs[after.number] = (Flow(segment, flow.level + 2, present, flow.spaces), wanted)
         found = Flow(after, 0, "present", {name: name for name in flow.spaces if name != "ts"} | {"right": "right"})
-        if node.how is plan.How.INNER:
+        if node.how is How.INNER:
             found = _narrowed(found, after.add("present AND right IS NOT NULL", 0))
         found = self._checked(found, [], label, node.location, of_value=node.columns)
         return _with(found, value=self._value(found, node.columns))
@@ -409,7 +410,7 @@ def encoded(column: str, form: Format, schema: Schema) -> str:
 
 def join_label(node: plan.StreamJoin) -> str:
     """Name a join as the DSL does."""
-    return "join" if node.how is plan.How.INNER else "left_join"
+    return "join" if node.how is How.INNER else "left_join"
 
 
 def literal(text: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from watertable import plan
 from watertable.expressions import Expr
 from watertable.plan import Stream, TableDef, Topic, Topology
+from watertable.stages import How, Named
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,7 +128,7 @@ def label(node: Stream | plan.Table) -> str:
 
 
 def _join(node: plan.TableJoin | plan.StreamJoin) -> str:
-    return "join" if node.how is plan.How.INNER else f"{node.how}_join"
+    return "join" if node.how is How.INNER else f"{node.how}_join"
 
 
 def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
@@ -226,7 +227,7 @@ def _through(expr: Expr, spaces: dict[str, Lineage]) -> set[Origin]:
     return found
 
 
-def _named(columns: plan.Named) -> str:
+def _named(columns: Named) -> str:
     return ", ".join(f"{name}={_plain(expr.sql)}" for name, expr in columns)
 
 

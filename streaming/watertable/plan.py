@@ -21,7 +21,7 @@ from watertable.errors import DefinitionError
 from watertable.expressions import Expr, Scope, parse
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
-from watertable.stages import Match, Part, Project, Side, Stage, Where
+from watertable.stages import How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import Windows
 
 FINGERPRINT_VERSION: Final = 1
@@ -33,23 +33,12 @@ DIALECT: Final = "spark 4.1, ansi, utc"
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
 
-Named = tuple[tuple[str, Expr], ...]
-"""Expressions with the names of the columns that they make, in order."""
-
 
 class Purity(StrEnum):
     """Tell whether a result follows from the records alone, or also from the recorded cuts between batches."""
 
     PURE = "pure"
     ARRIVAL = "arrival"
-
-
-class How(StrEnum):
-    """Say which keys a join has rows for: those of both sides, of the left one, or of either."""
-
-    INNER = "inner"
-    LEFT = "left"
-    OUTER = "outer"
 
 
 class Format(StrEnum):
@@ -254,6 +243,19 @@ Leaf = Latest | Aggregate | TableAggregate
 Root = Leaf | Cogroup | TableJoin
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Say which part of a table's state one of its leaves folds.
+
+    `fields` holds pairs of the leaf's own name of a state field and the table's; `there`, if any, is the field that is true from the
+    leaf's first record on.
+    """
+
+    leaf: Leaf
+    fields: tuple[tuple[str, str], ...]
+    there: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, 
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
-from watertable.plan import How, TableAggregate, TableDef, Topology
+from watertable.plan import TableAggregate, TableDef, Topology
 from watertable.schema import quote
-from watertable.stages import Match, Stage, Where
+from watertable.stages import How, Match, Stage, Where
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -1,14 +1,22 @@
-"""Say what is done with a table's state: which part of it each leaf folds, and the steps from it to the row that readers see."""
+"""Say which steps lead from a table's state to the row that readers see."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import StrEnum
 
 from watertable.expressions import Expr
 
-if TYPE_CHECKING:
-    from watertable.plan import How, Leaf, Named
+Named = tuple[tuple[str, Expr], ...]
+"""Expressions with the names of the columns that they make, in order."""
+
+
+class How(StrEnum):
+    """Say which keys a join has rows for: those of both sides, of the left one, or of either."""
+
+    INNER = "inner"
+    LEFT = "left"
+    OUTER = "outer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +56,6 @@ class Match:
     left: Side
     right: Side
     columns: Named
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Say which part of a table's state one of its leaves folds.
-
-    `fields` holds pairs of the leaf's own name of a state field and the table's; `there`, if any, is the field that is true from the
-    leaf's first record on.
-    """
-
-    leaf: Leaf
-    fields: tuple[tuple[str, str], ...]
-    there: str | None
 
 
 Stage = Project | Where | Match
