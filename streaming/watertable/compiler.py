@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Lookup = Callable[[TableDef, "DataFrame"], "DataFrame"]
-"""Give the old rows of a table for a frame of distinct keys: `key`, `state`, with its lineage cut."""
+"""Give the old rows of a table for a frame of distinct keys, and perhaps more: `key`, `state`, with its lineage cut."""
 
 Partition = tuple[str, int]
 

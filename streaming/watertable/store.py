@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 WRITER_LINE: Final = "watertable/writer"
 SMALL_BATCH: Final = 50_000
 """Records up to which a commit is written by one task: one file a table, and no second stage."""
+SHORT_TAIL: Final = 2 << 20
+"""Bytes of a tail up to which looking up is quicker without cutting it to the keys that are wanted."""
 _TRIES: Final = 5
 
 
@@ -192,11 +194,15 @@ class Writer:
             self._version = version
 
     def lookup(self) -> Callable[[TableDef, DataFrame], DataFrame]:
-        """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut."""
+        """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut.
+
+        A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more.
+        """
 
         def look(table: TableDef, keys: DataFrame) -> DataFrame:
             view = self._store.reader.view_for([table.name], self.known)
-            return materialise(view.states(table, keys).select("key", "state"))
+            short = view.tail_bytes(table) <= SHORT_TAIL
+            return materialise(view.states(table, keys, of_tail=short).select("key", "state"))
 
         return look
 
