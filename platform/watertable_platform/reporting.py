@@ -120,6 +120,11 @@ class Reporter:
                 self._since[name] = _Since(data_version=position)
         self.report(position, at_once=True)
 
+    def moved(self, position: str) -> None:
+        """Report every table: a rewind, or its undoing, has taken all of them to another position at once."""
+        self._since = {name: _Since(data_version=position) for name in self._tables}
+        self.report(position, at_once=True)
+
     def report(self, position: str, *, at_once: bool = False) -> None:
         """Report the tables that changed, if it is time to; `at_once`: whatever the time."""
         now = self._clock()

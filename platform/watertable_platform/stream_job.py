@@ -167,6 +167,7 @@ class _Stream:
             case "rewound":
                 self._tag({Tag.POSITION: event["position"]})
                 self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
+                self.reporter.moved(event["position"])
             case "failed":
                 self.failed = event
             case "stopped":
