@@ -24,8 +24,8 @@ def drivers(project: Project) -> list[int]:
     return [pid for pid, command in project.processes().items() if " run shop --json" in command]
 
 
-def on_hand(dagster: Dagster, position: str) -> bool:
-    return any(m["metadata"].get("position") == position for m in dagster.materializations("shop", "stock"))
+def at_epoch(dagster: Dagster, epoch: int) -> bool:
+    return any(str(m["metadata"].get("position")).startswith(f"shop@{epoch}.") for m in dagster.materializations("shop", "stock"))
 
 
 def test_a_stream_is_launched_watched_stopped_and_comes_back(project: Project, dagster: Dagster) -> None:
@@ -129,6 +129,34 @@ def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(proje
     crashes = [r for r in dagster.runs("stream__shop") if r["status"] == "FAILURE"]
     assert len([r for r in crashes if "RecordFailed" in r["tags"].get("watertable/crash", "")]) == 5
     assert drivers(project) == []
+
+
+@pytest.mark.slow
+def test_a_live_stream_is_rewound_and_taken_back_from_dagster(project: Project, dagster: Dagster) -> None:
+    if live(dagster) is None:
+        dagster.launch_stream()
+    running = dagster.until("the stream runs", lambda: live(dagster))
+    project.send(("i1", 7))
+    dagster.until("it has committed", lambda: at_epoch(dagster, 1))
+
+    # a dry run, the default, shows the plan and changes nothing
+    dry = dagster.launch("rewind__shop", config={"ops": {"rewind_shop": {"config": {"to": "1"}}}})
+    dagster.until("the plan is shown", lambda: dagster.run(dry)["status"] == "SUCCESS")
+    assert not at_epoch(dagster, 2)
+
+    # done: the same run goes on from the fork, in a new epoch
+    wanted = {"to": "1", "reason": "to see it twice", "dry_run": False}
+    done = dagster.launch("rewind__shop", config={"ops": {"rewind_shop": {"config": wanted}}})
+    dagster.until("it is rewound", lambda: dagster.run(done)["status"] == "SUCCESS")
+    dagster.until("it replays", lambda: at_epoch(dagster, 2))
+
+    # and taken back
+    undone = dagster.launch("undo__shop", config={"ops": {"undo_shop": {"config": {"dry_run": False}}}})
+    dagster.until("it is undone", lambda: dagster.run(undone)["status"] == "SUCCESS")
+    project.send(("i1", -7))
+    dagster.until("it goes on from where it was", lambda: at_epoch(dagster, 3))
+    assert (live(dagster) or {}).get("runId") == running["runId"]
+    assert len(drivers(project)) == 1
 
 
 def test_nothing_is_left_behind(project: Project, dagster: Dagster) -> None:
