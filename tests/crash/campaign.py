@@ -50,7 +50,8 @@ class Cell:
         draw = Random(f"{self.point}/{self.how}/{self.seed}")
         if self.seed == 0 or not self.point.startswith(("store.commit", "fold", "job.batch", "publish")):
             return 1, 0.0 if self.seed == 0 else round(draw.uniform(0.0, 0.3), 3)
-        return draw.randint(1, 3), round(draw.uniform(0.0, 0.4), 3)
+        rarely = self.point in ("fold.after_pin", "fold.after_confirm")  # once a round of folds, not once a table
+        return 1 if rarely else draw.randint(1, 3), round(draw.uniform(0.0, 0.4), 3)
 
 
 @dataclass(slots=True)
