@@ -303,6 +303,7 @@ def test_tombstones_are_kept_as_long_after_a_rewind_as_without_one(ledger: Ledge
     assert read(again) == told(6)
 
 
+@pytest.mark.slow
 def test_readers_beside_rewinds_see_one_position_each_time(ledger: Ledger) -> None:
     tell(ledger, folds=(3,))
     stop, wrong, seen = threading.Event(), [], []
