@@ -285,8 +285,7 @@ def _argument(name: str, aggregation: Aggregation, scope: Scope, where: str) -> 
 
 
 def _counter(name: str, text: str | None, scope: Scope, where: str) -> StateField:
-    lift = "CAST(1 AS BIGINT)" if text is None else f"CASE WHEN ({text}) IS NULL THEN CAST(0 AS BIGINT) ELSE CAST(1 AS BIGINT) END"
-    return StateField(name, BIGINT, Merge.SUM, parse(lift, scope, where))
+    return StateField(name, BIGINT, Merge.SUM, _times(1, text, scope, where))
 
 
 def _sum(name: str, text: str | None, kind: Type, scope: Scope, where: str) -> StateField:
@@ -295,11 +294,13 @@ def _sum(name: str, text: str | None, kind: Type, scope: Scope, where: str) -> S
 
 
 def _tally(name: str, text: str | None, scope: Scope, where: str) -> SignedField:
-    def counted(n: int) -> Expr:
-        one = f"CAST({n} AS BIGINT)"
-        return parse(one if text is None else f"CASE WHEN ({text}) IS NULL THEN CAST(0 AS BIGINT) ELSE {one} END", scope, where)
+    return SignedField(name, BIGINT, Merge.SUM, _times(1, text, scope, where), _times(-1, text, scope, where))
 
-    return SignedField(name, BIGINT, Merge.SUM, counted(1), counted(-1))
+
+def _times(n: int, text: str | None, scope: Scope, where: str) -> Expr:
+    """Write n, or 0 where the expression is null."""
+    counted = f"CAST({n} AS BIGINT)"
+    return parse(counted if text is None else f"CASE WHEN ({text}) IS NULL THEN CAST(0 AS BIGINT) ELSE {counted} END", scope, where)
 
 
 def _bag(name: str, aggregation: Aggregation, kind: Type, key: Schema, scope: Scope, where: str) -> tuple[SignedField, str]:

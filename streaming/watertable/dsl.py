@@ -294,11 +294,10 @@ class Stream:
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
 
     def _look_up(self, how: How, table: Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str) -> Stream:
-        what = "join" if how is How.INNER else "left_join"
+        what = how.operator
         if not isinstance(table, Table):
             raise DefinitionError(f"{where}: {what} wants a table: make one of the stream with to_table, or an aggregation")
-        if table.app is not self.app:
-            raise DefinitionError(f"{where}: {what} wants a table of the same app: {self.app.name!r} here, {table.app.name!r} there")
+        _check_same_app(self.app, table.app, f"{where}: {what} wants a table of the same app")
         if table.name is None:
             raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
         made = _named(columns, plan.lookup_scope(self.node, table.node), where)
@@ -409,9 +408,7 @@ class CogroupedStream:
         where, (first, _) = _here(), self.inputs[0]
         mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
         _check_same_key(mine, theirs, where, "cogroup")
-        if grouped.stream.app is not first.stream.app:
-            names = f"{first.stream.app.name!r} here, {grouped.stream.app.name!r} there"
-            raise DefinitionError(f"{where}: cogroup wants streams of one app: {names}")
+        _check_same_app(first.stream.app, grouped.stream.app, f"{where}: cogroup wants streams of one app")
         taken = sorted({name for _, other in self.inputs for name in other} & {*aggregates})
         if taken:
             raise DuplicateName(f"{where}: cogroup: another stream already makes {', '.join(taken)}; each stream makes its own columns")
@@ -485,13 +482,13 @@ class Table:
         return self._join(How.OUTER, other, columns, _here())
 
     def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
-        what = "join" if how is How.INNER else f"{how}_join"
-        if other.app is not self.app:
-            raise DefinitionError(f"{where}: {what} wants two tables of one app: {self.app.name!r} here, {other.app.name!r} there")
-        _check_same_key(self.key, other.key, where, what)
+        _check_same_app(self.app, other.app, f"{where}: {how.operator} wants two tables of one app")
+        _check_same_key(self.key, other.key, where, how.operator)
         windows = [plan.windows_of(table.node) for table in (self, other)]
         if len({w and (w.size, w.advance) for w in windows}) != 1:
-            raise DefinitionError(f"{where}: {what} wants the same windows: {windows[0] or 'none'} here, {windows[1] or 'none'} there")
+            raise DefinitionError(
+                f"{where}: {how.operator} wants the same windows: {windows[0] or 'none'} here, {windows[1] or 'none'} there"
+            )
         made = _named(columns, plan.join_scope(self.node, other.node), where)
         plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
@@ -611,6 +608,11 @@ def _group(columns: tuple[str, ...], named: dict[str, str], scope: Scope, where:
         raise SchemaError(f"{where}: {operator}: column {', '.join(repeated)} is named twice")
     _check_key(Schema.of((name, expr.type) for name, expr in made), where, operator)
     return tuple(made)
+
+
+def _check_same_app(mine: App, theirs: App, wanted: str) -> None:
+    if theirs is not mine:
+        raise DefinitionError(f"{wanted}: {mine.name!r} here, {theirs.name!r} there")
 
 
 def _check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:

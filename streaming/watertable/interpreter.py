@@ -459,7 +459,7 @@ def _label(node: plan.Stream) -> str:
         case plan.FlatMapValues():
             return "flat_map_values"
         case plan.StreamJoin():
-            return "join" if node.how is How.INNER else "left_join"
+            return node.how.operator
         case _:
             return type(node).__name__.lower()
 

@@ -284,7 +284,7 @@ class Layout:
     def _look_up(self, node: plan.StreamJoin) -> Flow:
         """Find each record's key in the table, drop what has none, and go on in a segment that has the table's rows beside the records."""
         self._folds(plan.root_of(node.right), node.table)
-        label, on = join_label(node), node.on or ()
+        label, on = node.how.operator, node.on or ()
         flow = self._checked(self.flow(node.parent), [], label, node.location, of_value=on)
         segment, there, key = flow.segment, _value_of(flow), flow.spaces["key"]
         segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
@@ -406,11 +406,6 @@ def encoded(column: str, form: Format, schema: Schema) -> str:
             # Spark's own format would cut microseconds off; serdes.encode writes the same
             time = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX"
             return f"CAST(to_json({column}, map('ignoreNullFields', 'false', 'timestampFormat', '{time}')) AS BINARY)"
-
-
-def join_label(node: plan.StreamJoin) -> str:
-    """Name a join as the DSL does."""
-    return "join" if node.how is How.INNER else "left_join"
 
 
 def literal(text: str) -> str:

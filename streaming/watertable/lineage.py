@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from watertable import plan
 from watertable.expressions import Expr
 from watertable.plan import Stream, TableDef, Topic, Topology
-from watertable.stages import How, Named
+from watertable.stages import Named
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,13 +122,9 @@ def label(node: Stream | plan.Table) -> str:
             return f"cogroup {len(node.inputs)} streams"
         case plan.StreamJoin():
             on = f" on {_named(node.on)}" if node.on else ""
-            return f"{_join(node)} table {node.table}{on} {_named(node.columns)} ({plan.purity_of(node)})"
+            return f"{node.how.operator} table {node.table}{on} {_named(node.columns)} ({plan.purity_of(node)})"
         case plan.TableJoin():
-            return f"{_join(node)} {_named(node.columns)}"
-
-
-def _join(node: plan.TableJoin | plan.StreamJoin) -> str:
-    return "join" if node.how is How.INNER else f"{node.how}_join"
+            return f"{node.how.operator} {_named(node.columns)}"
 
 
 def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
@@ -141,9 +137,9 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
         case _:
             name = {plan.MapValues: "map_values", plan.TableMapValues: "map_values", plan.FlatMapValues: "flat_map_values",
                     plan.Map: "map", plan.Filter: "filter", plan.TableFilter: "filter", plan.Expect: "expect"}.get(type(node))  # fmt: skip
-            name = _join(node) if isinstance(node, plan.TableJoin | plan.StreamJoin) else name
+            name = node.how.operator if isinstance(node, plan.TableJoin | plan.StreamJoin) else name
             if isinstance(node, plan.StreamJoin):
-                yield f"k_{node.table}", f"{name}"
+                yield f"k_{node.table}", node.how.operator
             for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
                 for origin, steps in _ways(parent):
                     yield origin, " · ".join(part for part in (steps, name) if part)
@@ -161,12 +157,9 @@ def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
         case plan.Latest():
             key = {name: _column(node.parent, "key", name) for name in plan.key_of(node).names}
             return key, {name: _column(node.parent, "value", name) for name in plan.value_of(node).names}
-        case plan.Aggregate():
-            windows: Lineage = {c.name: set() for c in plan.WINDOW_KEY} if node.windows else {}
+        case plan.Aggregate() | plan.TableAggregate():
+            windows: Lineage = {c.name: set() for c in plan.WINDOW_KEY} if plan.windows_of(node) else {}
             key = {name: _origins(node.parent, expr) for name, expr in node.group} | windows
-            return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
-        case plan.TableAggregate():
-            key = {name: _origins(node.parent, expr) for name, expr in node.group}
             return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
         case plan.Cogroup():
             found = [_of_table(aggregate) for aggregate in node.inputs]

@@ -18,6 +18,11 @@ class How(StrEnum):
     LEFT = "left"
     OUTER = "outer"
 
+    @property
+    def operator(self) -> str:
+        """Name the join as the DSL does."""
+        return "join" if self is How.INNER else f"{self}_join"
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
