@@ -445,6 +445,12 @@ def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped
     return [Part(frame, column, table) for frame, column, table in found if frame is not None]
 
 
+def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> DataFrame:
+    """Read the commits (after, upto] of a lineage: `seq`, and `c`, the struct of their `__commit` row."""
+    rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {lineage.where(after, upto)}").selectExpr("seq", "commit_v1 AS c")
+    return rows.where("c.kind = 'batch'")
+
+
 def interval(duration: timedelta) -> str:
     """Write a duration as Delta's table properties take it."""
     return f"interval {max(1, int(duration.total_seconds()))} seconds"

@@ -12,7 +12,7 @@ whose changes are streamed or that a stream is joined with, and the writer's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -22,8 +22,9 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from watertable import plan
+from watertable.aggregates import StateField
 from watertable.algebra import finishing, lifted, merged, placed_in, single
-from watertable.layout import Fold, Layout, Segment, literal
+from watertable.layout import Fold, Layout, Segment, literal, moment
 from watertable.plan import Aggregate, TableAggregate, TableDef, Topology
 from watertable.schema import quote
 from watertable.windows import UnlimitedWindows
@@ -258,11 +259,8 @@ class _Run:
 
     def partial(self, fold: Fold, contributions: DataFrame) -> DataFrame:
         """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`)."""
-        fields = plan.state_of(fold.root)
         windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
-        sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in fields}
-        state = ", ".join(f"'{f.name}', {lifted(f, sources[f.name])}" for f in fields)
-        folded = [F.expr(f"named_struct({state}) AS state"), F.expr("max(st) AS st")]
+        folded = [F.expr(f"{_state(fold.root, lifted)} AS state"), F.expr("max(st) AS st")]
         if windows is None:
             return contributions.groupBy("key").agg(*folded)
         each = contributions.withColumn("key", F.expr(_windowed_key(fold, "open", "last", _microseconds(windows.size))))
@@ -291,13 +289,10 @@ class _Run:
                 each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
                 numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
                 rows = numbered.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
-            fields = plan.state_of(part.leaf)
-            sources = {f.name: f"l.{quote(f.name)}" if f.lift is not None else "l" for f in fields}
-            alone = ", ".join(f"'{f.name}', {single(f, sources[f.name])}" for f in fields)
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):
                 rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
-            rows = rows.selectExpr("key", f"named_struct({alone}) AS state", "ts", *steps, *_PLACE, *_RAW)
+            rows = rows.selectExpr("key", f"{_state(part.leaf, single)} AS state", "ts", *steps, *_PLACE, *_RAW)
             if not isinstance(table.root, plan.Leaf):
                 others = (*steps, *(c for c in _PLACE if c != "ord"))
                 rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *_RAW)
@@ -366,9 +361,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         both = rows.unionByName(seeds, allowMissingColumns=True)
         moves = "step" in rows.columns
         forward = f"PARTITION BY key ORDER BY present, st, topic, partition, offset, ord{', step' if moves else ''}"
-        over = f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-        run = ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}', over)}" for f in table.state)
-        running = both.selectExpr("*", f"named_struct({run}) AS after")
+        running = both.selectExpr("*", f"{_running(table, forward)} AS after")
         before = f"lag(after) OVER ({forward})"
         if moves:  # a row that changes within its group is one Change, from before it left to after it came back
             before = f"CASE WHEN paired THEN lag(after, 2) OVER ({forward}) ELSE {before} END"
@@ -401,9 +394,8 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         ]
         both = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), before, rows)
         forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
-        over = f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-        run = ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}', over)}" for f in table.state)
-        found = both.selectExpr("*", f"CASE WHEN count_if(NOT present){over} > 0 THEN named_struct({run}) END AS now").where("present")
+        known = f"count_if(NOT present){_over(forward)} > 0"
+        found = both.selectExpr("*", f"CASE WHEN {known} THEN {_running(table, forward)} END AS now").where("present")
         for level in finishing(table, state="now", key="key", into="_v"):
             found = found.selectExpr("*", *level)
         right = f"_v{len(table.stages)} AS right"
@@ -443,7 +435,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         known = {f"{topic}:{number}": when for (topic, number), when in self.carry.items() if when is not None}
         if not known:
             return "CAST(map() AS MAP<STRING, TIMESTAMP>)"
-        entries = ", ".join(f"{literal(name)}, timestamp_micros({_since_epoch(when)}L)" for name, when in sorted(known.items()))
+        entries = ", ".join(f"{literal(name)}, {moment(when)}" for name, when in sorted(known.items()))
         return f"map({entries})"
 
 
@@ -477,6 +469,24 @@ def _windowed_key(fold: Fold, first: str, last: str, size: int) -> str:
     assert isinstance(fold.root, Aggregate)
     group = ", ".join(f"'{name}', key.{quote(name)}" for name, _ in fold.root.group)
     return f"named_struct({group}, 'window_start', timestamp_micros({first}), 'window_end', timestamp_micros({last} + {size}L))"
+
+
+def _state(leaf: plan.Leaf, write: Callable[[StateField, str], str]) -> str:
+    """Write a leaf's state of contributions `l`: each field of the contribution's own part, or of the whole."""
+    return _struct_of((f, write(f, "l" if f.lift is None else f"l.{quote(f.name)}")) for f in plan.state_of(leaf))
+
+
+def _running(table: TableDef, forward: str) -> str:
+    """Write the state that the states of a key's rows up to this one come to."""
+    return _struct_of((f, merged(f, f"state.{quote(f.name)}", _over(forward))) for f in table.state)
+
+
+def _over(forward: str) -> str:
+    return f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+
+
+def _struct_of(fields: Iterable[tuple[StateField, str]]) -> str:
+    return "named_struct(" + ", ".join(f"'{f.name}', {sql}" for f, sql in fields) + ")"
 
 
 def _leveled(frame: DataFrame, segment: Segment) -> DataFrame:

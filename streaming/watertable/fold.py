@@ -25,11 +25,11 @@ from watertable.algebra import finish, render
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
 from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.errors import Fenced
+from watertable.layout import moment
 from watertable.plan import TableDef
 from watertable.reader import (
     FOLD_LINE,
     ROWS_PROPERTY,
-    SEQ_BITS,
     STATE_PROPERTY,
     Known,
     Reader,
@@ -38,7 +38,7 @@ from watertable.reader import (
     forgets,
     hides,
     materialise,
-    micros,
+    number_of,
     split_number,
     states_in,
 )
@@ -137,7 +137,7 @@ class Folder:
         same = view.new_bytes(table) == 0 and ancestor and not outdated
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
-        number = position.epoch << SEQ_BITS | position.seq
+        number = number_of(position.epoch, position.seq)
         try:
             if same and newest.snapshot is not None:  # an empty commit lets trims go on
                 rows = newest.snapshot.frame().limit(0)
@@ -168,7 +168,7 @@ class Folder:
         """
         states, log = self.reader.newest(table), self.reader.log(table.name)
         shown = log.latest()
-        number = states.epoch << SEQ_BITS | states.seq
+        number = number_of(states.epoch, states.seq)
         done = (shown is not None and log.transaction_at(FOLD_LINE, shown.version)) or 0
         if states.snapshot is None or done >= number:
             return
@@ -268,7 +268,7 @@ class Folder:
         reached = last.low_stream_time if last else None
         dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
         if reached is not None:
-            dead = dead.where(f"st >= timestamp_micros({micros(reached)})")
+            dead = dead.where(f"st >= {moment(reached)}")
         first = dead.agg(F.min("seq")).head()
         return int(first[0]) if first and first[0] is not None else seq + 1
 

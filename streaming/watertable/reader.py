@@ -20,10 +20,11 @@ from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge
 from watertable.algebra import change_struct, finish, merge, spread
-from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position
+from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, batches
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
+from watertable.layout import moment
 from watertable.plan import TableAggregate, TableDef, Topology
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
@@ -195,11 +196,10 @@ class View:
         """List the changelog's files for a table and a range of commits, once a view."""
         if table.state_column not in self.snapshot.columns:
             return Files((), 0, 0)
-        if self.recent is not None and (known := self.recent.files(table.name, after, upto)) is not None:
-            return known
         place = (table.name, after, upto)
         if place not in self._listed:
-            self._listed[place] = self.snapshot.files(f"`table` = '{table.name}' AND {self.lineage.where(after, upto)}")
+            known = self.recent.files(table.name, after, upto) if self.recent is not None else None
+            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {self.lineage.where(after, upto)}")
         return self._listed[place]
 
 
@@ -304,26 +304,15 @@ class Reader:
             position = head.position
         elif position.seq > head.position.seq:
             raise UnknownPosition(f"{position} isn't there yet; {self.changelog.app} is at {head.position}")
-        for name, newest in bases.items():
-            base = newest
-            if newest.snapshot is not None and (newest.seq > position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
-                base = self._older(self.tables[name], position, head, snapshot)
-                self._check_tail(name, base, position, head, snapshot)
-            self._check_state(self.tables[name], base)
-            bases[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
+        bases = {name: self._pinned(self.tables[name], newest, position, head, snapshot) for name, newest in bases.items()}
         return View(self.changelog, snapshot, head, head.lineage, position, bases)
 
     def view_for(self, tables: Sequence[str], known: Known) -> View:
         """Pin tables at the position of their one writer, who knows where the app stands."""
-        pinned = {name: self.newest(self.tables[name]) for name in tables}
+        bases = {name: self.newest(self.tables[name]) for name in tables}
         snapshot, head = self.changelog.snapshot(), known.head
-        for name, newest in pinned.items():
-            base = newest
-            if newest.snapshot is not None and (newest.seq > known.position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
-                base = self._older(self.tables[name], known.position, head, snapshot)
-            self._check_state(self.tables[name], base)
-            pinned[name] = self._with_tombstones(self.tables[name], base, head, snapshot)
-        return View(self.changelog, snapshot, head, head.lineage, known.position, pinned, known.recent)
+        bases = {name: self._pinned(self.tables[name], newest, known.position, head, snapshot) for name, newest in bases.items()}
+        return View(self.changelog, snapshot, head, head.lineage, known.position, bases, known.recent)
 
     def log(self, base: str) -> DeltaLog:
         """Follow the Delta table that holds a table's base."""
@@ -339,6 +328,15 @@ class Reader:
         if snapshot is None or number is None:
             return _EMPTY
         return Base(snapshot, *split_number(number))
+
+    def _pinned(self, table: TableDef, newest: Base, position: Position, head: Head, snapshot: Snapshot) -> Base:
+        """Give the base to read a table from at a position: the newest one, unless that is beyond it or on a branch that was left."""
+        base = newest
+        if newest.snapshot is not None and (newest.seq > position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
+            base = self._older(table, position, head, snapshot)
+            self._check_tail(table.name, base, position, head, snapshot)
+        self._check_state(table, base)
+        return self._with_tombstones(table, base, head, snapshot)
 
     def _check_state(self, table: TableDef, base: Base) -> None:
         """Raise `StoreError` when a base keeps another state version, which can't be merged with the table's changes."""
@@ -371,8 +369,7 @@ class Reader:
         wanted = position.seq - base.seq
         if wanted <= 0:
             return
-        where = head.lineage.where(base.seq, position.seq)
-        found = snapshot.frame().where(f"`table` = '__commit' AND {where} AND commit_v1.kind = 'batch'").select("seq").distinct()
+        found = batches(snapshot, head.lineage, base.seq, position.seq).select("seq").distinct()
         there = found.agg(F.count("*").alias("n"), F.min("seq").alias("first")).head()
         assert there is not None
         if there["n"] != wanted:
@@ -414,15 +411,13 @@ class Reader:
                     raise UnknownPosition(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
                 return Position(app, *split_number(number))
             case datetime():
-                condition, what = f"c.commit_time <= {_sql(_utc(at))}", f"the commit time {_utc(at).isoformat()}"
+                condition, what = f"c.commit_time <= {moment(_utc(at))}", f"the commit time {_utc(at).isoformat()}"
             case EventTime():
-                condition = f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {_sql(at.time)}, false))"
-                what = f"the event time {at.time.isoformat()}"
+                condition, what = time_passed(at.time), f"the event time {at.time.isoformat()}"
             case _:
                 condition, what = offsets_passed(at), f"the offsets {dict(at)}"
         head = self.changelog.head(snapshot)
-        commits = snapshot.frame().where(f"`table` = '__commit' AND {head.lineage.where(0, head.position.seq)}")
-        commits = commits.selectExpr("seq", "commit_v1 AS c").where("c.kind = 'batch'")
+        commits = batches(snapshot, head.lineage, 0, head.position.seq)
         row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
         assert row is not None
         if row[0] is None:
@@ -491,8 +486,13 @@ def states_in(snapshot: Snapshot, table: TableDef) -> DataFrame:
     return snapshot.frame().selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
 
 
+def number_of(line: int, seq: int) -> int:
+    """Give the number of a transaction: a fold's of epoch and seq, a writer's of generation and seq."""
+    return line << SEQ_BITS | seq
+
+
 def split_number(number: int) -> tuple[int, int]:
-    """Split a fold's transaction number into epoch and seq."""
+    """Split a transaction's number into epoch, or generation, and seq."""
     return number >> SEQ_BITS, number & ((1 << SEQ_BITS) - 1)
 
 
@@ -531,13 +531,9 @@ def offsets_passed(offsets: Offsets) -> str:
     return f"NOT exists(c.partitions, p -> coalesce({' OR '.join(parts) or 'false'}, false))"
 
 
-def micros(time: datetime) -> int:
-    """Count the microseconds from 1970 to a time, exactly."""
-    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-
-
-def _sql(time: datetime) -> str:
-    return f"timestamp_micros({micros(time)})"
+def time_passed(time: datetime) -> str:
+    """Write the condition for commits (`c`) at which no partition's stream time had passed a time."""
+    return f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {moment(time)}, false))"
 
 
 def _utc(time: datetime) -> datetime:

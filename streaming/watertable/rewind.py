@@ -25,15 +25,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.changelog import COMMIT_TABLE, CommitInfo, Head, Lineage, Offsets, Position, now_after
+from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
 from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.layout import moment
 from watertable.plan import Purity, purity_of
-from watertable.reader import SEQ_BITS, event_time, micros, offsets_passed
+from watertable.reader import number_of, offsets_passed, time_passed
 from watertable.store import WRITER_LINE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from watertable.deltalog import Snapshot
     from watertable.kafka.admin import Admin
     from watertable.plan import TableDef, Topology
@@ -327,9 +326,9 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     available = kafka.earliest(kafka.partitions(names))
     on_lineage = head.lineage.common(lineage) >= seq
     upto = head.position.seq
-    commits = _batches(snapshot, head.lineage, seq, upto)
+    commits = batches(snapshot, head.lineage, seq, upto)
     counted = commits.agg(F.sum(F.expr("c.counters['records']"))).head() if on_lineage and upto > seq else None
-    samples = _batches(snapshot, head.lineage, max(0, upto - _SAMPLES), upto).where("c.counters['ms'] > 0 AND c.counters['records'] > 0")
+    samples = batches(snapshot, head.lineage, max(0, upto - _SAMPLES), upto).where("c.counters['ms'] > 0 AND c.counters['records'] > 0")
     samples = samples.selectExpr("seq", "c.counters['records'] AS n", "c.counters['ms'] AS ms")
     return Facts(
         head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
@@ -439,7 +438,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
         failpoints.hit("rewind.before_commit")
         try:
             store.changelog.log.append(
-                store.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=info.generation << SEQ_BITS | info.seq,
+                store.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=number_of(info.generation, info.seq),
                 since=head.version, note=f"epoch {becomes} generation {info.generation} {plan.words}",
             )  # fmt: skip
             break
@@ -514,15 +513,14 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
     last = head.last
     if last is None:
         raise RewindRefused(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
-    commits = _batches(snapshot, head.lineage, 0, head.position.seq)
+    commits = batches(snapshot, head.lineage, 0, head.position.seq)
     match target.kind:
         case "event":
             when = datetime.fromisoformat(target.value)
             if not any(time is not None and time >= when for time in last.stream_times.values()):
                 newest = max((t for t in last.stream_times.values() if t is not None), default=None)
                 raise RewindRefused(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
-            earlier = event_time(when - timedelta(microseconds=1))
-            condition = f"NOT exists(c.partitions, p -> coalesce(p.stream_time > timestamp_micros({micros(earlier.time)}), false))"
+            condition = time_passed(when - timedelta(microseconds=1))
         case "offsets":
             wanted = _offsets(target.value)
             for partition, offset in wanted.items():
@@ -537,7 +535,7 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
             since = datetime.now(UTC) - timedelta(seconds=float(target.value))
             if last.commit_time <= since:
                 raise RewindRefused(f"{app} has committed nothing since {since:%F %T}Z; its last commit is of {last.commit_time:%F %T}Z")
-            condition = f"c.commit_time <= timestamp_micros({micros(since)})"
+            condition = f"c.commit_time <= {moment(since)}"
         case _:
             after = "coalesce(sum(c.counters['records']) OVER (ORDER BY seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
             commits = commits.selectExpr("seq", f"{after} AS later", "c")
@@ -588,18 +586,13 @@ def _by_arrival(table: TableDef) -> str:
 
 def _first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
     """Give the offsets at which the app began: as its oldest commit says; 0 where that isn't kept any more."""
-    row = _batches(snapshot, head.lineage, 0, head.position.seq).agg(F.min("seq")).head()
+    row = batches(snapshot, head.lineage, 0, head.position.seq).agg(F.min("seq")).head()
     oldest = int(row[0]) if row is not None and row[0] is not None else 0
     if oldest != 1:
         return dict.fromkeys(last.next, 0)
-    frame = _batches(snapshot, head.lineage, 0, 1).selectExpr("explode(c.partitions) AS p").selectExpr("p.topic", "p.partition", "p.begin")
+    frame = batches(snapshot, head.lineage, 0, 1).selectExpr("explode(c.partitions) AS p").selectExpr("p.topic", "p.partition", "p.begin")
     found = {(r["topic"], r["partition"]): r["begin"] for r in frame.collect() if r["begin"] is not None}
     return dict.fromkeys(last.next, 0) | found
-
-
-def _batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> DataFrame:
-    rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {lineage.where(after, upto)}").selectExpr("seq", "commit_v1 AS c")
-    return rows.where("c.kind = 'batch'")
 
 
 def _canonical_offsets(text: str) -> str:

@@ -19,7 +19,7 @@ from watertable.changelog import Changelog, CommitInfo, Head, Position, now_afte
 from watertable.errors import Fenced, StoreError
 from watertable.fold import Folder, TableFold
 from watertable.plan import TableDef
-from watertable.reader import SEQ_BITS, Known, Reader, Recent, materialise
+from watertable.reader import Known, Reader, Recent, materialise, number_of
 from watertable.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Store:
             )  # fmt: skip
             try:
                 fence = changelog.log.append(
-                    changelog.append_rows([], info), line=WRITER_LINE, number=_number(info), since=head.version,
+                    changelog.append_rows([], info), line=WRITER_LINE, number=number_of(info.generation, info.seq), since=head.version,
                     note=_note("fence", head.position, info), point="store.fence",
                 ).version  # fmt: skip
                 break
@@ -174,8 +174,8 @@ class Writer:
         rows = changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info)
         position = Position(self._store.app, info.epoch, info.seq)
         made = changelog.log.append(
-            rows.coalesce(1) if records <= SMALL_BATCH else rows, line=WRITER_LINE, number=_number(info), since=self._version,
-            note=_note("batch", position, info), point="store.commit",
+            rows.coalesce(1) if records <= SMALL_BATCH else rows, line=WRITER_LINE, number=number_of(info.generation, info.seq),
+            since=self._version, note=_note("batch", position, info), point="store.commit",
         )  # fmt: skip
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows
@@ -228,10 +228,6 @@ class Writer:
 
     def _table(self, name: str) -> TableDef:
         return self._store.reader.tables[name]
-
-
-def _number(info: CommitInfo) -> int:
-    return info.generation << SEQ_BITS | info.seq
 
 
 def _note(kind: str, position: Position, info: CommitInfo) -> str:

@@ -15,9 +15,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.changelog import BUCKET, Position
+from watertable.changelog import BUCKET, Position, batches
 from watertable.deltalog import JVM_ERRORS, DeltaLog, conflict
-from watertable.reader import Base, Reader, base_name, forgets, micros
+from watertable.layout import moment
+from watertable.reader import Base, Reader, base_name, forgets
 
 if TYPE_CHECKING:
     from watertable.plan import TableDef
@@ -61,9 +62,8 @@ class Upkeep:
         """
         view = self._reader.view()
         oldest = (now or datetime.now(UTC)) - self._horizon
-        condition = f"c.kind = 'batch' AND c.commit_time >= timestamp_micros({micros(oldest)})"
-        commits = view.snapshot.frame().where(f"`table` = '__commit' AND {view.lineage.where(0, view.position.seq)}")
-        first = commits.selectExpr("seq", "commit_v1 AS c").where(condition).agg(F.min("seq")).head()
+        commits = batches(view.snapshot, view.lineage, 0, view.position.seq)
+        first = commits.where(f"c.commit_time >= {moment(oldest)}").agg(F.min("seq")).head()
         wanted = int(first[0]) if first and first[0] is not None else view.position.seq
         limits = [wanted, *(p.seq + 1 for p in consumers), view.position.seq]
         marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
