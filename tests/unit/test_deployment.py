@@ -1,0 +1,157 @@
+"""New code against old: what rolls in, what is new, what would make the state wrong; and that what is recorded of a plan says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import watertable as wt
+from tests.apps import retail
+from watertable.deployment import Deployment, Kind, Outline, classify
+from watertable.dsl import Stream, Table
+from watertable.errors import FormatError
+from watertable.plan import Topology
+
+VALUE = "qty BIGINT, price DECIMAL(12,3), at TIMESTAMP"
+
+
+def shop(
+    *,
+    records: Callable[[Stream], Stream] = lambda s: s,
+    rows: Callable[[Table], Table] = lambda t: t,
+    value: str = VALUE,
+    total: str = "qty",
+    more: bool = False,
+    grace: int = 10,
+    out: str | None = None,
+    archive: bool = False,
+) -> Topology:
+    app = wt.App("shop")
+    sales = records(app.topic("sales", key="item STRING", value=value, timestamp="at", archive=archive).stream())
+    stock = sales.group_by("item").agg(on_hand=wt.sum(total), **({"n": wt.count()} if more else {}))
+    rows(stock).materialized_as("stock")
+    hours = sales.group_by("item").windowed_by(wt.tumbling(hours=1, grace=wt.minutes(grace)))
+    hours.agg(n=wt.count()).materialized_as("hourly")
+    if out:
+        sales.filter(out).to("loud")
+    return app.topology()
+
+
+def stock(found: Deployment) -> tuple[Kind, str]:
+    return next((c.kind, c.reason) for c in found.changes if c.name == "stock")
+
+
+def test_the_same_code_is_the_same_in_every_part() -> None:
+    found = classify(shop(), shop())
+    assert [(c.name, c.kind, c.reason) for c in found.changes] == [("stock", Kind.SAME, "unchanged"), ("hourly", Kind.SAME, "unchanged")]
+    assert found.kind is Kind.SAME
+    assert found.rewind is None
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        (shop(records=lambda s: s.filter("qty > 0")), "a filter was put in"),
+        (shop(total="qty * 2"), "the argument of on_hand was `value.qty:BIGINT` and is `(* value.qty:BIGINT 2L:BIGINT)`"),
+        (shop(more=True), "the aggregates of the aggregate were on_hand and are on_hand, n"),
+        (shop(value=VALUE.replace("qty BIGINT", "qty INT")), "the value of topic sales was (qty BIGINT"),
+    ],
+)
+def test_other_state_is_breaking_and_names_what_differs(new: Topology, says: str) -> None:
+    found = classify(shop(), new)
+    kind, reason = stock(found)
+    assert kind is Kind.BREAKING
+    assert says in reason
+    assert found.kind is Kind.BREAKING
+    assert found.rewind == "earliest"
+
+
+def test_a_condition_that_changes_is_written_out() -> None:
+    old, new = shop(records=lambda s: s.filter("qty > 0")), shop(records=lambda s: s.filter("qty > 1"))
+    assert (
+        stock(classify(old, new))[1]
+        == "the condition of the filter was `(> value.qty:BIGINT 0L:BIGINT)` and is `(> value.qty:BIGINT 1L:BIGINT)`"
+    )
+    assert stock(classify(old, shop()))[1] == "the filter was taken out"
+
+
+def test_only_the_tables_below_a_change_are_breaking() -> None:
+    kinds = {c.name: c.kind for c in classify(shop(), shop(grace=20)).changes}
+    assert kinds == {"stock": Kind.SAME, "hourly": Kind.BREAKING}
+
+
+def test_other_rows_of_the_same_state_roll_in() -> None:
+    shown = shop(rows=lambda t: t.map_values(on_hand="on_hand", short="on_hand < 3"))
+    assert stock(classify(shop(), shown)) == (Kind.SAME, "the same state, other columns shown of it: short is new")
+    three, four = (shop(rows=lambda t, n=n: t.filter(f"on_hand < {n}")) for n in (3, 4))  # type: ignore[misc]
+    assert stock(classify(three, four)) == (Kind.SAME, "the same state, other rows shown of it")
+    assert classify(three, four).rewind is None
+
+
+def test_a_first_filter_over_sums_is_breaking_as_hidden_states_have_a_place_of_their_own() -> None:
+    filtered = shop(rows=lambda t: t.filter("on_hand < 3"))
+    for old, new in ((shop(), filtered), (filtered, shop())):
+        kind, reason = stock(classify(old, new))
+        assert kind is Kind.BREAKING
+        assert "hides" in reason
+
+
+def test_what_changes_no_record_rolls_in() -> None:
+    for new in (
+        shop(records=lambda s: s.peek("seen")),
+        shop(records=lambda s: s.expect("sane", "qty < 1000", on_fail="warn")),
+        shop(archive=True),
+        shop(value=VALUE + ", note STRING"),
+        shop(value="note STRING, " + VALUE),
+    ):
+        kind, reason = stock(classify(shop(), new))
+        assert kind is Kind.SAME, reason
+        assert "changes no record" in reason
+    assert stock(classify(shop(), shop(records=lambda s: s.expect("sane", "qty < 1000", on_fail="drop"))))[0] is Kind.BREAKING
+
+
+def test_a_new_column_of_a_topic_breaks_a_table_that_keeps_whole_records() -> None:
+    def table(value: str) -> Topology:
+        app = wt.App("shop")
+        app.topic("items", key="item STRING", value=value).table().materialized_as("stock")
+        return app.topology()
+
+    kind, reason = stock(classify(table("price INT"), table("price INT, note STRING")))
+    assert kind is Kind.BREAKING
+    assert "laid out otherwise" in reason
+
+
+def test_tables_and_outputs_come_and_go() -> None:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value=VALUE, timestamp="at").stream()
+    sales.group_by("item").agg(on_hand=wt.sum("qty")).materialized_as("stock")
+    sales.group_by("item").agg(top=wt.max("price")).materialized_as("dearest")
+    found = classify(shop(out="qty > 9"), app.topology())
+    assert {c.name: (c.kind, c.is_topic) for c in found.changes} == {
+        "stock": (Kind.SAME, False), "dearest": (Kind.ADDITIVE, False), "hourly": (Kind.REMOVED, False), "loud": (Kind.REMOVED, True),
+    }  # fmt: skip
+    assert found.kind is Kind.ADDITIVE
+    assert found.rewind == "earliest"
+    only_out = classify(shop(), shop(out="qty > 9"))
+    assert only_out.kind is Kind.ADDITIVE
+    assert only_out.rewind is None
+    other = classify(shop(out="qty > 9"), shop(out="qty > 8"))
+    assert other.kind is Kind.SAME
+    assert "publishes by other code" in other.changes[-1].reason
+
+
+def test_what_is_recorded_of_a_plan_classifies_as_the_plan_does() -> None:
+    for old, new in ((shop(), shop(more=True)), (shop(), shop()), (retail().topology(), retail().topology())):
+        recorded = Outline.from_json(Outline.of(old).to_json())
+        assert recorded.fingerprint == old.fingerprint
+        assert classify(recorded, new) == classify(old, new)
+    with pytest.raises(FormatError, match="no outline"):
+        Outline.from_json("{}")
+
+
+def test_another_dialect_breaks_everything() -> None:
+    import dataclasses
+
+    old = dataclasses.replace(Outline.of(shop()), dialect="spark 3.5, ansi, utc")
+    assert {c.kind for c in classify(old, shop()).changes} == {Kind.BREAKING}
