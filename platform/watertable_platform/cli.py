@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -193,9 +194,13 @@ def explain(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
     key: Annotated[str, typer.Option(help="The key; a JSON array for several key columns.")],
     limit: Annotated[int, typer.Option(help="Records to show, the newest.", min=1)] = 20,
+    as_test: Annotated[
+        bool, typer.Option("--as-test", help="Print a test instead, that pipes these records in and holds the row: > test_it.py")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show every record that made a row, the row after each, and what was late or refused; reads the topics, without Spark."""
+    from watertable import testcase
     from watertable.explain import explain as tell
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
@@ -211,7 +216,16 @@ def explain(
     begin, end = kafka.earliest(partitions), kafka.latest(partitions) | kafka.mirrored(topology.app, partitions)
     with err.status("reading the topics", spinner="dots"):
         told = tell(topology, wanted, show.key_texts(key), read_records(cluster, begin, end))
-    if as_json:
+        if as_test:
+            again = read_records(cluster, begin, end)
+            command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
+            test = testcase.as_test(topology, wanted, show.key_texts(key), told, again, command)
+    for (topic, partition), offset in sorted(begin.items()):
+        if offset:
+            err.print(f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there")
+    if as_test:
+        print(test, end="")
+    elif as_json:
         print(show.explanation_json(told))
     else:
         show.print_explanation(out, told, key, limit)

@@ -62,24 +62,19 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
 
     Raises `TableNotFound` for more texts than the table has key columns.
     """
-    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
-    if not 0 < len(key) <= len(names):
-        raise TableNotFound(
-            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
-        )
-    wanted = dict(zip(names, key, strict=False))
+    wanted = columns_of(table, key)
     engine = Interpreter(topology, watch=frozenset({table.name}))
     steps: list[Step] = []
     left_out: list[LeftOut] = []
     made_by: set[bytes | None] = set()
     suspects: list[tuple[Record, LeftOut]] = []
     count = 0
-    for chunk in _chunks(records):
+    for chunk in chunks(records):
         count += len(chunk)
         engine.read(chunk)
         by_place = {(r.topic, r.partition, r.offset): r for r in chunk}
         for change in engine.changes[table.name]:
-            if change.key is not None and _is_of(change.key, wanted):
+            if change.key is not None and is_of(change.key, wanted):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
                 made_by.add(record.key)
                 steps.append(_step(topology, record, change))
@@ -100,7 +95,8 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
     return Explanation(table.name, tuple(steps), tuple(left_out), count)
 
 
-def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Cut records into lists of `CHUNK`."""
     left = iter(records)
     while chunk := list(islice(left, CHUNK)):
         yield chunk
@@ -120,12 +116,23 @@ def _touches(topology: Topology, table: TableDef, record: Record, wanted: Mappin
     alone = Interpreter(topology, watch=frozenset({table.name}))
     alone.read([record])
     return any(
-        change.key is not None and _is_of(change.key, wanted) and (change.key["window_start"], change.key["window_end"]) == window
+        change.key is not None and is_of(change.key, wanted) and (change.key["window_start"], change.key["window_end"]) == window
         for change in alone.changes[table.name]
     )
 
 
-def _is_of(key: Row, wanted: Mapping[str, str]) -> bool:
+def columns_of(table: TableDef, key: Sequence[str]) -> Mapping[str, str]:
+    """Name the texts of a key by its leading columns, windows aside; raise `TableNotFound` for more of them than there are."""
+    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
+    if not 0 < len(key) <= len(names):
+        raise TableNotFound(
+            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
+        )
+    return dict(zip(names, key, strict=False))
+
+
+def is_of(key: Row, wanted: Mapping[str, str]) -> bool:
+    """Tell whether a key is the one that was asked for, each column's text read by the type of its value."""
     return all(_same(key[name], text) for name, text in wanted.items())
 
 

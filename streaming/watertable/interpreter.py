@@ -202,6 +202,11 @@ class Interpreter:
                 self._publish(sink)
 
     @property
+    def current(self) -> tuple[Record, Place]:
+        """Give the record that is being worked off, or was last, and its place."""
+        return self._record, self._source.place
+
+    @property
     def tables(self) -> dict[str, dict[Key, Row]]:
         """Give every table as its readers see it: rows of all columns in their declared order, by key."""
         return {

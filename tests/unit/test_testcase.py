@@ -1,0 +1,128 @@
+"""A row's story written as a test: what is written runs and passes, needs no more records than the row does, and fails when it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from watertable.errors import StoreError, TableNotFound
+from watertable.explain import explain
+from watertable.interpreter import Record
+from watertable.project import load_apps
+from watertable.settings import Settings
+from watertable.testcase import MOST, as_test
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+SHOP = """
+import watertable as wt
+
+app = wt.App("shop")
+moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+stock = moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+hourly = moves.group_by("sku", "shelf").windowed_by(wt.tumbling(hours=1, grace=wt.minutes(10))).agg(n=wt.count()).materialized_as("hourly")
+prices = app.topic("prices", key="sku STRING", value="price DECIMAL(9,2), since TIMESTAMP", timestamp="since")
+prices = prices.table().materialized_as("prices")
+priced = moves.join(prices, on="sku", worth="qty * right.price", shelf="shelf")
+worth = priced.group_by("shelf").agg(worth=wt.sum("worth")).materialized_as("worth")
+alarms = stock.to_stream().filter("new.qty < 0").group_by("sku").agg(n=wt.count()).materialized_as("alarms")
+names = app.topic("names", key="a INT, b STRING", value="name STRING", value_format="string").table().materialized_as("names")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pyproject.toml").write_text("[tool.watertable]\n")
+    (tmp_path / "assets" / "shop").mkdir(parents=True)
+    (tmp_path / "assets" / "shop" / "app.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def record(topic: str, offset: int, key: object, value: object, minutes: float = 0, partition: int = 0) -> Record:
+    data = value if isinstance(value, bytes | None) else json.dumps(value).encode()
+    return Record(
+        topic, partition, offset, T0 + timedelta(minutes=minutes), key.encode() if isinstance(key, str) else json.dumps(key).encode(), data
+    )
+
+
+RECORDS = [
+    record("moves", 0, "a", {"qty": 5, "shelf": 1}), record("moves", 1, "b", {"qty": 1, "shelf": 1}, 1),
+    record("moves", 2, "a", b"{broken", 2), record("prices", 0, "a", {"price": "2.50", "since": "2026-01-01T00:03:00Z"}),
+    record("prices", 1, "c", {"price": "9", "since": "2026-01-01T00:03:00Z"}),
+    record("moves", 3, "a", {"qty": -7, "shelf": 2}, 4), record("moves", 4, "a", {"qty": 1, "shelf": 1}, 5),
+    record("prices", 2, "a", {"price": "3.00", "since": "2026-01-01T00:06:00Z"}), record("moves", 5, "a", {"qty": 4, "shelf": 2}, 7),
+    record("moves", 6, "z", {"qty": 1, "shelf": 9}, 200), record("moves", 7, "a", {"qty": 9, "shelf": 1}, 8),
+    record("names", 0, {"a": 1, "b": 'it\'s "x"'}, b"first"), record("names", 1, {"a": 1, "b": 'it\'s "x"'}, None, 1),
+    record("names", 2, {"a": 2, "b": "y"}, "zw\n\u00f6lf".encode(), 2),
+]  # fmt: skip
+
+
+def written(project: Path, table: str, key: list[str], records: list[Record] = RECORDS) -> str:
+    topology = load_apps(Settings.load(project)).app("shop").topology
+    wanted = topology.table(table)
+    return as_test(topology, wanted, key, explain(topology, wanted, key, records), records, f"watertable explain {table} --as-test")
+
+
+def run(project: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (project / "test_story.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_story.py"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_is_written_runs_and_passes_and_fails_when_the_code_changes(project: Path) -> None:
+    text = written(project, "stock", ["a"])
+    assert run(project, text).returncode == 0
+    (project / "assets" / "shop" / "app.py").write_text(SHOP.replace('qty=wt.sum("qty")', 'qty=wt.max("qty")'))
+    failed = run(project, text)
+    assert failed.returncode == 1
+    assert "AssertionError" in failed.stdout or "assert" in failed.stdout
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "piped"),
+    [
+        ("stock", ["a"], 6),  # five moves of it, and the one that couldn't be read
+        ("hourly", ["a", "1"], 4),  # two in time, one too late, one that couldn't be read; without z's 200 minutes it isn't late
+        ("worth", ["2"], 5),  # two moves, the price that each of them met, and what could not be read
+        ("alarms", ["a"], 4),  # what made the stock that fell below zero, but not what came after the last alarm
+        ("names", ["1", 'it\'s "x"'], 2),
+        ("names", ["2"], 1),
+    ],
+)
+def test_a_test_holds_the_row_and_pipes_no_more_records_than_it_needs(project: Path, table: str, key: list[str], piped: int) -> None:
+    text = written(project, table, key)
+    namespace: dict[str, object] = {}
+    exec(compile(text, "test_story.py", "exec"), namespace)
+    tests = [made for name, made in namespace.items() if name.startswith("test_")]
+    assert len(tests) == 1
+    tests[0]()  # type: ignore[operator]
+    assert text.count("driver.pipe_input(") == piped
+    assert max(map(len, text.splitlines())) <= 140
+
+
+def test_stream_time_is_moved_on_only_where_the_row_depends_on_it(project: Path) -> None:
+    assert 'driver.advance("moves", "2026-01-01T03:20:00Z")' in written(project, "hourly", ["a", "1"])
+    assert "advance" not in written(project, "stock", ["a"])
+
+
+def test_a_row_that_is_gone_is_held_to_be_gone(project: Path) -> None:
+    assert "not in rows" in written(project, "names", ["1"])
+
+
+def test_what_no_record_made_and_what_too_many_made_is_refused_with_the_way_out(project: Path) -> None:
+    with pytest.raises(StoreError, match="nothing to test"):
+        written(project, "stock", ["nobody"])
+    with pytest.raises(TableNotFound, match="has the key"):
+        written(project, "stock", ["a", "b"])
+    with pytest.raises(StoreError, match="watertable bisect"):
+        written(project, "stock", ["a"], [record("moves", n, "a", {"qty": 1}, n / 1000) for n in range(MOST + 1)])
