@@ -402,11 +402,13 @@ class Changelog:
     def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
         """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
         frame: DataFrame | None = None
+        # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
+        seq = f"array({info.seq}L)[least(spark_partition_id(), 0)] AS seq"
         bucket = info.seq // BUCKET if bucket is None else bucket
         for part in (*parts, Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")):
             shaped = part.frame.selectExpr(
-                f"{info.epoch} AS epoch", f"{part.table} AS `table`", f"{bucket}L AS bucket", f"{info.seq}L AS seq",
-                part.struct(), )  # fmt: skip
+                f"{info.epoch} AS epoch", f"{part.table} AS `table`", f"{bucket}L AS bucket", seq, part.struct(),
+            )  # fmt: skip
             frame = shaped if frame is None else frame.unionByName(shaped, allowMissingColumns=True)
         assert frame is not None
         return frame

@@ -51,11 +51,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Hold files of a Delta table, as Delta describes them: path, size and deletion vector, so that no storage is asked for them."""
+    """Hold files of a Delta table, as Delta describes them: path, size and deletion vector, so that no storage is asked for them.
+
+    `whole` says that all their rows are wanted, not only those for which a condition is true.
+    """
 
     described: tuple[Any, ...] | Any
     number: int
     bytes: int
+    whole: bool = False
 
 
 class Snapshot:

@@ -94,7 +94,7 @@ class Recent:
         if after < self._after or (commits[-1][0] if commits else self._after) < upto:
             return None
         found = tuple(f for seq, files in commits if after < seq <= upto for name, f in files if name == table)
-        return Files(found, len(found), sum(f.size() for f in found))
+        return Files(found, len(found), sum(f.size() for f in found), whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ class View:
         """Read the changelog's rows of a table in commits (after, upto] of this lineage."""
         column, files = quote(table.state_column), self._files(table, after, upto)
         if files.number:
-            rows = self.snapshot.frame(files).where(self.lineage.where(after, upto))
+            rows = self.snapshot.frame(files)
+            rows = rows if files.whole else rows.where(self.lineage.where(after, upto))
         else:
             nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
             rows = self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq")
