@@ -14,9 +14,8 @@ from typing import Self
 
 import dagster as dg
 
-from watertable.errors import SettingsError
 from watertable.plan import TableDef
-from watertable.settings import Settings
+from watertable.settings import Settings, span
 from watertable.windows import UnlimitedWindows
 
 DAY = timedelta(days=1)
@@ -38,20 +37,13 @@ class Days:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read "first/last" or "first/.."; raise `SettingsError` for anything else."""
-        first, _, last = text.partition("/")
-        try:
-            found = cls(date.fromisoformat(first), None if last == ".." else date.fromisoformat(last))
-        except ValueError:
-            raise SettingsError(f"days: {text!r} is no span; write 2010-12-01/2011-12-09, or 2026-01-01/.. for live data") from None
-        if found.last is not None and found.last < found.first:
-            raise SettingsError(f"days: {text!r} ends before it begins")
-        return found
+        return cls(*span(text))
 
     @classmethod
     def of(cls, settings: Settings, app: str) -> Self | None:
         """Give the span that the settings declare for an app; None when they don't: its tables have no partitions."""
-        text = settings.days.get(app.removeprefix(f"{settings.env}_") if settings.env else app)
-        return None if text is None else cls.parse(text)
+        found = settings.span(app)
+        return None if found is None else cls(*found)
 
     def partitions(self) -> dg.DailyPartitionsDefinition:
         """Make Dagster's partitions, end-dated where the data ends."""

@@ -71,6 +71,19 @@ class Folded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DaysTouched:
+    """Days of tables were touched, as far as `position`: `days` gives for each table and day the position that touched it last.
+
+    `stream_time` is what every partition has reached there. Said of apps whose days are declared, after each fold.
+    """
+
+    event: ClassVar[str] = "days"
+    position: str
+    stream_time: datetime | None
+    days: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
     """The app lives, and nothing else was said for a while: it waits for records, or is `busy_s` seconds into a batch.
 
@@ -121,7 +134,7 @@ class Failed:
     location: str | None = None
 
 
-Event = Started | BatchCommitted | Folded | Idle | Rewound | Stopped | Failed
+Event = Started | BatchCommitted | Folded | DaysTouched | Idle | Rewound | Stopped | Failed
 Listener = Callable[[Event], None]
 
 

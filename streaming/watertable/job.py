@@ -40,6 +40,7 @@ from watertable.plan import Topology
 from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shut_down, spark_session
 from watertable.settings import Settings
 from watertable.store import Retention, Store
+from watertable.touched import Touched
 from watertable.workers import Courier, Folding
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ class _Job:
         self.group = ""
         self._closed = threading.Event()
         self.courier = self._new_courier()
-        self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers)
+        touched = Touched.of(settings, self.store.folder.changelog, topology.tables)
+        self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers, touched)
         self._known_lag: dict[str, int] = {}
         self._busy_since = self._checked = self._looked = 0.0
         self._started = False

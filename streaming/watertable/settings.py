@@ -14,6 +14,7 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -87,6 +88,14 @@ class Settings(BaseSettings):
         default_factory=dict, description="days an app's data spans, first/last or first/..: partitions in Dagster"
     )
     maven_mirror: str = Field(default="", description="address of the Maven repository that jars are fetched from")
+
+    def span(self, app: str) -> tuple[date, date | None] | None:
+        """Give the first and the last day of an app's data, None where it goes on; None where they aren't declared.
+
+        Raises `SettingsError` for what is no span.
+        """
+        text = self.days.get(app.removeprefix(f"{self.env}_") if self.env else app)
+        return None if text is None else span(text)
 
     @classmethod
     def load(cls, project: Path | str | None = None, **overrides: Any) -> Self:
@@ -197,3 +206,15 @@ def _tools(folder: Path) -> dict[str, Any]:
         return dict(tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}))
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: {error}") from None
+
+
+def span(text: str) -> tuple[date, date | None]:
+    """Read "first/last" or "first/.."; raise `SettingsError` for anything else."""
+    first, _, last = text.partition("/")
+    try:
+        found = (date.fromisoformat(first), None if last == ".." else date.fromisoformat(last))
+    except ValueError:
+        raise SettingsError(f"days: {text!r} is no span; write 2010-12-01/2011-12-09, or 2026-01-01/.. for live data") from None
+    if found[1] is not None and found[1] < found[0]:
+        raise SettingsError(f"days: {text!r} ends before it begins")
+    return found

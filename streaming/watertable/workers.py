@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from watertable.changelog import Lineage, Position
 from watertable.errors import Fenced, KafkaError
-from watertable.events import Folded, Listener, TableFolded
+from watertable.events import DaysTouched, Folded, Listener, TableFolded
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.session import UPKEEP_POOL, job_group
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from watertable.kafka.config import Cluster
     from watertable.reader import Known
     from watertable.store import Store
+    from watertable.touched import Touched
 
 _log = logging.getLogger(__name__)
 _CLOSE: Final = 5.0
@@ -91,9 +92,11 @@ class Folding(Worker):
     """Fold each table at least once per interval, at once when too many rows wait, and tidy up now and then."""
 
     def __init__(
-        self, store: Store, fold_seconds: float, tail_rows: int, tidy_seconds: float, emit: Listener, consumers: Consumers
-    ) -> None:
+        self, store: Store, fold_seconds: float, tail_rows: int, tidy_seconds: float, emit: Listener, consumers: Consumers,
+        touched: Touched | None = None,
+    ) -> None:  # fmt: skip
         super().__init__("fold")
+        self._touched = touched
         self._consumers = consumers
         self._store, self._every, self._bound, self._tidy_every, self._emit = store, fold_seconds, tail_rows, tidy_seconds, emit
         self._lock = threading.Lock()
@@ -160,6 +163,11 @@ class Folding(Worker):
             folded = str(known.position)
             tables = {name: TableFolded(version=fold.mark.version, folded=folded, ms=fold.ms) for name, fold in done.items()}
             self._emit(Folded(tables=tables, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
+        if self._touched is not None and self._touched.told != known.position and not self._closed.is_set():
+            with self._group("days"):
+                days = self._touched.upto(known.position, known.head.lineage)
+            reached = known.head.last.low_stream_time if known.head.last else None
+            self._emit(DaysTouched(position=str(known.position), stream_time=reached, days=days))
 
     def _group(self, what: str) -> contextlib.AbstractContextManager[object]:
         return job_group(self._store.spark, self._group_id, what, UPKEEP_POOL)

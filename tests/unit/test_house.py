@@ -38,6 +38,7 @@ SPARK_ROOMS = {
         "upkeep",
         "reader",
         "rewind",
+        "touched",
         "session",
         "job",
         "kafka.source",
