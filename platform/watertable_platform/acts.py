@@ -1,17 +1,22 @@
-"""Bring an app's tables to the head of its topics: what `Materialize` on a table does.
+"""Bring an app's tables to the head of its topics, or rewind them: what `Materialize` and `Backfill` on a table do.
 
-It is a bounded act and it never makes a second writer. Where the live stream runs, there is nothing to do but to see that it has read
-what was there at the click; else `watertable run --available-now` does it, for all tables of the app at once, as they only move
+`Materialize` is a bounded act and never makes a second writer. Where the live stream runs, there is nothing to do but to see that it has
+read what was there at the click; else `watertable run --available-now` does it, for all tables of the app at once, as they only move
 together. Acts of one app run one at a time, in the pool `act__<app>`.
 
-Asked for days, it reports those that are closed by then, and says which aren't. It recomputes nothing: under the same code, the same
-records give the same rows.
+With days, it is a rewind in place, and says so: the app goes back to the start of the first of them, in event time, and everything from
+there on is read again, up to where the topics end. The windows of those days need no record from before that; a table without windows is
+what it was then, and goes on. So days before are as they were, days after are made anew too, and no table is left out. The plan is
+shown first; a live stream is rewound while it runs, and goes on by itself. Then those of the days that are closed are reported.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 from pydantic import Field
@@ -21,52 +26,192 @@ from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, birth, run_command
-from watertable_platform.days import Days, moment
+from watertable_platform.days import Days
 from watertable_platform.lease import Lease
-from watertable_platform.reporting import provenance
+from watertable_platform.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
+from watertable_platform.rewind_jobs import UndoConfig, carry_out, shown
 from watertable_platform.stream_job import environment
 from watertable_platform.translator import TableData, WatertableTranslator, table_key
 
+if TYPE_CHECKING:
+    from watertable.changelog import Position
+
 GRACE: Final = 40.0
 RANGE: Final = "dagster/asset_partition_range_start"
+TELL_SECONDS: Final = 5.0
+"""Seconds between two reports of how far a replay is."""
+ABSENCE: Final = 60.0
+"""Seconds for which a live stream may be gone while an act waits for it: a crash comes back."""
+NOTHING: Final = ("NothingToRewind", "TableNotFound")
+"""How a command's words begin that found nothing to rewind: the app hasn't come so far."""
 
 
-class ActConfig(dg.Config):
-    """Configure a bounded act."""
+class Mode(Enum):
+    """Say how days are made anew."""
 
-    wait_seconds: float = Field(600.0, description="how long to wait for a live stream to read what was there at the click")
+    in_place = "in_place"
+
+
+class ActConfig(UndoConfig):
+    """Configure a bounded act; all but `wait_seconds` is for days."""
+
+    mode: Mode = Field(Mode.in_place, description="in_place: the app itself goes back and reads again; readers see it move forward")
+    dry_run: bool = Field(False, description="show the plan, on the run and on the tables, and change nothing")
+    wait_seconds: float = Field(600.0, description="how long to wait for a live stream that doesn't come on")
+
+
+@dataclass
+class _Act:
+    """Hold one act: what was asked for, of which app."""
+
+    context: dg.AssetExecutionContext
+    config: ActConfig
+    app: LoadedApp
+    settings: Settings
+    days: Days | None
+    asked: Sequence[str] = ()
+    replay: Progress | None = None
+    _told_at: float = field(default=0.0, init=False)
+
+    @property
+    def selected(self) -> list[dg.AssetKey]:
+        """List the tables that were asked for."""
+        return [key for t in self.app.topology.tables if (key := table_key(self.app.name, t.name)) in self.context.selected_asset_keys]
+
+    def observe(self, **metadata: Any) -> None:
+        """Note something on every selected table: it is on the run too, and plots."""
+        for key in self.selected:
+            self.context.log_event(dg.AssetObservation(key, metadata=metadata))
+
+    def progress(self, left: int, *, at_once: bool = False) -> None:
+        """Tell how far the replay is, now and then."""
+        now = time.monotonic()
+        if self.replay is None or (now - self._told_at < TELL_SECONDS and not at_once):
+            return
+        self._told_at, self.replay.left = now, min(left, self.replay.total)
+        numbers = self.replay.numbers(now)
+        self.context.log.info(", ".join(f"{name} {number:,}" for name, number in numbers.items()))
+        self.observe(**numbers)
 
 
 def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTranslator) -> dg.AssetsDefinition:
     """Make the assets of an app's tables, with the bounded act as their compute."""
-    tables = {table_key(app.name, table.name): table for table in app.topology.tables}
     days = Days.of(settings, app.name)
     specs = [translator.get_asset_spec(TableData(app.topology, table, settings, days)) for table in app.topology.tables]
     policy = dg.BackfillPolicy.single_run() if days else None
 
     @dg.multi_asset(name=f"materialize__{app.name}", specs=specs, can_subset=True, pool=f"act__{app.name}", backfill_policy=policy)
     def materialize(context: dg.AssetExecutionContext, config: ActConfig) -> Iterator[dg.MaterializeResult[Any]]:
+        asked = sorted(context.partition_keys) if context.has_partition_key or RANGE in context.run.tags else ()
+        act = _Act(context, config, app, settings, days, asked)
+        if asked:
+            _backfill(act)
+            return
+        if config.dry_run:
+            context.log.info("a dry run without days: there is nothing to plan, and nothing is changed")
+            return
         held = leases.read(settings, app.name)
-        if held is not None and held.is_held:
-            told = _wait_for_stream(context, config, app, settings)
-        else:
-            told = _run_bounded(context, app, settings)
-        version = dg.DataVersion(str(told["position"]))
-        asked = set(context.partition_keys) if context.has_partition_key or RANGE in context.run.tags else set()
-        now = leases.read(settings, app.name)
-        for key, table in tables.items():
-            if key not in context.selected_asset_keys:
-                continue
-            closed = asked & set(days.closed(table, moment(now.stream_time) if now else None)) if days else set()
-            if closed == asked:
-                yield dg.MaterializeResult(asset_key=key, metadata=told, data_version=version)
-                continue
-            context.log.warning(f"{table.name}: {len(asked - closed)} of {len(asked)} days can still change, from {min(asked - closed)} on")
-            tags = provenance(context.instance, table, app.name, version.value)
-            for day in sorted(closed):
-                context.log_event(dg.AssetMaterialization(key, partition=day, metadata=told, tags=tags))
+        told = _wait_for_stream(context, config, app, settings) if held is not None and held.is_held else _run_bounded(act)
+        for key in act.selected:
+            yield dg.MaterializeResult(asset_key=key, metadata=told, data_version=dg.DataVersion(str(told["position"])))
 
     return materialize
+
+
+def _backfill(act: _Act) -> None:
+    """Rewind the app to the start of the days, see it replayed, and report those that are closed."""
+    from watertable.changelog import Position
+
+    context, app, settings = act.context, act.app, act.settings
+    assert act.days is not None
+    first = act.asked[0]
+    to = "earliest" if first == act.days.first.isoformat() else f"{first}T00:00:00+00:00"
+    becomes: Position | None = None
+    try:
+        plan, done = carry_out(
+            app, settings, "rewind", ["--to", to, *act.config.options()], lambda plan: act.observe(**shown(plan), act=_words(act))
+        )
+    except dg.Failure as refused:
+        if not (refused.description or "").startswith(NOTHING):
+            raise
+        context.log.info(f"{refused.description}. So there is nothing to read again; {app.name} is brought to the head of its topics")
+    else:
+        if done is None:
+            context.log.info("a dry run: nothing is changed")
+            return
+        context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}. {_words(act)}")
+        becomes = Position.parse(done["position"])
+        act.replay = Progress(int(plan["records"]), time.monotonic(), int(plan["records"]))
+    if act.config.dry_run:
+        return
+    held = leases.read(settings, app.name)
+    told = _follow_stream(act, becomes) if held is not None and held.is_held else _run_bounded(act)
+    _report_days(act, told)
+
+
+def _words(act: _Act) -> str:
+    """Say what is done about the days that were asked for; never that it were less."""
+    from watertable.touched import windowed
+
+    name, asked = act.app.name, act.asked
+    span = asked[0] if len(asked) == 1 else f"{asked[0]} to {asked[-1]}"
+    of = {table_key(name, t.name): windowed(t) for t in act.app.topology.tables}
+    windows = [key.path[-1] for key in act.selected if of[key]]
+    others = [key.path[-1] for key in act.selected if not of[key]]
+    parts = [f"the windows of {', '.join(windows)} that start then"] if windows else []
+    parts += [f"the log days of {', '.join(others)}"] if others else []
+    return (
+        f"Asked for {span}: {' and '.join(parts)}. {name}'s tables move together, so this is a rewind of all of {name} to the start of "
+        f"{asked[0]}: everything from there on is read again, up to where the topics end, and days after {asked[-1]} are made anew too."
+    )
+
+
+def _report_days(act: _Act, told: Mapping[str, Any]) -> None:
+    """Report the days that were asked for and are closed, each with the version that the stream has given it."""
+    instance, name = act.context.instance, act.app.name
+    for table in act.app.topology.tables:
+        key = table_key(name, table.name)
+        if key not in act.selected:
+            continue
+        versions = recorded_days(instance, key)
+        closed = [day for day in act.asked if day in versions]
+        if open_days := sorted(set(act.asked) - set(closed)):
+            act.context.log.warning(f"{table.name}: {len(open_days)} of {len(act.asked)} days can still change, from {open_days[0]} on")
+        tags = provenance(instance, table, name, UNTOUCHED)
+        for day in closed:
+            act.context.log_event(day_event(key, day, versions[day], tags, told))
+
+
+def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
+    """Wait until the live stream has read again what it was rewound behind, has folded it, and has reported its days.
+
+    Raises `Failure` when it doesn't come on, or is gone.
+    """
+    from watertable.changelog import Position
+
+    name, since, seen, head = act.app.name, time.monotonic(), None, None
+    while True:
+        held = leases.read(act.settings, name)
+        now = time.monotonic()
+        if held is not None and held.is_held:
+            at = Position.parse(held.position) if held.position else None
+            there = at is not None and (becomes is None or at.epoch >= becomes.epoch)
+            left = sum(held.lag.values()) if there and held.lag else None
+            if left is not None:
+                act.progress(left, at_once=left == 0 and head is None)
+            if left == 0 and head is None:
+                head = at
+            if there and head is not None and held.told and Position.parse(held.told) >= head:
+                return {"position": held.position, "act": "rewound while the live stream ran, which has read it again"}
+            if seen != (seen := (held.position, left, held.told)):
+                since = now
+            if now - since > act.config.wait_seconds:
+                raise dg.Failure(f"the live stream of {name} hasn't come on for {act.config.wait_seconds:.0f} s, at {held.position}")
+        elif now - since > ABSENCE:
+            raise dg.Failure(
+                f"the live stream of {name} ended while this waited for it; what it was rewound behind is read at its next start"
+            )
+        time.sleep(1.0)
 
 
 def _wait_for_stream(context: dg.AssetExecutionContext, config: ActConfig, app: LoadedApp, settings: Settings) -> Mapping[str, Any]:
@@ -95,8 +240,9 @@ def _wait_for_stream(context: dg.AssetExecutionContext, config: ActConfig, app: 
         time.sleep(1.0)
 
 
-def _run_bounded(context: dg.AssetExecutionContext, app: LoadedApp, settings: Settings) -> Mapping[str, Any]:
+def _run_bounded(act: _Act) -> Mapping[str, Any]:
     """Run the app up to what its topics hold now, under its lease; raise `Failure` with the driver's own words."""
+    context, app, settings = act.context, act.app, act.settings
     run_id, instance = context.run.run_id, context.instance
     try:
         before = leases.read(settings, app.name)
@@ -112,6 +258,7 @@ def _run_bounded(context: dg.AssetExecutionContext, app: LoadedApp, settings: Se
         raise dg.Failure(str(error)) from None
     log = settings.home_folder / "logs" / f"{app.name}.act.log"
     env = {"WATERTABLE_PROJECT": str(settings.project)}
+    reporter = Reporter(context, instance, app.topology, 0.0, act.days)
     records, rows = 0, 0
     last: Event = {}
     try:
@@ -127,11 +274,17 @@ def _run_bounded(context: dg.AssetExecutionContext, app: LoadedApp, settings: Se
                 if event["event"] == "batch":
                     held = leases.renew(settings, held, stream_time=event.get("stream_time") or held.stream_time)
                     records, rows = records + event["records"], rows + sum(event["rows"].values())
-                    context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
+                    left = sum(event["lag"].values())
+                    context.log.info(f"{event['position']}: {event['records']} records, {left} to read")
+                    act.progress(left, at_once=not left)
+                elif event["event"] == "days":
+                    reporter.touched(event)
             code = child.exit_code()
         if code != 0:
             raise dg.Failure(_why(last, code), metadata={"exit code": code, "log": str(log), "driver's last words": child.tail()})
-        return {"position": held.position, "records": records, "rows changed": rows, "act": "brought to the head of its topics"}
+        reporter.close_days(most=sys.maxsize)
+        what = "brought to the head of its topics" if act.replay is None else "rewound, and read again up to the head of its topics"
+        return {"position": held.position, "records": records, "rows changed": rows, "act": what}
     finally:
         leases.renew(settings, held, released=True)
 

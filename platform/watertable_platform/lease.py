@@ -31,7 +31,8 @@ class Lease:
 
     `pid` is the Dagster worker, `driver` the process that writes, each with its birth.
     `act` marks a bounded act's: it ends by itself.
-    `behind_since` is when lag was last seen to begin; 0: there is none.
+    `behind_since` is when lag was last seen to begin; 0: there is none. `lag` is empty until it is known; `told` is how far its days
+    have been reported.
     """
 
     app: str
@@ -49,6 +50,7 @@ class Lease:
     lag: dict[str, int] = field(default_factory=dict)
     behind_since: float = 0.0
     fold_lag_s: float = 0.0
+    told: str = ""
     act: bool = False
     released: bool = False
 

@@ -26,10 +26,12 @@ from dagster._core.definitions.data_version import (
 
 from watertable.plan import TableDef, Topology
 from watertable_platform.checks import Verdict
-from watertable_platform.days import Days
+from watertable_platform.days import Days, moment
 from watertable_platform.translator import TOPICS, inputs_of, table_key
 
 UNKNOWN: Final = DEFAULT_DATA_VERSION.value
+UNTOUCHED: Final = "untouched"
+"""The data version of a closed day of which there is no record."""
 
 
 class Log(Protocol):
@@ -38,6 +40,35 @@ class Log(Protocol):
     @property
     def log_event(self) -> Callable[[Any], None]:
         """Record an event in the run at hand: a materialization, an observation or the evaluation of a check."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Follow a replay: `total` records are read again, from `began` (a clock's seconds) on."""
+
+    total: int
+    began: float
+    left: int
+
+    def numbers(self, now: float) -> dict[str, int | float]:
+        """Give what plots: records done and in all, the rate, and the seconds that are left at that rate."""
+        done = max(0, self.total - self.left)
+        rate = done / (now - self.began) if now > self.began else 0.0
+        told: dict[str, int | float] = {"replayed records": done, "records to replay": self.total, "replayed records/s": round(rate, 1)}
+        return told | ({"replay ETA s": round(self.left / rate, 1)} if rate else {})
+
+
+def recorded_days(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """Give the data version of each day that was reported of a table."""
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    tags = instance.event_log_storage.get_latest_tags_by_partition(key, kind, [DATA_VERSION_TAG])
+    return {day: found.get(DATA_VERSION_TAG, "") for day, found in tags.items()}
+
+
+def day_event(key: dg.AssetKey, day: str, version: str, tags: Mapping[str, str], metadata: Mapping[str, Any]) -> dg.AssetMaterialization:
+    """Make the event that reports a day of a table: its data version is the position that touched it last."""
+    own = {**tags, DATA_VERSION_TAG: version}
+    return dg.AssetMaterialization(key, partition=day, metadata={**metadata, "touched": version}, tags=own)
 
 
 def provenance(instance: dg.DagsterInstance, table: TableDef, app: str, data_version: str) -> dict[str, str]:
@@ -79,7 +110,11 @@ class Reporter:
         self.count = 0
         self._log, self._instance, self._topology, self._every, self._clock = log, instance, topology, every, clock
         self._days = days
-        self._told: dict[str, set[str]] = {}
+        self._told: dict[str, dict[str, str]] = {}
+        self._touched: dict[str, dict[str, str]] = {}
+        self._reached: datetime | None = None
+        self._at = ""
+        self._replay: Progress | None = None
         self._tables = {table.name: table for table in topology.tables}
         self._since: dict[str, _Since] = {}
         self._app: dict[str, int | float] = dict.fromkeys(_TOTALS, 0)
@@ -98,6 +133,7 @@ class Reporter:
         self._app["records"] += int(event["records"])
         self._app["quarantined"] += int(event.get("quarantined", 0))
         self._app["dropped"] += sum(event.get("dropped", {}).values())
+        self._follow_replay(event)
 
     def fold(self, event: Mapping[str, Any]) -> None:
         """Take in a fold: its tables are worth a report, for plain Delta readers see something new."""
@@ -112,6 +148,12 @@ class Reporter:
         """Take in a sign of life."""
         self._lag(event)
 
+    def touched(self, event: Mapping[str, Any]) -> None:
+        """Take in which days were touched, by which commit last, as far as everything is folded."""
+        self._at, self._reached = event["position"], moment(event["stream_time"])
+        for name, days in event["days"].items():
+            self._touched.setdefault(name, {}).update(days)
+
     def redeployed(self, position: str) -> None:
         """Report the tables whose last event was by other code: from here on, this code keeps them."""
         for name, table in self._tables.items():
@@ -123,6 +165,9 @@ class Reporter:
     def moved(self, position: str) -> None:
         """Report every table: a rewind, or its undoing, has taken all of them to another position at once."""
         self._since = {name: _Since(data_version=position) for name in self._tables}
+        self._touched.clear()
+        self._at, self._reached = "", None
+        self._replay = Progress(0, self._clock(), 0)
         self.report(position, at_once=True)
 
     def report(self, position: str, *, at_once: bool = False) -> None:
@@ -143,22 +188,33 @@ class Reporter:
         self._reported_at = now
         self._since.clear()
         self._app |= dict.fromkeys(_TOTALS, 0)  # not left out: a plot has a point for each report
+        if self._replay is None:
+            self._app = {name: number for name, number in self._app.items() if "replay" not in name}
 
-    def close_days(self, position: str, stream_time: datetime | None, most: int = 25) -> None:
-        """Report, as partitions, days that have closed and weren't reported yet, by this run or an earlier one; `most` at a time."""
+    def close_days(self, most: int = 25) -> str:
+        """Report, as partitions, closed days that weren't reported yet, or were touched since; `most` at a time.
+
+        Whoever reported them, this run or an earlier one. Gives the position up to which all are; "" while there are more.
+        """
         if self._days is None:
-            return
+            return ""
         for name, table in self._tables.items():
             key = table_key(self._topology.app, name)
             if name not in self._told:
-                self._told[name] = set(self._instance.get_materialized_partitions(key))
-            fresh = [day for day in self._days.closed(table, stream_time) if day not in self._told[name]][:most]
-            if fresh:
-                tags = provenance(self._instance, table, self._topology.app, position)
-                for day in fresh:
-                    self._emit(dg.AssetMaterialization(key, partition=day, metadata={"position": position}, tags=tags))
-                self._told[name].update(fresh)
-                most -= len(fresh)
+                self._told[name] = recorded_days(self._instance, key)
+            told, touched = self._told[name], self._touched.get(name, {})
+            closed = self._days.closed(table, self._reached)
+            versions = {day: touched.get(day) or told.get(day, UNTOUCHED) for day in closed}
+            fresh = {day: version for day, version in versions.items() if told.get(day) != version}
+            if fresh and most > 0:
+                tags = provenance(self._instance, table, self._topology.app, self._at)
+                for day, version in list(fresh.items())[:most]:
+                    self._emit(day_event(key, day, version, tags, {"position": self._at}))
+                    told[day] = version
+            most -= len(fresh)
+            if most < 0:
+                return ""
+        return self._at
 
     def check(self, name: str, judge: Callable[[TableDef], Verdict], *, always: bool = False) -> None:
         """Report a check of every table, for those where the verdict is new; `always`: for all."""
@@ -173,6 +229,17 @@ class Reporter:
         """Report what topics are like."""
         for observation in observations:
             self._emit(observation)
+
+    def _follow_replay(self, event: Mapping[str, Any]) -> None:
+        """Add the numbers of a replay to what is reported; its first batch tells how much there is to read again."""
+        if self._replay is None:
+            return
+        left = sum(event.get("lag", {}).values())
+        self._replay.total = self._replay.total or left + int(event["records"])
+        self._replay.left = min(left, self._replay.total)
+        self._app |= self._replay.numbers(self._clock())
+        if not left:
+            self._replay = None
 
     def _lag(self, event: Mapping[str, Any]) -> None:
         self._app |= {f"lag {topic}": int(records) for topic, records in event.get("lag", {}).items()}

@@ -7,7 +7,7 @@ stopped, and its next start begins at the fork. Spark lives in a child, as every
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dagster as dg
 from pydantic import Field
@@ -86,6 +86,22 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
 
 def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act: str, options: Sequence[str]) -> None:
     """Run the command, show the plan it prints, and say what came of it; raise `Failure` with its own words."""
+    plan, done = carry_out(app, settings, act, options, lambda plan: context.add_output_metadata(shown(plan)))
+    if done is None:
+        context.log.info("a dry run: nothing is changed; launch it with dry_run: false to do it")
+        return
+    context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}")
+    for table in app.topology.tables:
+        context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata={"position": done["position"], **shown(plan)}))
+
+
+def carry_out(
+    app: LoadedApp, settings: Settings, act: str, options: Sequence[str], planned: Callable[[Event], None] = lambda plan: None
+) -> tuple[Event, Event | None]:
+    """Run the command; give the plan that it printed, and what it did, if it did it; `planned` hears of the plan before that.
+
+    Raises `Failure` with the command's own words.
+    """
     log = settings.home_folder / "logs" / f"{app.name}.act.log"
     plan: Event | None = None
     done: Event | None = None
@@ -95,22 +111,18 @@ def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act
             event = child.event(1.0)
             if event is not None and event["event"] == "plan":
                 plan = event
-                context.add_output_metadata(_shown(plan))
+                planned(plan)
             elif event is not None:
                 done = event
         code = child.exit_code()
-    if code != 0:
+    if code != 0 or plan is None:
         last = child.tail()
-        raise dg.Failure(last.splitlines()[-1] if last else f"exit code {code}", metadata=_shown(plan) if plan else {}, allow_retries=False)
-    if plan is None or done is None:
-        context.log.info("a dry run: nothing is changed; launch it with dry_run: false to do it")
-        return
-    context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}")
-    for table in app.topology.tables:
-        context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata={"position": done["position"], **_shown(plan)}))
+        raise dg.Failure(last.splitlines()[-1] if last else f"exit code {code}", metadata=shown(plan) if plan else {}, allow_retries=False)
+    return plan, done
 
 
-def _shown(plan: Event) -> dict[str, dg.MetadataValue]:
+def shown(plan: Event) -> dict[str, dg.MetadataValue]:
+    """Write a plan as metadata: Markdown, and a number that plots."""
     from watertable.rewind import RewindPlan
 
     made = RewindPlan.from_json(json.dumps(plan))

@@ -21,7 +21,7 @@ from watertable.settings import Settings
 from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, birth, run_command
-from watertable_platform.days import Days, moment
+from watertable_platform.days import Days
 from watertable_platform.history import job_name
 from watertable_platform.lease import Lease
 from watertable_platform.reporting import Reporter
@@ -128,7 +128,8 @@ class _Stream:
             else:
                 self._beat()
             self.reporter.report(self.lease.position)
-            self.reporter.close_days(self.lease.position, moment(self.lease.stream_time))
+            if (told := self.reporter.close_days()) != self.lease.told:
+                self._beat(told=told)
             if now - self.heard > self.config.silence_seconds:
                 self.failed = {"error": "Silence", "message": f"the driver said nothing for {now - self.heard:.0f} s"}
                 return None
@@ -158,6 +159,8 @@ class _Stream:
                 self._beat(fold_lag_s=float(event["fold_lag_s"]))
                 self.reporter.fold(event)
                 self._judge()
+            case "days":
+                self.reporter.touched(event)
             case "idle":
                 self._beat(lag=event["lag"])
                 self.reporter.idle(event)
@@ -166,6 +169,7 @@ class _Stream:
                     self.context.log.warning(str(event["problem"]))
             case "rewound":
                 self._tag({Tag.POSITION: event["position"]})
+                self._beat(lag={}, told="")
                 self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
                 self.reporter.moved(event["position"])
             case "failed":

@@ -98,6 +98,10 @@ class RewindRefused(StoreError):
     """Refuse a rewind that can't be done, or not without saying that its cost is known."""
 
 
+class NothingToRewind(RewindRefused):
+    """Refuse a rewind of an app that has committed nothing after the target: there is nothing to read again."""
+
+
 class PlanOutdated(RewindRefused):
     """Refuse a plan because the world has moved since it was made; `moved` says what."""
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
-from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.layout import moment
 from watertable.plan import Purity, purity_of
 from watertable.reader import number_of, offsets_passed, time_passed
@@ -298,7 +298,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     snapshot = changelog.snapshot()
     head = changelog.head(snapshot)
     if head.last is None and not head.forks:
-        raise RewindRefused(f"{store.app} has committed nothing yet: there is nothing to rewind")
+        raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
     parent, seq, back = _place(store, snapshot, head, target)
     of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
     lineage = of_parent.lineage
@@ -512,14 +512,14 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
     """Give the newest commit at or before a target; 0 where that is before the first."""
     last = head.last
     if last is None:
-        raise RewindRefused(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
+        raise NothingToRewind(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
     commits = batches(snapshot, head.lineage, 0, head.position.seq)
     match target.kind:
         case "event":
             when = datetime.fromisoformat(target.value)
             if not any(time is not None and time >= when for time in last.stream_times.values()):
                 newest = max((t for t in last.stream_times.values() if t is not None), default=None)
-                raise RewindRefused(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
+                raise NothingToRewind(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
             condition = time_passed(when - timedelta(microseconds=1))
         case "offsets":
             wanted = _offsets(target.value)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 import watertable as wt
+from tests.unit.test_rewind import planned
 from watertable.errors import SettingsError
 from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform import acts
+from watertable_platform import acts, rewind_jobs
+from watertable_platform import lease as leases
 from watertable_platform.days import Days
+from watertable_platform.lease import Lease
 from watertable_platform.reporting import Reporter
 from watertable_platform.translator import WatertableTranslator
 
@@ -71,37 +79,216 @@ def test_an_environment_has_the_days_of_its_app(settings: Settings) -> None:
     assert Days.of(settings, "other") is None
 
 
+class Log:
+    """Take a reporter's events as a run does."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+
+    def log_event(self, event: dg.AssetMaterialization) -> None:
+        self.instance.report_runless_asset_event(event)
+
+
+def told(instance: dg.DagsterInstance) -> dict[str, list[tuple[str, str]]]:
+    """List the days that were reported of each table, oldest report first, and their data versions."""
+    return {
+        table: [
+            (record.partition_key or "", (record.asset_materialization.tags or {})["dagster/data_version"])  # type: ignore[union-attr]
+            for record in reversed(instance.fetch_materializations(dg.AssetKey(["shop", table]), limit=99).records)
+            if record.partition_key
+        ]
+        for table in ("stock", "hourly")
+    }
+
+
+def days(position: str, stream_time: str, **tables: dict[str, str]) -> dict[str, Any]:
+    return {"event": "days", "position": position, "stream_time": f"{stream_time}:00+00:00", "days": tables}
+
+
 def test_each_closed_day_is_reported_once_whatever_restarts(settings: Settings) -> None:
     topology = load_apps(settings).app("shop").topology
-
-    class Log:
-        def log_event(self, event: dg.AssetMaterialization) -> None:
-            instance.report_runless_asset_event(event)
-
     with dg.DagsterInstance.ephemeral() as instance:
-        for _ in range(2):  # a second reporter is a second run
-            reporter = Reporter(Log(), instance, topology, 0.0, SPAN)
-            for time in ("2011-01-01T12:00", "2011-01-02T05:00", "2011-01-02T06:00", "2011-01-03T00:30"):
-                reporter.close_days("shop@1.9", at(time))
-        told = {
-            table: sorted(m.partition_key or "" for m in instance.fetch_materializations(dg.AssetKey(["shop", table]), limit=99).records)
-            for table in ("stock", "hourly")
-        }
-    assert told == {"stock": ["2011-01-01", "2011-01-02"], "hourly": ["2011-01-01"]}
+        for _ in range(2):  # a second reporter is a second run, whose first question is answered from the beginning
+            reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+            assert reporter.close_days() == ""
+            reporter.touched(days("shop@1.4", "2011-01-01T12:00", stock={"2011-01-01": "shop@1.4"}, hourly={"2011-01-01": "shop@1.4"}))
+            reporter.close_days()
+            reporter.touched(days("shop@1.7", "2011-01-02T05:00", stock={"2011-01-01": "shop@1.5"}, hourly={"2011-01-01": "shop@1.6"}))
+            assert reporter.close_days() == "shop@1.7"
+            reporter.touched(days("shop@1.9", "2011-01-03T00:30", stock={"2011-01-02": "shop@1.8"}))
+            assert reporter.close_days() == "shop@1.9"
+        found = told(instance)
+    assert found == {"stock": [("2011-01-01", "shop@1.5"), ("2011-01-02", "shop@1.8")], "hourly": [("2011-01-01", "shop@1.6")]}
 
 
-def test_an_act_on_days_reports_those_that_are_closed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    say = """
-import json
-def say(**event): print(json.dumps(event), flush=True)
-say(event="started", position="shop@1.0")
-say(event="batch", position="shop@1.1", records=3, rows={"stock": 2}, lag={"sales": 0}, stream_time="2011-01-03T00:30:00+00:00")
-say(event="stopped", position="shop@1.1", reason="caught up")
-"""
-    monkeypatch.setattr(acts, "run_command", lambda *_: [sys.executable, "-c", say])
-    made = acts.build_tables(load_apps(settings).app("shop"), settings, WatertableTranslator())
+def test_a_rewind_reports_again_exactly_the_closed_days_that_its_replay_touched(settings: Settings) -> None:
+    topology = load_apps(settings).app("shop").topology
     with dg.DagsterInstance.ephemeral() as instance:
-        days = {"dagster/asset_partition_range_start": "2011-01-01", "dagster/asset_partition_range_end": "2011-01-02"}
-        assert dg.materialize([made], instance=instance, tags=days).success
-        done = {table: instance.get_materialized_partitions(dg.AssetKey(["shop", table])) for table in ("stock", "hourly")}
-    assert done == {"stock": {"2011-01-01", "2011-01-02"}, "hourly": {"2011-01-01"}}
+        reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+        reporter.touched(days("shop@1.9", "2011-01-04T03:00", stock={f"2011-01-0{n}": f"shop@1.{n}" for n in (1, 2, 3)}))
+        reporter.close_days()
+        reporter.moved("shop@2.2")
+        assert reporter.close_days() == ""  # nothing is known of the new epoch yet
+        reporter.touched(
+            days("shop@2.3", "2011-01-03T10:00", stock={"2011-01-01": "shop@1.1", "2011-01-02": "shop@1.2", "2011-01-03": "shop@2.3"})
+        )
+        reporter.close_days()  # the third isn't closed again yet
+        before = told(instance)["stock"]
+        reporter.touched(days("shop@2.4", "2011-01-04T03:00", stock={"2011-01-03": "shop@2.4"}))
+        reporter.close_days()
+        after = told(instance)["stock"]
+    assert before == [(f"2011-01-0{n}", f"shop@1.{n}") for n in (1, 2, 3)]
+    assert after == [*before, ("2011-01-03", "shop@2.4")]
+
+
+def test_days_are_reported_some_at_a_time(settings: Settings) -> None:
+    topology = load_apps(settings).app("shop").topology
+    with dg.DagsterInstance.ephemeral() as instance:
+        reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+        reporter.touched(days("shop@1.9", "2011-01-09T00:00"))
+        assert [reporter.close_days(most=3) for _ in range(4)] == ["", "", "shop@1.9", "shop@1.9"]
+        assert told(instance) == {table: [(f"2011-01-0{n}", "untouched") for n in (1, 2, 3, 4)] for table in ("stock", "hourly")}
+
+
+PLAN = {"event": "plan", **json.loads(planned().to_json())}
+REWOUND = {"event": "rewound", "position": "shop@2.1", "before": "shop@1.9", "by": "rewind to event time 2011-01-02T00:00:00Z: bad prices"}
+DRIVEN = [
+    {"event": "started", "position": "shop@2.1"},
+    {"event": "batch", "position": "shop@2.2", "records": 600, "rows": {"stock": 2}, "lag": {"sales": 300},
+     "stream_time": "2011-01-02T05:00:00+00:00"},
+    {"event": "batch", "position": "shop@2.3", "records": 300, "rows": {"stock": 1}, "lag": {"sales": 0},
+     "stream_time": "2011-01-03T00:30:00+00:00"},
+    days("shop@2.3", "2011-01-03T00:30", stock={"2011-01-01": "shop@1.1", "2011-01-02": "shop@2.3"}, hourly={"2011-01-01": "shop@2.2"}),
+    {"event": "stopped", "position": "shop@2.3", "reason": "caught up"},
+]  # fmt: skip
+
+
+def saying(*events: dict[str, Any], then: str = "") -> list[str]:
+    lines = "; ".join(f"print({json.dumps(event)!r}, flush=True)" for event in events)
+    return [sys.executable, "-c", f"import sys, time; {lines or 'pass'}; {then or 'pass'}"]
+
+
+class Act:
+    """Materialize tables with children that print what is wanted, and keep what was asked of them."""
+
+    def __init__(self, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings, self.instance = settings, instance
+        self.asked: list[list[str]] = []
+        self.rewind = saying(PLAN, REWOUND)
+        self.driver = saying(*DRIVEN)
+        monkeypatch.setattr(rewind_jobs, "command", self._rewound)
+        monkeypatch.setattr(acts, "run_command", self._driven)
+
+    def _rewound(self, *words: str) -> list[str]:
+        self.asked.append(list(words))
+        return self.rewind
+
+    def _driven(self, *words: str) -> list[str]:
+        self.asked.append(["run", *words])
+        return self.driver
+
+    def of(self, first: str, last: str, **config: Any) -> dg.ExecuteInProcessResult:
+        tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+        made = acts.build_tables(load_apps(self.settings).app("shop"), self.settings, WatertableTranslator())
+        run_config = {"ops": {"materialize__shop": {"config": config}}}
+        return dg.materialize([made], instance=self.instance, tags=tags, run_config=run_config, raise_on_error=False)
+
+    @property
+    def done(self) -> dict[str, set[str]]:
+        return {table: self.instance.get_materialized_partitions(dg.AssetKey(["shop", table])) for table in ("stock", "hourly")}
+
+
+@pytest.fixture
+def act(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Act]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Act(settings, instance, monkeypatch)
+
+
+def observed(result: dg.ExecuteInProcessResult, label: str) -> list[Any]:
+    """List what was noted of the first table under a label."""
+    found = [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION and e.asset_key.path[-1] == "stock"]  # type: ignore[union-attr]
+    events = [e.event_specific_data.asset_observation.metadata for e in found]  # type: ignore[union-attr]
+    return [m[label].value for m in events if label in m]
+
+
+def test_days_are_a_rewind_to_the_start_of_the_first_and_those_closed_are_reported(act: Act) -> None:
+    result = act.of("2011-01-02", "2011-01-03", reason="bad prices")
+    assert result.success
+    assert act.asked == [
+        ["rewind", "shop", "--json", "--to", "2011-01-02T00:00:00+00:00", "--reason", "bad prices", "--apply"],
+        ["run", "shop", "--available-now"],
+    ]
+    assert act.done == {"stock": {"2011-01-01", "2011-01-02"}, "hourly": {"2011-01-01"}}
+    own = [m for m in told(act.instance)["stock"] if m[0] == "2011-01-02"]
+    assert {version for _, version in own} == {"shop@2.3"}  # by the driver's word, and again for the day that was asked for
+    assert "from `shop@1.10` to `shop@2.4`" in observed(result, "plan")[0]
+    (says,) = observed(result, "act")
+    for wanted in ("the windows of hourly", "the log days of stock", "a rewind of all of shop to the start of 2011-01-02", "made anew too"):
+        assert wanted in says
+    assert observed(result, "replayed records") == [600, 900]
+    assert observed(result, "records to replay") == [900, 900]
+
+
+def test_a_dry_run_shows_the_plan_on_the_tables_and_changes_nothing(act: Act) -> None:
+    act.rewind = saying(PLAN)
+    result = act.of("2011-01-02", "2011-01-02", dry_run=True)
+    assert result.success
+    assert [words[0] for words in act.asked] == ["rewind"]
+    assert "--apply" not in act.asked[0]
+    assert observed(result, "plan")
+    assert act.done == {"stock": set(), "hourly": set()}
+
+
+def test_from_the_first_day_on_is_from_earliest(act: Act) -> None:
+    assert act.of("2011-01-01", "2011-01-04").success
+    assert act.asked[0][4] == "earliest"
+
+
+def test_where_there_is_nothing_to_rewind_the_app_is_brought_to_its_head(act: Act) -> None:
+    act.rewind = saying(then="print('NothingToRewind shop has committed nothing yet', file=sys.stderr); sys.exit(1)")
+    assert act.of("2011-01-01", "2011-01-02").success
+    assert [words[0] for words in act.asked] == ["rewind", "run"]
+    assert act.done["stock"] == {"2011-01-01", "2011-01-02"}
+
+
+def test_a_refused_rewind_fails_the_run_and_touches_nothing(act: Act) -> None:
+    act.rewind = saying(PLAN, then="print('RewindRefused shop is not rewound: sales/0', file=sys.stderr); sys.exit(1)")
+    result = act.of("2011-01-02", "2011-01-02")
+    assert not result.success
+    assert [words[0] for words in act.asked] == ["rewind"]
+    (failure,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    assert failure.step_failure_data.user_failure_data is not None
+    assert failure.step_failure_data.user_failure_data.description == "RewindRefused shop is not rewound: sales/0"
+
+
+def test_while_the_stream_runs_it_is_waited_for_until_it_has_read_folded_and_reported(act: Act, settings: Settings) -> None:
+    live = leases.take(
+        settings, Lease(app="shop", run_id="live", environment="default", position="shop@1.9", lag={"sales": 0}, told="shop@1.9")
+    )
+    states: list[dict[str, Any]] = [
+        {"position": "shop@2.1", "lag": {}, "told": ""},  # it has seen the rewind
+        {"position": "shop@2.2", "lag": {"sales": 400}},
+        {"position": "shop@2.3", "lag": {"sales": 0}},
+        {"position": "shop@2.4", "lag": {"sales": 3}},  # it is live: more comes, and what was asked for is there
+        {"told": "shop@2.3"},
+    ]
+
+    def run() -> None:
+        now = live
+        for state in states:
+            time.sleep(1.2)
+            if state.get("told"):
+                reporter = Reporter(Log(act.instance), act.instance, load_apps(settings).app("shop").topology, 0.0, SPAN)
+                reporter.touched(days("shop@2.3", "2011-01-03T00:30", stock={"2011-01-02": "shop@2.3"}))
+                reporter.close_days()
+            now = leases.renew(settings, now, **state)
+
+    stream = threading.Thread(target=run)
+    stream.start()
+    result = act.of("2011-01-02", "2011-01-02")
+    stream.join()
+    assert result.success
+    assert [words[0] for words in act.asked] == ["rewind"]
+    assert told(act.instance)["stock"][-1] == ("2011-01-02", "shop@2.3")
+    assert observed(result, "replayed records")[-1] == 900
+    assert leases.read(settings, "shop").run_id == "live"  # type: ignore[union-attr]
