@@ -90,6 +90,27 @@ def describe(
     print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
 
 
+@app.command("plan", rich_help_panel="Apps")
+def plan_(
+    ref: Annotated[str, typer.Option("--from", metavar="REF", help="The git commit, branch or tag to compare with: main.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what a merge would do to each table, as Markdown for a pull request; neither Spark nor Kafka is needed."""
+    from watertable_platform.review import review
+
+    with err.status(f"loading the apps of {ref}", spinner="dots"):
+        found = review(_settings(), ref)
+    print(found.to_json() if as_json else found.markdown())
+
+
+@app.command("outline", hidden=True)
+def outline() -> None:
+    """Print the outlines of all apps as JSON: what `plan` asks another version of the project for."""
+    from watertable_platform.review import outlines
+
+    print(outlines(_settings()))
+
+
 Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it, exactly as planned. Without it, nothing is changed.")]
 OldCode = Annotated[

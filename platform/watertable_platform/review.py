@@ -1,0 +1,242 @@
+"""Say before a merge what it will do to the tables: the apps as they are here, beside those of a commit.
+
+Two versions of one package can't be in one process: the commit's files are written into a folder of their own (`git archive`: no branch
+moves, nothing is checked out), another process loads them, with this release of watertable, and gives the outlines of its apps. What new
+code means for a table is `watertable.deployment`'s to say, as it is when the app is started; which checks and assets stand behind
+a table is read from the same definitions that Dagster loads. No Spark, no Kafka: it runs where pull requests are checked.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from watertable.deployment import Change, Deployment, Kind, Outline, classify
+from watertable.errors import SettingsError
+from watertable.plan import Topology
+from watertable.project import Project, load_apps
+from watertable.schema import Schema
+from watertable.settings import Settings
+
+_MARKS: Final = {Kind.SAME: "same", Kind.ADDITIVE: "additive", Kind.BREAKING: "**breaking**", Kind.REMOVED: "**removed**"}
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Name what stands behind a table in Dagster's graph: its checks, and the assets that are made from it, however far away."""
+
+    checks: tuple[str, ...] = ()
+    assets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Say of one table or output topic what becomes of it; `columns` tell those that come, go, or change their type."""
+
+    name: str
+    kind: Kind
+    reason: str
+    is_topic: bool
+    columns: tuple[str, ...]
+    behind: Behind
+
+
+@dataclass(frozen=True, slots=True)
+class AppReview:
+    """Say of one app what becomes of it: `lines` of what changes, the names of what stays as it is, and the rewind that it needs."""
+
+    app: str
+    kind: Kind
+    old: str | None
+    new: str | None
+    lines: tuple[Line, ...]
+    unchanged: tuple[str, ...]
+    rewind: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Hold what a merge will do, app by app, and what doesn't load here."""
+
+    ref: str
+    apps: tuple[AppReview, ...]
+    broken: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Write it for programs."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    def markdown(self) -> str:
+        """Write it for a pull request."""
+        changed = [app for app in self.apps if app.lines]
+        text = [f"## watertable: {_count(len(changed), 'app')} of {len(self.apps)} changed since `{self.ref}`", ""]
+        text += [f"**A folder doesn't load**, and is left out here: {broken}\n" for broken in self.broken]
+        for app in changed:
+            text += _app_text(app)
+        same = [f"`{app.app}`" for app in self.apps if not app.lines]
+        if same:
+            text.append(f"As they are: {', '.join(same)}.")
+        return "\n".join(text).rstrip()
+
+
+def review(settings: Settings, ref: str) -> Review:
+    """Compare the project as it is here with what it is at a git commit, branch or tag.
+
+    Raises `SettingsError` when the project isn't in a git repository, when there is no such commit, or when it can't be loaded.
+    """
+    project = load_apps(settings)
+    before = outlines_at(settings, ref)
+    behind = _behind(project)
+    apps = [
+        _app_review(before.get(name), project.apps[name].topology if name in project.apps else None, name, behind)
+        for name in sorted({*before, *project.apps})
+        if name in project.apps or not project.broken
+    ]
+    return Review(ref, tuple(apps), tuple(str(broken) for broken in project.broken.values()))
+
+
+def outlines(settings: Settings) -> str:
+    """Write the outline of every app of the project as JSON: what the other process gives."""
+    project = load_apps(settings)
+    return json.dumps(
+        {
+            "apps": {name: Outline.of(app.topology).to_json() for name, app in project.apps.items()},
+            "broken": [str(broken) for broken in project.broken.values()],
+        }
+    )
+
+
+def outlines_at(settings: Settings, ref: str) -> dict[str, Outline]:
+    """Load a commit's apps in a process of their own, and give their outlines by name; raise `SettingsError` when that can't be."""
+    with TemporaryDirectory(prefix="watertable-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(_git(settings.project, "archive", "--format=tar", ref, ".")), mode="r:") as archive:
+            archive.extractall(folder, filter="data")
+        if not any((Path(folder) / root).is_dir() for root in settings.assets):
+            return {}  # there was no app yet
+        done = subprocess.run(
+            [sys.executable, "-m", "watertable_platform", "--project", folder, "outline"],
+            cwd=folder, env={**os.environ, "WATERTABLE_PROJECT": folder}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    try:
+        told = json.loads(done.stdout)
+    except ValueError:
+        raise SettingsError(f"the apps at {ref} can't be loaded: {(done.stderr or done.stdout).strip()[-2000:]}") from None
+    if told["broken"]:
+        raise SettingsError(f"at {ref} not all apps load, so there is nothing whole to compare with: {'; '.join(told['broken'])}")
+    return {name: Outline.from_json(text) for name, text in told["apps"].items()}
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    try:
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise SettingsError("there is no git here, and `--from` names a commit") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        raise SettingsError(f"git {' '.join(arguments)} in {folder}: {said}; --from takes a commit, a branch or a tag") from None
+
+
+def _behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
+    """Read from Dagster's definitions what stands behind each asset, by its key."""
+    from watertable_platform.assembly import build_definitions
+
+    graph = build_definitions(project).resolve_asset_graph()
+    found: dict[tuple[str, ...], Behind] = {}
+    for key in graph.get_all_asset_keys():
+        seen, waiting = set[object](), [key]
+        while waiting:
+            more = [child for child in graph.get(waiting.pop()).child_keys if child not in seen]
+            seen |= set(more)
+            waiting += more
+        checks = sorted(check.name for check in graph.get(key).check_keys)
+        found[tuple(key.path)] = Behind(tuple(checks), tuple(sorted("/".join(k.path) for k in seen)))  # type: ignore[attr-defined]
+    return found
+
+
+def _app_review(old: Outline | None, new: Topology | None, name: str, behind: Mapping[tuple[str, ...], Behind]) -> AppReview:
+    if new is None:
+        assert old is not None
+        gone = [Change(table, Kind.REMOVED, "its app is no more; its Delta table stays as it is") for table in old.tables]
+        gone += [Change(topic, Kind.REMOVED, "published no more", is_topic=True) for topic in old.sinks]
+        return AppReview(name, Kind.REMOVED, old.fingerprint, None, tuple(_line(c, old, None, Behind()) for c in gone), (), None)
+    now = Outline.of(new)
+    if old is None:
+        fresh = [Change(t.name, Kind.ADDITIVE, "a new app's: filled from the beginning of its topics") for t in new.tables]
+        fresh += [Change(s.topic, Kind.ADDITIVE, "a new output", is_topic=True) for s in new.sinks]
+        lines = tuple(_line(c, None, now, behind.get((name, c.name), Behind())) for c in fresh)
+        return AppReview(name, Kind.ADDITIVE, None, now.fingerprint, lines, (), None)
+    found: Deployment = classify(old, new)
+    changed = [c for c in found.changes if c.kind is not Kind.SAME or c.reason != "unchanged"]
+    unchanged = tuple(c.name for c in found.changes if c not in changed)
+    lines = tuple(_line(c, old, now, behind.get((c.name,) if c.is_topic else (name, c.name), Behind())) for c in changed)
+    return AppReview(name, found.kind, old.fingerprint, now.fingerprint, lines, unchanged, found.rewind)
+
+
+def _line(change: Change, old: Outline | None, new: Outline | None, behind: Behind) -> Line:
+    columns = () if change.is_topic else tuple(_columns(_ddl(old, change.name), _ddl(new, change.name)))
+    return Line(change.name, change.kind, change.reason, change.is_topic, columns, behind)
+
+
+def _ddl(outline: Outline | None, table: str) -> dict[str, str]:
+    """Give a table's columns and their types."""
+    outlined = outline.tables.get(table) if outline is not None else None
+    return {} if outlined is None else {c.name: c.type.sql() for ddl in (outlined.key, outlined.value) for c in Schema.parse(ddl)}
+
+
+def _columns(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
+    """Name the columns that come, go, or change their type."""
+    yield from (f"+ {name} {kind}" for name, kind in new.items() if name not in old)
+    yield from (f"− {name}" for name in old if name not in new)
+    yield from (f"{name} {old[name]} → {kind}" for name, kind in new.items() if name in old and old[name] != kind)
+
+
+def _app_text(app: AppReview) -> Iterator[str]:
+    yield from (f"### `{app.app}`: {_MARKS[app.kind].strip('*')}", "")
+    codes = [f"`{code}`" if code else "none" for code in (app.old, app.new)]
+    says = f"Code {codes[0]} → {codes[1]}. "
+    match app:
+        case AppReview(new=None):
+            says += "The app is no more: stop its stream; what it kept stays until somebody deletes it."
+        case AppReview(old=None):
+            says += "A new app: it starts stopped, and reads its topics from the beginning."
+        case AppReview(kind=Kind.BREAKING):
+            says += f"Rows from before would be the old code's, so it needs `watertable rewind {app.app} --to {app.rewind} --apply`."
+        case AppReview(rewind=str()):
+            says += (
+                "It goes on from its place. To fill what is new from the beginning too: "
+                f"`watertable rewind {app.app} --to {app.rewind} --apply`."
+            )
+        case _:
+            says += "It goes on from its place with the next commit; no rewind is needed."
+    yield from (says, "")
+    if app.rewind is not None:
+        yield from (f"How long that takes, by the app's own measured commits: `watertable rewind {app.app} --to {app.rewind}`.", "")
+    yield from ("| | change | why | columns | checks | made from it |", "|---|---|---|---|---|---|")
+    for line in app.lines:
+        name = f"→ `{line.name}`" if line.is_topic else f"`{line.name}`"
+        cells = [name, _MARKS[line.kind], _cell(line.reason), *(_listed(t) for t in (line.columns, line.behind.checks, line.behind.assets))]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    if app.unchanged:
+        yield from (f"Unchanged: {', '.join(f'`{name}`' for name in app.unchanged)}.", "")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return "<br>".join(f"`{_cell(name)}`" for name in names)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

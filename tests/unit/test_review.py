@@ -1,0 +1,125 @@
+"""What a merge will do, said before it: the apps of a commit are loaded beside those that are here, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from watertable.errors import SettingsError
+from watertable.settings import Settings
+from watertable_platform.cli import main
+from watertable_platform.review import outlines_at, review
+
+APP = """
+import watertable as wt
+from assets.shop._columns import SALES
+
+app = wt.App("shop")
+sales = app.topic("sales", key="sku STRING", value=SALES).stream()
+stock = sales.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+hourly = sales.group_by("shelf").windowed_by(wt.tumbling(hours=1)).agg(n=wt.count()).materialized_as("hourly")
+names = app.topic("names", key="sku STRING", value="name STRING").table().materialized_as("names")
+stock.to_stream().filter("new.qty < 0").to("alarms")
+"""
+BATCH = """
+import dagster as dg
+
+@dg.asset(deps=[dg.AssetKey(["shop", "hourly"])])
+def report() -> None: ...
+"""
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commit a project below the root of a repository."""
+    root = tmp_path / "repository" / "warehouse"
+    shop = root / "assets" / "shop"
+    shop.mkdir(parents=True)
+    (root / "pyproject.toml").write_text("[tool.watertable]\n")
+    (shop / "_columns.py").write_text('SALES = "qty BIGINT, shelf INT"\n')
+    (shop / "app.py").write_text(APP)
+    (shop / "report.py").write_text(BATCH)
+    git(tmp_path / "repository", "init", "-q", "-b", "main")
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "as it was")
+    monkeypatch.chdir(root)
+    return root
+
+
+def edit(project: Path, *swaps: tuple[str, str]) -> None:
+    text = APP
+    for old, new in swaps:
+        assert old in text
+        text = text.replace(old, new)
+    (project / "assets" / "shop" / "app.py").write_text(text)
+
+
+def test_nothing_changed_says_that_all_is_as_it_is(project: Path) -> None:
+    found = review(Settings.load(project), "main")
+    assert [(app.app, app.kind, app.lines, app.rewind) for app in found.apps] == [("shop", "same", (), None)]
+    assert "As they are: `shop`." in found.markdown()
+
+
+def test_each_table_has_its_class_its_columns_and_what_stands_behind_it(project: Path) -> None:
+    edit(
+        project,
+        ('wt.tumbling(hours=1)).agg(n=wt.count())', 'wt.tumbling(hours=2)).agg(n=wt.count())'),
+        ('qty=wt.sum("qty"))', 'qty=wt.sum("qty")).map_values(on_hand="qty", qty="CAST(qty AS INT)")'),
+        ('names = app.topic("names", key="sku STRING", value="name STRING").table()', 'shelves = sales.group_by("shelf").count()'),
+        ('materialized_as("names")', 'materialized_as("shelves")'),
+    )  # fmt: skip
+    (app,) = review(Settings.load(project), "main").apps
+    lines = {line.name: line for line in app.lines}
+    assert {name: line.kind for name, line in lines.items() if not line.is_topic} == {
+        "stock": "same", "hourly": "breaking", "shelves": "additive", "names": "removed",
+    }  # fmt: skip
+    assert lines["stock"].columns == ("+ on_hand BIGINT", "qty BIGINT → INT")
+    assert lines["shelves"].columns == ("+ shelf INT", "+ count BIGINT")
+    assert lines["hourly"].behind.assets == ("report",)
+    assert "stream_alive" in lines["hourly"].behind.checks
+    assert (app.kind, app.rewind) == ("breaking", "earliest")
+    text = review(Settings.load(project), "main").markdown()
+    for wanted in ("### `shop`: breaking", "`watertable rewind shop --to earliest --apply`", "| `hourly` | **breaking** |", "`report`"):
+        assert wanted in text
+
+
+def test_the_other_version_is_loaded_whole_and_leaves_no_trace(project: Path) -> None:
+    (project / "assets" / "shop" / "_columns.py").write_text('SALES = "qty INT, shelf INT"\n')
+    settings = Settings.load(project)
+    assert outlines_at(settings, "main")["shop"].tables["stock"].value == "`qty` BIGINT"
+    (app,) = review(settings, "HEAD").apps
+    assert app.kind == "breaking", "a type in a module beside the app's counts"
+    listed = subprocess.run(["git", "worktree", "list"], cwd=project, capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1
+
+
+def test_an_app_that_comes_or_goes_is_told(project: Path) -> None:
+    shutil.rmtree(project / "assets" / "shop")
+    (project / "assets" / "words").mkdir()
+    (project / "assets" / "words" / "app.py").write_text(
+        'import watertable as wt\napp = wt.App("words")\napp.topic("lines", value="line STRING").table().materialized_as("last")\n'
+    )
+    kinds = {app.app: app.kind for app in review(Settings.load(project), "main").apps}
+    assert kinds == {"shop": "removed", "words": "additive"}
+
+
+def test_programs_get_json_and_what_is_wrong_is_one_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--from", "main", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["apps"][0]["kind"] == "same"
+    assert main(["plan", "--from", "nowhere"]) == 2
+    assert "takes a commit, a branch or a tag" in capsys.readouterr().err
+    edit(project, ('"qty"', '"quantity"'))
+    git(project, "commit", "-q", "-a", "-m", "a mistake")
+    with pytest.raises(SettingsError, match=r"at HEAD not all apps load.*app\.py"):
+        outlines_at(Settings.load(project), "HEAD")
+    edit(project)
+    assert review(Settings.load(project), "main~1").apps[0].lines == ()
