@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING
 from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k
 from watertable.dsl import App, CogroupedStream, GroupedStream, GroupedTable, Stream, Table, WindowedStream
 from watertable.errors import WatertableError
-from watertable.windows import TimeWindows, UnlimitedWindows, days, hopping, hours, milliseconds, minutes, seconds, tumbling, unlimited
+from watertable.windows import (
+    SessionWindows,
+    TimeWindows,
+    UnlimitedWindows,
+    days,
+    hopping,
+    hours,
+    milliseconds,
+    minutes,
+    seconds,
+    sessions,
+    tumbling,
+    unlimited,
+)
 
 if TYPE_CHECKING:
     from watertable.lake import changes, position, read
@@ -25,6 +38,7 @@ __all__ = [
     "CogroupedStream",
     "GroupedStream",
     "GroupedTable",
+    "SessionWindows",
     "Stream",
     "Table",
     "TimeWindows",
@@ -50,6 +64,7 @@ __all__ = [
     "position",
     "read",
     "seconds",
+    "sessions",
     "sum",
     "top_k",
     "tumbling",

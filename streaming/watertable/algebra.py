@@ -21,6 +21,7 @@ from watertable.expressions import Expr
 from watertable.plan import Part, TableDef
 from watertable.schema import Column, Type, quote
 from watertable.stages import How, Match, Named, Project, Side, Stage, Where
+from watertable.windows import SessionWindows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -159,14 +160,50 @@ def placed_in(table: TableDef, part: Part) -> list[str]:
     return [f"named_struct({key}) AS key", f"named_struct({state}) AS state"]
 
 
+def home(table: TableDef) -> str:
+    """Write the part of a `key` under which states meet: all of it, but the group alone of a session, whose bounds move."""
+    return "key" if table.sessions is None else _struct_of("key", table.key.names[:-2])
+
+
+def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFrame:
+    """Gather sessions that are at most a gap apart: aggregate the rows of each group's, under the `key` that spans them.
+
+    The rows' keys end with the bounds of what each is by itself. Put in the order of their starts, one begins a session if nothing before
+    it in its group reaches near enough. So the whole group is gone through once, whatever its sessions are made of.
+    """
+    names = [field.name for field in rows.schema["key"].dataType.fields[:-2]]  # type: ignore[attr-defined]  # it's a struct
+    found = in_sessions(sessions, rows.withColumn("_group", F.expr(_struct_of("key", names))), "PARTITION BY _group")
+    whole = found.groupBy("_group", "_session").agg(*map(F.expr, (*folds, "max(key.window_end) AS _end")))
+    group = "".join(f"'{name}', _group.{quote(name)}, " for name in names)
+    key = f"named_struct({group}'window_start', _session, 'window_end', _end) AS key"
+    return whole.selectExpr(key, "*").drop("_group", "_session", "_end")
+
+
+def in_sessions(sessions: SessionWindows, rows: DataFrame, partition: str, counts: str = "TRUE", into: str = "_session") -> DataFrame:
+    """Add the start of the session that each row belongs to; rows that `counts` leaves out are in none and bring none together."""
+    gap = sessions.gap // timedelta(microseconds=1)
+    order = f"{partition} ORDER BY key.window_start, key.window_end"
+    reached = f"max(CASE WHEN {counts} THEN key.window_end END) OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    begins = f"{counts} AND COALESCE(unix_micros(key.window_start) > unix_micros({reached}) + {gap}L, TRUE)"
+    upto = f"OVER ({order} RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"  # of the same bounds one begins, and all are in it
+    started = rows.withColumn("_begins", F.expr(begins))
+    first = f"max(CASE WHEN _begins THEN key.window_start END) {upto}"
+    return started.withColumn(into, F.expr(f"CASE WHEN {counts} THEN {first} END")).drop("_begins")
+
+
+def _struct_of(struct: str, names: Sequence[str]) -> str:
+    return "named_struct(" + ", ".join(f"'{name}', {struct}.{quote(name)}" for name in names) + ")"
+
+
 def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:
     """Merge the states of each key: `key`, `state` (and `epoch`, `seq`: those of the commit that touched the key last) to one row a key.
 
-    Along a lineage both numbers only grow, so each is its own maximum; that of a struct would turn a hash aggregate into a sort.
+    States of sessions are gathered first, and then have one key. Along a lineage both numbers only grow, so each is its own maximum; that
+    of a struct would turn a hash aggregate into a sort.
     """
     state = "named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"
-    place = [F.expr(f"max({name}) AS {name}") for name in ("epoch", "seq") if "seq" in rows.columns]
-    return rows.groupBy("key").agg(F.expr(state), *place, *map(F.expr, more))
+    folds = [state, *(f"max({name}) AS {name}" for name in ("epoch", "seq") if "seq" in rows.columns), *more]
+    return rows.groupBy("key").agg(*map(F.expr, folds)) if table.sessions is None else gathered(table.sessions, rows, *folds)
 
 
 def spread(table: TableDef, rows: DataFrame) -> DataFrame:

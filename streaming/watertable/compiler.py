@@ -23,11 +23,11 @@ from pyspark.sql import functions as F
 
 from watertable import plan
 from watertable.aggregates import StateField
-from watertable.algebra import finishing, lifted, merged, placed_in, single
+from watertable.algebra import finishing, gathered, home, in_sessions, lifted, merged, placed_in, single
 from watertable.layout import Fold, Layout, Segment, literal, moment
 from watertable.plan import Aggregate, TableAggregate, TableDef, Topology
 from watertable.schema import quote
-from watertable.windows import UnlimitedWindows
+from watertable.windows import SessionWindows, UnlimitedWindows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -258,13 +258,18 @@ class _Run:
         return taken, dropped
 
     def partial(self, fold: Fold, contributions: DataFrame) -> DataFrame:
-        """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`)."""
+        """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`).
+
+        Of sessions, to one for each that the batch makes by itself.
+        """
         windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
-        folded = [F.expr(f"{_state(fold.root, lifted)} AS state"), F.expr("max(st) AS st")]
+        folded = [f"{_state(fold.root, lifted)} AS state", "max(st) AS st"]
         if windows is None:
-            return contributions.groupBy("key").agg(*folded)
+            return contributions.groupBy("key").agg(*map(F.expr, folded))
         each = contributions.withColumn("key", F.expr(_windowed_key(fold, "open", "last", _microseconds(windows.size))))
-        return each.groupBy("key").agg(*folded)
+        if isinstance(windows, SessionWindows):
+            return gathered(windows, each, *folded)
+        return each.groupBy("key").agg(*map(F.expr, folded))
 
     def deltas(self, table: TableDef, partial: Mapping[plan.Leaf, DataFrame]) -> DataFrame:
         """Give what a batch adds to a table: of several leaves, the partial states of each, to be merged where they are read."""
@@ -356,7 +361,9 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         """Run the states of the touched keys forward, record by record in log order, from the old rows."""
         table = self.layout.topology.table(node.table)
         rows = self.singles(table, frames).withColumn("present", F.lit(True))
-        old = self.lookup(table, rows.select("key").distinct())
+        old = self.lookup(table, rows.selectExpr(f"{home(table)} AS key").distinct())
+        if table.sessions is not None:
+            return self._told(table, session_changes(table, table.sessions, rows, old))
         seeds = old.selectExpr("key", "state", "FALSE AS present")
         both = rows.unionByName(seeds, allowMissingColumns=True)
         moves = "step" in rows.columns
@@ -365,7 +372,10 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         before = f"lag(after) OVER ({forward})"
         if moves:  # a row that changes within its group is one Change, from before it left to after it came back
             before = f"CASE WHEN paired THEN lag(after, 2) OVER ({forward}) ELSE {before} END"
-        running = running.selectExpr("*", f"{before} AS before").where("present AND step = 1" if moves else "present")
+        return self._told(table, running.selectExpr("*", f"{before} AS before").where("present AND step = 1" if moves else "present"))
+
+    def _told(self, table: TableDef, running: DataFrame) -> DataFrame:
+        """Finish the states `before` and `after` each Change, and leave out those that nobody could see."""
         for side in ("before", "after"):
             for level in finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}"):
                 running = running.selectExpr("*", *level)
@@ -439,6 +449,39 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         return f"map({entries})"
 
 
+def session_changes(table: TableDef, sessions: SessionWindows, rows: DataFrame, old: DataFrame) -> DataFrame:
+    """Give what each record of a batch does to the sessions of its group: a row for each session, with its state `before` and `after`.
+
+    `rows` are the records by themselves, with their places; `old` the sessions before the batch. In log order, a record joins the one or
+    two sessions that are near enough: these end, and one of other bounds begins; or a session stays, with another state. For that each
+    record is put beside what came before it in what is one session once the batch is over: a session costs the square of its records in a
+    batch. The n-th session that a record touches is told of at `ord * FAN_OUT + n`, the one that it is in last.
+    """
+    group = home(table)
+    numbered = rows.withColumn("_n", F.expr(f"row_number() OVER (PARTITION BY {group} ORDER BY st, topic, partition, offset, ord)"))
+    every = numbered.select("key", "state", "_n").unionByName(old.selectExpr("key", "state", "0 AS _n"))
+    every = in_sessions(sessions, every.withColumn("_group", F.expr(group)), "PARTITION BY _group", into="_at_last")
+    each = every.where("_n > 0").select("_group", "_at_last", F.col("_n").alias("_of"))
+    seen = each.join(every, ["_group", "_at_last"]).where("_n <= _of").drop("_at_last")
+    here = "PARTITION BY _group, _of"
+    seen = in_sessions(sessions, seen, here).withColumn("_mine", F.expr(f"max(CASE WHEN _n = _of THEN _session END) OVER ({here})"))
+    near = in_sessions(sessions, seen.where("_session = _mine"), here, counts="_n < _of", into="_before")
+    state = _struct_of((f, merged(f, f"state.{quote(f.name)}")) for f in table.state)
+    names = table.key.names[:-2]
+    bounds = "'window_start', min(key.window_start), 'window_end', max(key.window_end)"
+    key = "named_struct(" + "".join(f"'{name}', _group.{quote(name)}, " for name in names) + f"{bounds}) AS key"
+    before, after = (F.expr(f"{state} AS {side}") for side in ("before", "after"))
+    ended = near.where("_before IS NOT NULL").groupBy("_group", "_of", "_before").agg(F.expr(key), before)
+    begun = near.groupBy("_group", "_of").agg(F.expr(key), after)
+    both = ended.drop("_before").unionByName(begun, allowMissingColumns=True).groupBy("_group", "_of", "key").agg(
+        F.expr("any_value(before, true) AS before"), F.expr("any_value(after, true) AS after")
+    )  # fmt: skip
+    order = "PARTITION BY _group, _of ORDER BY after IS NOT NULL, key.window_start"
+    told = both.withColumn("_i", F.expr(f"row_number() OVER ({order}) - 1"))
+    record = numbered.withColumn("_group", F.expr(group)).withColumnRenamed("_n", "_of").drop("key", "state")
+    return told.join(record, ["_group", "_of"]).withColumn("ord", F.expr(f"ord * {FAN_OUT} + _i"))
+
+
 _RAW: Final = ("raw_key", "raw_value", "raw_ts")
 
 
@@ -452,6 +495,10 @@ def _windows(fold: Fold) -> list[str]:
         return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
     size, advance, grace = (_microseconds(d) for d in (windows.size, windows.advance, windows.grace))
     now = "unix_micros(ts)"
+    if isinstance(windows, SessionWindows):
+        late = f"int({now} + {_microseconds(windows.gap) + grace}L < unix_micros(st))"
+        bounds = [f"{now} AS {name}_first", f"{now} + {late} AS {name}_open", f"{now} AS {name}_last"]
+        return [*bounds, f"CAST({late} AS BIGINT) AS {name}_missed"]
     last = f"({now} - pmod({now}, {advance}L))"
     first = f"greatest(0L, {_next_start(f'({now} - {size}L)', advance)})"
     still_open = f"greatest({first}, {_next_start(f'(unix_micros(st) - {size + grace}L)', advance)})"

@@ -26,7 +26,7 @@ from watertable.plan import Format, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema, check_identifier
 from watertable.stages import How, Named
-from watertable.windows import Windows
+from watertable.windows import SessionWindows, Windows
 
 _PACKAGE: Final = str(Path(__file__).parent)
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -300,6 +300,7 @@ class Stream:
         _check_same_app(self.app, table.app, f"{where}: {what} wants a table of the same app")
         if table.name is None:
             raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
+        _check_bounds(table, where, what)
         made = _named(columns, plan.lookup_scope(self.node, table.node), where)
         texts = (on,) if isinstance(on, str) else on or ()
         exprs = [parse(text, self._scope(), where) for text in texts]
@@ -484,6 +485,8 @@ class Table:
     def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
         _check_same_app(self.app, other.app, f"{where}: {how.operator} wants two tables of one app")
         _check_same_key(self.key, other.key, where, how.operator)
+        for table in (self, other):
+            _check_bounds(table, where, how.operator)
         windows = [plan.windows_of(table.node) for table in (self, other)]
         if len({w and (w.size, w.advance) for w in windows}) != 1:
             raise DefinitionError(
@@ -620,6 +623,12 @@ def _check_same_key(left: Schema, right: Schema, where: str, operator: str) -> N
     if [c.type for c in left] != [c.type for c in right]:
         mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
         raise DefinitionError(f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one of them")
+
+
+def _check_bounds(table: Table, where: str, operator: str) -> None:
+    """Refuse sessions where rows are found by their key: its bounds move as records come."""
+    if isinstance(plan.windows_of(table.node), SessionWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; group_by them first")
 
 
 def _check_key(key: Schema, where: str, operator: str) -> None:

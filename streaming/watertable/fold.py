@@ -164,7 +164,7 @@ class Folder:
     def _publish(self, table: TableDef) -> None:
         """Write the table that readers see from the states kept beside it, where it is behind them.
 
-        Where no state is ever let go, those that changed since say all; else the table is written anew.
+        Where no state is ever let go, those that changed since say all; else, and of sessions, the table is written anew.
         """
         states, log = self.reader.newest(table), self.reader.log(table.name)
         shown = log.latest()
@@ -174,7 +174,8 @@ class Folder:
             return
         rows = finish(table, states_in(states.snapshot, table))
         epoch, seq = split_number(done)
-        whole = table.alive is not None or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
+        lets_go = table.alive is not None or table.sessions is not None
+        whole = lets_go or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
         whole = whole or (shown is not None and shown.property(ROWS_PROPERTY) != table.fingerprint)
         try:
             if whole:
@@ -190,13 +191,20 @@ class Folder:
     def _merge(self, table: TableDef, view: View, number: int) -> None:
         """Merge the absolute rows of the keys in the tail where they are newer than what is there."""
         touched = materialise(view.touched(table))
-        source = _shaped(table, view.states(table, touched, of_tail=True)).localCheckpoint()
+        states = view.states(table, touched, of_tail=True)
+        if table.sessions is not None:
+            states = materialise(states)
+            states = states.unionByName(view.absorbed(table, touched, states))
+        source = _shaped(table, states).localCheckpoint()
         failpoints.hit("fold.before_merge")
         self._merge_rows(table, base_name(table), source, number)
 
     def _merge_rows(self, table: TableDef, name: str, source: DataFrame, number: int) -> None:
-        """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer."""
-        on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in table.key.names]
+        """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer.
+
+        A session is known by its start: no other of its group has the same, and its end moves.
+        """
+        on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in (table.key.names if table.sessions is None else table.key.names[:-1])]
         if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
             first = source.agg(F.expr("unix_micros(min(window_start))")).head()
             on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
@@ -293,7 +301,7 @@ def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
     kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state)"
     if hides(table):
         keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
-        alive = render(table.alive.safe_sql, {"state": "state"}) if table.alive is not None else "true"
+        alive = render(table.alive.safe_sql, {"state": "state"}) if table.alive is not None else "state IS NOT NULL"
         return states.selectExpr(f"{alive} AS _wt_alive", *keys, f"{kept} AS _wt")
     return _columns(table, finish(table, states), kept)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -134,6 +134,7 @@ class _Kept:
     state: tuple[StateField, ...]
     parts: tuple[_Part, ...]
     windowed: bool
+    gap: timedelta | None
     alive: Expr | None
     stages: tuple[Stage, ...]
     watched: bool
@@ -183,9 +184,10 @@ class Interpreter:
             t.name: _Kept(
                 t.name, t.key.names, t.state,
                 tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
-                bool(t.windows), t.alive, t.stages, t.name in self.changes,
+                bool(t.windows), t.sessions.gap if t.sessions else None, t.alive, t.stages, t.name in self.changes,
             ) for t in topology.tables
         }  # fmt: skip
+        self._sessions: dict[tuple[str, Key], list[Key]] = {}
         self._record: Record
         self._source: Event
         self._streams: dict[int, list[Event]] = {}
@@ -338,8 +340,8 @@ class Interpreter:
         if table.name not in self._folded:
             found = [arrived for n, part in enumerate(table.parts) for arrived in self._arrived(table, n, part)]
             found.sort(key=lambda arrived: arrived[2].place)
-            merged = (self._merge(table, key, states, event) for key, states, event in found)
-            self._folded[table.name] = [change for change in merged if change is not None]
+            merged = (change for key, states, event in found for change in self._merge(table, key, states, event))
+            self._folded[table.name] = [change for change in merged if change.old is not None or change.value is not None]
             if table.watched:
                 self.changes[table.name] += self._folded[table.name]
         return self._folded[table.name]
@@ -413,17 +415,38 @@ class Interpreter:
         else:
             yield from ((key, [state], side) for key, state, side in sides)
 
-    def _merge(self, table: _Kept, key: Key, contributions: list[Row], event: Event) -> Event | None:
-        """Merge what a record contributes into a row; give the Change, if somebody watches the table and there is or was a row to see."""
+    def _merge(self, table: _Kept, key: Key, contributions: list[Row], event: Event) -> Iterator[Event]:
+        """Merge what a record contributes into a row; give the Changes, of use only if somebody watches the table."""
         states = self.states[table.name]
+        if table.gap is not None:
+            yield from self._gather(table, table.gap, key, contributions[0], event)
+            return
         old = self._row(table, key) if table.watched and key in states else None
         for state in contributions:
-            known = states.get(key)
-            states[key] = state if known is None else {f.name: _MERGE[f.merge](f, known[f.name], state[f.name]) for f in table.state}
-        new = self._row(table, key) if table.watched else None
-        if old is None and new is None:
-            return None
-        return Event(event.place, event.timestamp, self._key_row(table, key), new, old, self._window(table, key))
+            states[key] = state if key not in states else _merged(table, states[key], state)
+        if table.watched:
+            yield Event(event.place, event.timestamp, self._key_row(table, key), self._row(table, key), old, self._window(table, key))
+
+    def _gather(self, table: _Kept, gap: timedelta, key: Key, state: Row, event: Event) -> Iterator[Event]:
+        """Merge a record, a session by itself, with the one or two sessions of its group that are near enough.
+
+        A session whose bounds change ends, and another begins; the n-th that a record touches is told of at `ord * FAN_OUT + n`.
+        """
+        states, known = self.states[table.name], self._sessions.setdefault((table.name, key[:-2]), [])
+        near = sorted(other for other in known if key[-2] - gap <= other[-1] and other[-2] <= key[-1] + gap)  # type: ignore[operator]
+        old = {other: self._row(table, other) for other in near} if table.watched else {}
+        for other in near:
+            known.remove(other)
+            state = _merged(table, states.pop(other), state)
+        bounds = [*near, key]
+        now = (*key[:-2], min(b[-2] for b in bounds), max(b[-1] for b in bounds))  # type: ignore[type-var]
+        known.append(now)
+        states[now] = state
+        new = self._row(table, now) if table.watched else None
+        changes = [*((other, old[other], None) for other in old if other != now), (now, old.get(now), new)]
+        for n, (told, before, after) in enumerate(changes):
+            place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
+            yield Event(place, event.timestamp, self._key_row(table, told), after, before, self._window(table, told))
 
     def _row(self, table: _Kept, key: Key) -> Row | None:
         """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
@@ -514,6 +537,10 @@ def _side(side: Side, spaces: dict[str, Row | None]) -> Row | None:
         return None
     own: Row = {mine: state[name] for mine, name in side.state}
     return _finished(side.alive, side.stages, {**spaces, "state": own, "key": dict(zip(side.key, key.values(), strict=True))})
+
+
+def _merged(table: _Kept, a: Row, b: Row) -> Row:
+    return {f.name: _MERGE[f.merge](f, a[f.name], b[f.name]) for f in table.state}
 
 
 def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:

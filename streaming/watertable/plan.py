@@ -22,7 +22,7 @@ from watertable.expressions import Expr, Scope, parse
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
 from watertable.stages import How, Match, Named, Project, Side, Stage, Where
-from watertable.windows import Windows
+from watertable.windows import SessionWindows, Windows
 
 FINGERPRINT_VERSION: Final = 1
 """Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""
@@ -298,6 +298,12 @@ class TableDef:
         return windows_of(self.node)
 
     @property
+    def sessions(self) -> SessionWindows | None:
+        """Give the windows of a table of sessions: its states meet by group and nearness, and their keys' bounds move as they do."""
+        windows = self.windows
+        return windows if isinstance(windows, SessionWindows) else None
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Give the parts of the state, one for each node that folds records into it."""
         return parts_of(self.root)
@@ -320,7 +326,7 @@ class TableDef:
     @property
     def state_version(self) -> str:
         """Identify the layout of key and state: eight hex digits, the same for the same layout in any process."""
-        layout = self.key.sql() + "|" + ", ".join(f.layout for f in self.state)
+        layout = self.key.sql() + "|" + ", ".join(f.layout for f in self.state) + ("|sessions" if self.sessions else "")
         return hashlib.sha256(layout.encode()).hexdigest()[:8]
 
     @property

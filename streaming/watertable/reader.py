@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge
-from watertable.algebra import change_struct, finish, merge, spread
+from watertable.algebra import change_struct, finish, home, merge, spread, state_struct
 from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, batches
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
@@ -145,8 +145,8 @@ class View:
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
 
-        Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct) each is cut by a broadcast of them first.
-        `of_tail` says that the keys are all those in the tail, which then needn't be cut.
+        Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct; of sessions, their groups) each is cut by a
+        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut.
         """
         tail, base = self.tail(table).select("key", "state", "epoch", "seq"), self.base_states(table)
         if keys is not None:
@@ -155,8 +155,23 @@ class View:
         return merge(table, tail if base is None else base.unionByName(tail))
 
     def touched(self, table: TableDef) -> DataFrame:
-        """List the keys in the tail."""
-        return self.tail(table).select("key").distinct()
+        """List the keys in the tail; of sessions, their groups."""
+        return self.tail(table).selectExpr(f"{home(table)} AS key").distinct()
+
+    def absorbed(self, table: TableDef, groups: DataFrame, states: DataFrame) -> DataFrame:
+        """Give the dead sessions of these groups, as `states` gives those alive: their starts, without an end or a state.
+
+        Other folds may have seen sessions that neither the base nor `states` has. Each of them began where one of the base did, or one
+        of the tail; so whatever began there, and isn't the start of a session now, is gone.
+        """
+        names, base = table.key.names[:-1], self.base_states(table)
+        began = self.tail(table).select("key")
+        began = began if base is None else began.unionByName(_only(base, groups, "left_semi").select("key"))
+        starts = [frame.select(*(F.col(f"key.{quote(n)}").alias(n) for n in names)) for frame in (began, states)]
+        key = "".join(f"'{n}', {quote(n)}, " for n in names) + "'window_end', CAST(NULL AS TIMESTAMP)"
+        nothing = f"CAST(NULL AS {state_struct(table).sql()}) AS state"
+        place = (f"{self.position.epoch} AS epoch", f"{self.position.seq}L AS seq")
+        return starts[0].subtract(starts[1]).selectExpr(f"named_struct({key}) AS key", nothing, *place)
 
     def base_states(self, table: TableDef) -> DataFrame | None:
         """Read the states that are in the base; None when it is empty."""
@@ -253,7 +268,7 @@ class Reader:
         touched = [v.changes(wanted, common, v.position.seq) for v in (older, newer) if v.position.seq > common]
         if not touched:
             touched = [newer.changes(wanted, 0, 0)]
-        keys = materialise(reduce(DataFrame.unionByName, touched).select("key").distinct())
+        keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{home(wanted)} AS key").distinct())
         values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
         sides = [
             finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS {name}")

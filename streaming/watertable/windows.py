@@ -7,6 +7,11 @@ A window is `[start, end)`, aligned to the Unix epoch. Windows of size 5 that ad
                                   [-------------------)     6 up to 11
                                       ^
 
+A session is `[start, end]`, from its first record to its last. Records of one group that are at most a gap apart are in one session:
+
+    time  0   1   2   3   4   5   6   7   8   9  10  11
+          o       o   o                   o       o         a gap of 3: 0 up to 3, and 8 up to 10; a record at 6 would join them
+
 The law of lateness (KIP-633; `TimeWindows` in Kafka Streams): a record is late for a window when `end + grace <= stream time`, where the
 stream time is that of its source partition as the record was read. A late record still updates its windows that are open.
 """
@@ -126,7 +131,56 @@ class UnlimitedWindows:
         return f"unlimited from {self.start.astimezone(UTC):%FT%TZ}"
 
 
-Windows = TimeWindows | UnlimitedWindows
+@dataclass(frozen=True, slots=True)
+class SessionWindows:
+    """Bring records together that are at most `gap` apart; a session grows, and takes others in, as long as records come.
+
+    A record by itself is a session that starts and ends with it. It is late when that session is: `time + gap + grace < stream time`.
+
+    >>> s = sessions(gap=minutes(5), grace=minutes(1))
+    >>> noon = datetime(2024, 1, 1, 12, tzinfo=UTC)
+    >>> s.is_late(noon, noon + minutes(6)), s.is_late(noon, noon + minutes(7))
+    (False, True)
+    """
+
+    gap: timedelta
+    grace: timedelta
+
+    def __post_init__(self) -> None:
+        if self.gap <= _ZERO:
+            raise DefinitionError(f"a session's gap must be longer than zero; got {self.gap}")
+        if self.grace < _ZERO:
+            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+
+    @property
+    def size(self) -> timedelta:
+        """Give the length of a record's own session: none."""
+        return _ZERO
+
+    @property
+    def advance(self) -> timedelta:
+        """Give the least time between two sessions of single records."""
+        return timedelta(microseconds=1)
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Tell whether no record has more than one window."""
+        return True
+
+    def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
+        """Give the session that a record makes by itself."""
+        return ((when, when),)
+
+    def is_late(self, end: datetime, stream_time: datetime) -> bool:
+        """Tell whether a session that ends at `end` takes no more records at this stream time."""
+        return end + self.gap + self.grace < stream_time
+
+    def __str__(self) -> str:
+        shape = f"sessions gap {_words(self.gap)}"
+        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+
+
+Windows = TimeWindows | UnlimitedWindows | SessionWindows
 
 
 def tumbling(
@@ -152,6 +206,15 @@ def hopping(
 def unlimited(*, start: datetime = EPOCH) -> UnlimitedWindows:
     """Make one window that never ends, for the records from `start` on; earlier ones are left out and counted."""
     return UnlimitedWindows(start)
+
+
+def sessions(*, gap: timedelta, grace: timedelta = _ZERO) -> SessionWindows:
+    """Make windows that last as long as their records come at most `gap` after one another.
+
+    >>> str(sessions(gap=minutes(30), grace=minutes(5)))
+    'sessions gap 30m grace 5m'
+    """
+    return SessionWindows(gap, grace)
 
 
 def days(number: float) -> timedelta:

@@ -20,7 +20,7 @@ import watertable as wt
 from tests.properties.engines import CompilerRun, Result, run_interpreter, tiny
 from watertable.dsl import Stream, Table
 from watertable.interpreter import Record
-from watertable.windows import EPOCH
+from watertable.windows import EPOCH, Windows
 
 KafkaCase = dict[str, Any]
 CASES: dict[str, KafkaCase] = {c["id"]: c for c in json.loads((Path(__file__).parent / "kafka-streams-cases.json").read_text())}
@@ -35,10 +35,6 @@ NOT_COVERED = {
     "kstream_kstream_left_join": "stream-stream joins",
     "kstream_kstream_outer_join": "stream-stream joins",
     "ktable_suppress_time_limit": "suppress",
-    "kstream_session_count": "session windows",
-    "kstream_session_reduce": "session windows",
-    "kstream_session_count_suppress": "session windows",
-    "kstream_cogroup_session": "session windows",
     "kstream_sliding_aggregate": "sliding windows",
     "kstream_sliding_reduce": "sliding windows",
     "kstream_sliding_count": "sliding windows",
@@ -78,7 +74,9 @@ def cogrouped(case: KafkaCase, app: wt.App) -> Table:
                             greatest="greatest(greatest, other_greatest)")  # fmt: skip
 
 
-def windows(case: KafkaCase) -> wt.TimeWindows:
+def windows(case: KafkaCase) -> Windows:
+    if case["settings"]["window"] == "session":
+        return wt.sessions(gap=wt.milliseconds(case["settings"]["gap_ms"]), grace=wt.milliseconds(case["settings"]["grace_ms"]))
     size, advance, grace = (timedelta(milliseconds=case["settings"][f"{part}_ms"]) for part in ("size", "advance", "grace"))
     return wt.TimeWindows(size, advance, grace)
 
@@ -155,6 +153,10 @@ TOPOLOGIES: dict[str, Callable[[KafkaCase, wt.App], object]] = {
     "kstream_groupbykey_reduce": lambda case, app: keep(text(case, app).group_by_key().agg(**CONTENT)),
     "kstream_cogroup": lambda case, app: keep(cogrouped(case, app)),
     "kstream_cogroup_window": lambda case, app: keep(cogrouped(case, app)),
+    "kstream_cogroup_session": lambda case, app: keep(cogrouped(case, app)),
+    "kstream_session_count": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
+    "kstream_session_reduce": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).agg(**CONTENT)),
+    "kstream_session_count_suppress": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
     "kstream_window_aggregate": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).agg(**CONTENT)),
     "kstream_window_count": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
     "kstream_window_count_suppress": lambda case, app: keep(text(case, app).group_by_key().windowed_by(windows(case)).count("v")),
@@ -213,10 +215,10 @@ def in_log_order(records: list[Record]) -> list[list[Record]]:
 
 
 def content(folded: str) -> dict[str, object]:
-    """Say what a string holds that Kafka's test folded: '0-1-1+2' of '-1', '-1' and '2'; the '0' it began with is no value."""
-    values = [value.removeprefix("+") for value in re.findall(r"[+-]?[^+-]+", folded) if value != "0"]
+    """Say what a string holds that Kafka's test folded: '0-1-1+2' of '-1', '-1' and '2'; the '0's that it began with are no values."""
+    values = [value.removeprefix("+") for value in re.findall(r"[+-]?[^+-]+", folded) if value not in ("0", "+0")]
     if not re.search(r"[+-]", folded):
-        values = list(folded)
+        values = list(folded.replace(":", ""))
     return {"n": len(values), "kinds": len(set(values)), "least": min(values), "greatest": max(values)}
 
 
@@ -281,6 +283,8 @@ def wanted_updates(case: KafkaCase) -> list[tuple[bytes | None, bytes | None]] |
         return None
     if "->" in case["operator"]:  # there Kafka Streams updates a row twice for a record that both joins read, to the same in the end
         rows = list({(row["after_input"], row["key"]): row for row in rows}.values())
+    if "session" in case["operator"]:  # Kafka Streams takes back a session that only another state replaces; here it is one Change
+        rows = [row for row in rows if row["value"] is not None or not any(_replaces(other, row) for other in rows)]
     updates = []
     for row in rows:
         key = row["key"]
@@ -292,15 +296,19 @@ def wanted_updates(case: KafkaCase) -> list[tuple[bytes | None, bytes | None]] |
     return updates
 
 
+def _replaces(row: dict[str, Any], ended: dict[str, Any]) -> bool:
+    where = ("after_input", "key", "window_start", "window_end")
+    return row["value"] is not None and all(row[part] == ended[part] for part in where)
+
+
 def test_every_case_is_covered_or_waits_for_a_named_capability() -> None:
     assert {case["operator"] for case in CASES.values()} | {*CASES} & {*NOT_COVERED} == {*TOPOLOGIES, *NOT_COVERED}
     assert not {*TOPOLOGIES} & {*NOT_COVERED}
-    assert (len(CASES), len(COVERED)) == (69, 35)
+    assert (len(CASES), len(COVERED)) == (69, 43)
     names = {case["id"]: case["id"] if case["id"] in NOT_COVERED else case["operator"] for case in CASES.values()}
     waiting = Counter(NOT_COVERED[name] for name in names.values() if name in NOT_COVERED)
     assert waiting == {
         "foreign-key joins": 8,
-        "session windows": 8,
         "sliding windows": 5,
         "stream-stream joins": 8,
         "suppress": 2,

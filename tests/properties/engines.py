@@ -131,9 +131,11 @@ class CompilerRun:
         made.close()
 
     def _lookup(self, table: TableDef, keys: DataFrame) -> DataFrame:
-        return (
-            self._merged(table).join(keys, "key", "left_semi").localCheckpoint(eager=False)
-        )  # its lineage cut, as a store's look-up has it
+        from watertable.algebra import home
+
+        known = self._merged(table).selectExpr("*", f"{home(table)} AS home")
+        cut = known.join(keys.withColumnRenamed("key", "home"), "home", "left_semi").drop("home")
+        return cut.localCheckpoint(eager=False)  # its lineage cut, as a store's look-up has it
 
     def _merged(self, table: TableDef) -> DataFrame:
         """Give the absolute states that all changes so far make."""

@@ -22,7 +22,7 @@ from watertable.dsl import Stream, Table
 from watertable.expressions import Scope
 from watertable.interpreter import Record
 from watertable.plan import Format, Topology
-from watertable.windows import Windows
+from watertable.windows import SessionWindows, Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -170,6 +170,8 @@ def windows(draw: st.DrawFn) -> Windows:
     if draw(st.integers(0, 9)) == 9:
         return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
     grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
+    if draw(st.integers(0, 3)) == 3:
+        return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 6, 15]))), grace=grace)
     size = draw(st.sampled_from([5, 10, 20]))
     if draw(st.booleans()):
         return wt.tumbling(seconds=size, grace=grace)
@@ -289,8 +291,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     for number in range(draw(st.integers(1, 6))):
         depth = draw(st.sampled_from(sorted({d for d, _ in pool})))
         level = [s for d, s in pool if d == depth]
-        if kept and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 3)) == 3:
-            pool.append((depth + 1, draw(looked_up(draw(st.sampled_from(level)), kept))))
+        fixed = [table for table in kept if not _of_sessions(table)]
+        if fixed and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 3)) == 3:
+            pool.append((depth + 1, draw(looked_up(draw(st.sampled_from(level)), fixed))))
             continue
         if draw(st.integers(0, 2)) or len(pool) >= MAX_STREAMS or depth >= MAX_DEPTH:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
@@ -302,7 +305,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             depth = _level(table.node)
         else:
             table = draw(tables(draw(st.sampled_from(level))))
-        if draw(st.integers(0, 2)) == 2:
+        if draw(st.integers(0, 2)) == 2 and not _of_sessions(table):
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
         kept.append(table.materialized_as(f"t{number}"))
         if draw(st.booleans()):
@@ -313,6 +316,11 @@ def topologies(draw: st.DrawFn) -> Topology:
     for number in range(outputs):
         draw(st.sampled_from(pool))[1].to(f"out{number}")
     return app.topology()
+
+
+def _of_sessions(table: Table) -> bool:
+    """Tell whether a table's rows are sessions, which can't be found by their keys."""
+    return isinstance(plan.windows_of(table.node), SessionWindows)
 
 
 def _level(node: plan.Stream | plan.Table) -> int:
