@@ -55,6 +55,12 @@ class Watched(dict[Key, Row]):
         self._looked(key)
         return super().get(key, default)
 
+    def pop(self, key: Key, *default: Any) -> Any:
+        """Take a state away: it goes on in another, as that of a session does."""
+        self._looked(key)
+        self._changed(key)
+        return super().pop(key, *default)
+
     def __setitem__(self, key: Key, state: Row) -> None:
         self._changed(key)
         super().__setitem__(key, state)
@@ -150,7 +156,10 @@ def _needed(
     for one in others:  # in the order of their own partition
         before = [n for n, k in enumerate(kept) if _offset(k.record)[:2] == _offset(one.record)[:2] and k.record.offset < one.record.offset]
         kept.insert(before[-1] + 1 if before else 0, one)
-    return kept, {key: rows.get(key) for key in sorted(keys, key=repr)}
+    found: dict[Key, Row | None] = {key: rows.get(key) for key in sorted(keys, key=repr)}
+    if table.sessions is not None:  # the bounds that a session had on its way are no rows that went
+        found = {key: row for key, row in found.items() if row is not None} or found
+    return kept, found
 
 
 class _Places(list[Dropped]):

@@ -30,6 +30,8 @@ prices = prices.table().materialized_as("prices")
 priced = moves.join(prices, on="sku", worth="qty * right.price", shelf="shelf")
 worth = priced.group_by("shelf").agg(worth=wt.sum("worth")).materialized_as("worth")
 alarms = stock.to_stream().filter("new.qty < 0").group_by("sku").agg(n=wt.count()).materialized_as("alarms")
+visits = moves.group_by_key().windowed_by(wt.sessions(gap=wt.minutes(6), grace=wt.hours(9))).agg(n=wt.count()).materialized_as("visits")
+long = visits.group_by("n").count().materialized_as("long")
 names = app.topic("names", key="a INT, b STRING", value="name STRING", value_format="string").table().materialized_as("names")
 """
 
@@ -97,6 +99,8 @@ def test_what_is_written_runs_and_passes_and_fails_when_the_code_changes(project
         ("alarms", ["a"], 4),  # what made the stock that fell below zero, but not what came after the last alarm
         ("names", ["1", 'it\'s "x"'], 2),
         ("names", ["2"], 1),
+        ("visits", ["a"], 6),
+        ("long", ["1"], 5),  # those whose session was of one record, and what made it longer
     ],
 )
 def test_a_test_holds_the_row_and_pipes_no_more_records_than_it_needs(project: Path, table: str, key: list[str], piped: int) -> None:
