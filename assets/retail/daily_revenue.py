@@ -1,12 +1,15 @@
 """Add up revenue by country and day: a batch asset in one graph with the tables that a stream keeps.
 
-It reads at one position, named in its metadata: read again at that position, it gives the same rows, however far the stream has gone on.
+A day is made when the hours it adds up are closed, and again when late data or a rewind has touched them, and no other day is. It reads at
+one position, named in its metadata: read again at that position, it gives the same rows, however far the stream has gone on.
 """
 
 import dagster as dg
 
 import watertable as wt
 from watertable.settings import Settings
+from watertable_platform.batch import on_changed_days
+from watertable_platform.days import Days
 
 COLUMNS = dg.TableSchema(
     [
@@ -17,6 +20,7 @@ COLUMNS = dg.TableSchema(
     ]
 )
 HOURLY = dg.AssetKey(["retail", "revenue_hourly"])
+DAYS = Days.of(Settings.load(), "retail")
 LINEAGE = dg.TableColumnLineage(
     {
         "country": [dg.TableColumnDep(HOURLY, "country")],
@@ -32,6 +36,9 @@ LINEAGE = dg.TableColumnLineage(
     group_name="retail",
     owners=["team:retail"],
     kinds={"spark", "deltalake"},
+    partitions_def=DAYS.partitions() if DAYS else None,
+    backfill_policy=dg.BackfillPolicy.single_run() if DAYS else None,
+    automation_condition=on_changed_days() if DAYS else None,
     required_resource_keys={"pyspark"},
     metadata={"dagster/column_schema": COLUMNS, "dagster/column_lineage": LINEAGE, "dagster/storage_kind": "deltalake"},
 )
@@ -42,12 +49,17 @@ def daily_revenue(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     spark = context.resources.pyspark.spark_session
     path = f"{Settings.load().warehouse_uri}/batch/daily_revenue"
     position = wt.position("retail")
-    hourly = wt.read("retail.revenue_hourly", at=position)
+    hourly, here = wt.read("retail.revenue_hourly", at=position), "true"
+    if DAYS:  # only those that were asked for, and nothing else of what is there
+        first, end = context.partition_time_window
+        hourly = hourly.where(f"window_start >= TIMESTAMP '{first:%F %T}Z' AND window_start < TIMESTAMP '{end:%F %T}Z'")
+        here = f"day >= DATE '{first:%F}' AND day < DATE '{end:%F}'"
     daily = hourly.groupBy("country", F.to_date("window_start").alias("day")).agg(
         F.sum("revenue").cast("DECIMAL(38,3)").alias("revenue"), F.sum("lines").alias("lines")
     )
-    daily.write.format("delta").mode("overwrite").save(path)
-    written = spark.read.format("delta").load(path).agg(F.count("*"), F.sum("revenue"), F.max("day")).head()
+    writer = daily.write.format("delta").mode("overwrite")
+    (writer.option("replaceWhere", here) if DAYS else writer).save(path)
+    written = spark.read.format("delta").load(path).where(here).agg(F.count("*"), F.sum("revenue"), F.max("day")).head()
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": written[0],

@@ -18,6 +18,7 @@ from watertable.errors import DefinitionError, SettingsError
 from watertable.project import Broken, LoadedApp, Project
 from watertable_platform import checks
 from watertable_platform.acts import build_tables
+from watertable_platform.batch import build_automation_sensor
 from watertable_platform.rewind_jobs import build_rewind_jobs
 from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.spark_resource import build_spark_resource
@@ -56,13 +57,14 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     broken |= failed
     watched = _watched(apps)
     sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(watched, settings)] if apps else []
+    changed_days = build_automation_sensor(batch)
     specs = {spec.key: spec for spec in _topics(apps, translator)}
     topics = [build_topic(specs[topic_key(w.name)], w, settings) for w in watched]
     own = dg.Definitions(
         assets=[*topics, *tables, *(_broken_spec(name, b) for name, b in broken.items())],
         asset_checks=[*judged, *(_broken_check(name, b) for name, b in broken.items())],
         jobs=[*jobs, *acts],
-        sensors=sensors,
+        sensors=[*sensors, *([changed_days] if changed_days else [])],
         resources={"pyspark": build_spark_resource(settings)},
     )
     return dg.Definitions.merge(own, *batch)
