@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from watertable.errors import RewindRefused, TableNotFound, WatertableError, exit_code
+from watertable.errors import KafkaError, RewindRefused, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
@@ -250,6 +250,48 @@ def explain(
         print(show.explanation_json(told))
     else:
         show.print_explanation(out, told, key, limit)
+
+
+@app.command(rich_help_panel="Tables")
+def bisect(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    condition: Annotated[str, typer.Argument(metavar="CONDITION", help='A condition on a row: "on_hand < 0".')],
+    key: Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the first commit after which a condition on a row was true, and the record of it that made it so."""
+    from watertable import bisect as history
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.kafka.reading import read_records
+    from watertable.project import load_apps
+    from watertable.reader import Reader
+    from watertable_platform import show
+
+    settings = _settings()
+    topology, wanted = show.find_table(load_apps(settings), table)
+    judged = history.condition_of(wanted, condition)
+    culprit: history.Culprit | None = None
+    unknown = ""
+    with _session(settings) as spark:
+        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+        with err.status("folding every change", spinner="dots"):
+            found = history.find(reader, wanted, judged, None if key is None else show.key_texts(key))
+        if found.at is not None:
+            try:
+                begin, end = found.ranges(topology, wanted)
+                cluster = Cluster.of(settings)
+                kept = Admin(cluster).earliest(begin)
+                gone = [f"{topic}/{partition}" for (topic, partition), offset in begin.items() if offset < kept[topic, partition]]
+                if gone:
+                    raise UnknownPosition(f"Kafka has deleted records of {', '.join(gone)} that the commit read")
+                culprit = history.blame(reader, topology, wanted, judged, found, read_records(cluster, begin, end))
+            except (KafkaError, UnknownPosition) as error:
+                unknown = str(error)
+    if as_json:
+        print(show.finding_json(found, culprit, unknown))
+    else:
+        show.print_finding(out, found, culprit, unknown, found.ranges(topology, wanted))
 
 
 @app.command(rich_help_panel="Tables")

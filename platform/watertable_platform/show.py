@@ -30,11 +30,14 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from watertable.bisect import Culprit, Found
+    from watertable.changelog import Offsets
     from watertable.explain import Explanation
     from watertable.reader import AppStatus, At, Reader
     from watertable.rewind import RewindPlan
 
 _ROWS = 20
+_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,59 @@ def explanation_json(told: Explanation) -> str:
     return json.dumps(asdict(told), default=_plain, ensure_ascii=False)
 
 
+def print_finding(console: Console, found: Found, culprit: Culprit | None, unknown: str, ranges: tuple[Offsets, Offsets]) -> None:
+    """Print where a condition became true: the commit, the keys, and the record; or that it never was, as far as is known."""
+    console.print(Text.assemble((found.table, "bold"), f"  {found.condition}  ", (f"looked through up to {found.head}", "dim")))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    if found.at is None and not found.already:
+        facts.add_row("never", "no commit has left a row for which it was true")
+    if found.already:
+        facts.add_row("already", f"true of {_keys(found.already)} at the beginning of what is kept")
+    if found.at is not None and found.commit is not None:
+        facts.add_row("first at", Text.assemble((str(found.at), "bold cyan"), f"  committed {found.commit.commit_time:%F %T}Z"))
+        for became in found.keys[:_KEYS]:
+            old = Text("no row", style="dim italic") if became.old is None else _fields(became.old)
+            facts.add_row("key", Text.assemble(_key(became.key), "  ", old, ("  →  ", "dim"), _fields(became.new)))
+        if len(found.keys) > _KEYS:
+            facts.add_row("", Text(f"and {len(found.keys) - _KEYS:,} more keys in the same commit", style="dim"))
+    if culprit is not None:
+        record = Text("tombstone", style="dim italic") if culprit.record is None else _fields(culprit.record)
+        place = f"{culprit.topic}/{culprit.partition}@{culprit.offset}"
+        facts.add_row("record", Text.assemble((place, "bold cyan"), f"  {culprit.timestamp:%F %T}Z  ", record))
+        old = Text("no row", style="dim italic") if culprit.old is None else _fields(culprit.old)
+        facts.add_row("made", Text.assemble(_key(culprit.key), "  ", old, ("  →  ", "dim"), _fields(culprit.new)))
+    elif found.at is not None:
+        begin, end = ranges
+        among = ", ".join(f"{t}/{n}@{begin[t, n]} to {end[t, n] - 1}" for t, n in sorted(begin) if begin[t, n] < end[t, n])
+        facts.add_row("record", Text.assemble(f"among {among}", (f"  {unknown}", "yellow")))
+    if found.since is not None:
+        facts.add_row("history", Text(f"begins at {found.since}: what was before is trimmed", style="yellow"))
+    if found.ever:
+        facts.add_row("in all", f"true of {_keys(found.ever)} at some time, of {_keys(found.now)} now")
+    console.print(facts)
+
+
+def finding_json(found: Found, culprit: Culprit | None, unknown: str) -> str:
+    """Write what `print_finding` shows, for programs; `at` is null where it never became true."""
+    body = {
+        "table": found.table, "condition": found.condition, "head": str(found.head), "since": found.since and str(found.since),
+        "already": found.already, "ever": found.ever, "now": found.now, "at": found.at and str(found.at),
+        "committed": found.commit and found.commit.commit_time, "keys": [asdict(became) for became in found.keys],
+        "record": None if culprit is None else asdict(culprit), "unknown": unknown or None,
+    }  # fmt: skip
+    return json.dumps(body, default=_plain, ensure_ascii=False)
+
+
+def _keys(count: int) -> str:
+    return f"{count:,} key{'' if count == 1 else 's'}"
+
+
+def _key(key: Mapping[str, object]) -> Text:
+    return Text(", ").join(Text(str(_plain(value)), style="bold") for value in key.values())
+
+
 def _fields(row: Mapping[str, object]) -> Text:
     return Text("  ").join(Text.assemble((f"{name} ", "dim"), _cell(value)) for name, value in row.items())
 
@@ -315,6 +371,8 @@ def _cell(value: object) -> Text:
             return Text(f"{value:,}", style="red" if value < 0 else "")
         case float():
             return Text(f"{value:,.6g}")
+        case datetime():
+            return Text(f"{value.astimezone(UTC).isoformat().removesuffix('+00:00')}Z")
         case _:
             return Text(str(_plain(value)))
 

@@ -206,16 +206,17 @@ def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:
     return rows.groupBy("key").agg(*map(F.expr, folds)) if table.sessions is None else gathered(table.sessions, rows, *folds)
 
 
-def spread(table: TableDef, rows: DataFrame) -> DataFrame:
+def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame:
     """Give each delta of a hopping table (`key`, `state`, `st`, `epoch`, `seq`) to every window that it is for.
 
     A record enters many windows, and those of one stretch of an advance enter the same: so a batch keeps one delta for all of them, whose
-    key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread.
+    key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread,
+    unless the delta of `each` commit is wanted.
     """
     if table.windows is None or table.windows.is_tumbling:
         return rows
     size, advance = (duration // timedelta(microseconds=1) for duration in (table.windows.size, table.windows.advance))
-    spans = merge(table, rows, "max(st) AS st")
+    spans = rows if each else merge(table, rows, "max(st) AS st")
     starts = f"sequence(unix_micros(key.window_start), unix_micros(key.window_end) - {size}L, {advance}L)"
     group = "".join(f"'{c.name}', key.{quote(c.name)}, " for c in table.key.columns[:-2])
     window = f"'window_start', timestamp_micros(s), 'window_end', timestamp_micros(s + {size}L)"

@@ -119,13 +119,13 @@ class View:
     recent: Recent | None = None
     _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
 
-    def tail(self, table: TableDef) -> DataFrame:
-        """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key.
+    def tail(self, table: TableDef, *, each: bool = False) -> DataFrame:
+        """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key, of `each` commit if asked for.
 
         Where states may be forgotten, tombstones that an earlier record could still meet are among them, folded or not.
         """
         base = self.bases[table.name]
-        rows = self.changes(table, base.seq, self.position.seq)
+        rows = self.changes(table, base.seq, self.position.seq, each=each)
         if forgets(table) and base.tombstones_from <= base.seq:
             folded = self.changes(table, max(0, base.tombstones_from - 1), base.seq)
             rows = rows.unionByName(finish(table, folded).where("NOT alive").drop("alive", "row"))
@@ -196,8 +196,8 @@ class View:
         untouched = _only(kept, touched, "left_anti", of="")
         return untouched.unionByName(_alive(finish(table, self.states(table, touched, of_tail=True))))
 
-    def changes(self, table: TableDef, after: int, upto: int) -> DataFrame:
-        """Read the changelog's rows of a table in commits (after, upto] of this lineage."""
+    def changes(self, table: TableDef, after: int, upto: int, *, each: bool = False) -> DataFrame:
+        """Read the changelog's rows of a table in commits (after, upto] of this lineage, those of `each` commit apart if asked for."""
         column, files = quote(table.state_column), self._files(table, after, upto)
         if files.number:
             rows = self.snapshot.frame(files)
@@ -206,7 +206,7 @@ class View:
             nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
             rows = self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq")
         wanted = (f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq")
-        return spread(table, rows.selectExpr(*wanted))
+        return spread(table, rows.selectExpr(*wanted), each=each)
 
     def _files(self, table: TableDef, after: int, upto: int) -> Files:
         """List the changelog's files for a table and a range of commits, once a view."""

@@ -118,21 +118,23 @@ def _needed(
     part = upstream(topology, table)
     engine, topics = Interpreter(part), {topic.name for topic in part.topics}
     seen: dict[Offset, _Seen] = {}
-    keys: set[Key] = set()
+    keys = {tuple(step.key.values()) for step in told.steps}
+    stepped = {(step.topic, step.partition, step.offset) for step in told.steps}
 
     def note(name: str, what: str) -> Callable[[Key], None]:
         def noted(key: Key) -> None:
-            if name == table.name and not is_of(dict(zip(table.key.names, key, strict=True)), wanted):
+            own = name == table.name and len(key) == len(table.key)  # a join by a foreign key keeps states that are no rows
+            if own and not is_of(dict(zip(table.key.names, key, strict=True)), wanted):
                 return
             record, place = engine.current
             one = seen.setdefault(_offset(record), _Seen(record, place.st))
             getattr(one, what).add((name, key))
-            if name == table.name and what == "changed":
+            if own and what == "changed":
                 keys.add(key)
 
         return noted
 
-    engine.states = {t.name: Watched(note(t.name, "looked"), note(t.name, "changed")) for t in part.tables}
+    engine.states = {name: Watched(note(name, "looked"), note(name, "changed")) for name in engine.states}
     left_out = {(out.topic, out.partition, out.offset) for out in told.left_out}
     others: list[_Seen] = []
     for chunk in chunks(record for record in records if record.topic in topics):
@@ -149,7 +151,7 @@ def _needed(
     needed: set[State] = {(table.name, key) for key in keys}
     kept: list[_Seen] = []
     for one in reversed(seen.values()):  # what a record looks at was made by those before it
-        if one.changed & needed:
+        if one.changed & needed or _offset(one.record) in stepped:
             kept.append(one)
             needed |= one.looked | one.changed
     kept.reverse()

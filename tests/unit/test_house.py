@@ -29,6 +29,7 @@ SPARK_ROOMS = {
     f"watertable.{name}"
     for name in (
         "algebra",
+        "bisect",
         "compiler",
         "store",
         "changelog",
