@@ -45,8 +45,8 @@ class Sizes:
     batches: int = 20
     tails: tuple[int, ...] = (1_000, 100_000, 2_000_000)
     repeats: int = 5
-    fresh_seconds: float = 180.0
-    skip_seconds: float = 40.0
+    fresh_seconds: float = 300.0
+    skip_seconds: float = 140.0
     fold_seconds: float = 30.0
     limit: float = 900.0
 

@@ -56,6 +56,7 @@ OVERWRITE_FROM: Final = 0.3
 """The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it."""
 SMALL_BASE: Final = 4 << 20
 """Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
+_TASKS: Final = "spark.sql.shuffle.partitions"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
 
@@ -77,6 +78,7 @@ class Folder:
         self.spark, self.horizon = spark, horizon
         self.reader = Reader(spark, warehouse, app, tables)
         self.changelog = self.reader.changelog
+        self._tasks = str(spark.conf.get(_TASKS))
         self._lock = threading.Lock()  # a MERGE takes its transaction from the session's settings
         self._marks: tuple[FoldMark, ...] = ()
 
@@ -143,12 +145,12 @@ class Folder:
                 rows = newest.snapshot.frame().limit(0)
                 self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
             elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
-                self.spark.conf.set("spark.sql.adaptive.enabled", str(tail + size > SMALL_FOLD).lower())
+                self._plan_for(tail + size, tail + size)
                 frame = _shaped(table, view.states(table)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
-                self.spark.conf.set("spark.sql.adaptive.enabled", str(tail > SMALL_FOLD).lower())
+                self._plan_for(tail, tail + size)
                 self._merge(table, view, number)
         except Fenced:
             return None
@@ -160,6 +162,11 @@ class Folder:
         if version is None:
             return None
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
+
+    def _plan_for(self, changed: int, whole: int) -> None:
+        """Plan the next fold for so many bytes: in one task where the whole is small, as Spark finds out on the way where much changes."""
+        self.spark.conf.set(_TASKS, "1" if whole <= SMALL_BASE else self._tasks)
+        self.spark.conf.set("spark.sql.adaptive.enabled", str(changed > SMALL_FOLD).lower())
 
     def _publish(self, table: TableDef) -> None:
         """Write the table that readers see from the states kept beside it, where it is behind them.

@@ -35,9 +35,9 @@ from watertable.errors import Fenced, JobError, KafkaError, RecordFailed, TopicC
 from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
 from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
-from watertable.kafka.source import read_range
+from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan import Topology
-from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shut_down, spark_session
+from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
 from watertable.store import Retention, Store
 from watertable.touched import Touched
@@ -355,7 +355,11 @@ class _Job:
         began = time.monotonic()
         assert self.position is not None
         self.group = f"{self.topology.app}@{self.position.epoch}.{self.position.seq + 1}"
-        with job_group(self.spark, self.group, f"batch {self.group}", STREAM_POOL) as jobs:
+        few = sum(end[p] - self.offsets[p] for p in self.offsets) <= ONE_TASK
+        with (
+            job_group(self.spark, self.group, f"batch {self.group}", STREAM_POOL) as jobs,
+            shuffled_by(self.spark, 1 if few else None),
+        ):
             failpoints.hit("job.batch.begin")
             records = read_range(self.spark, self.cluster, self.offsets, end)
             batch = self.compiler.batch(records, {p: self.stream_times.get(p) for p in self.offsets}, self.writer.lookup())

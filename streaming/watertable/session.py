@@ -92,6 +92,20 @@ def job_group(spark: SparkSession, group: str, description: str, pool: str) -> I
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
+@contextmanager
+def shuffled_by(spark: SparkSession, tasks: int | None) -> Iterator[None]:
+    """Shuffle among so many tasks whatever is planned meanwhile; among as many as ever where it is None."""
+    name = "spark.sql.shuffle.partitions"
+    usual = spark.conf.get(name)
+    try:
+        if tasks is not None:
+            spark.conf.set(name, tasks)
+        yield
+    finally:
+        if tasks is not None and alive(spark):
+            spark.conf.set(name, str(usual))
+
+
 def shut_down(spark: SparkSession, *, seconds: float = 10.0) -> None:
     """Stop the session and its JVM, and wait until the process is gone; kill it if it takes longer."""
     process = getattr(spark.sparkContext._gateway, "proc", None)

@@ -25,6 +25,8 @@ RECORDS: Final = (
 """The columns of raw records."""
 GROUP: Final = "watertable.source"
 """Consumers that are kept between batches are found by this name; it never joins nor commits."""
+ONE_TASK: Final = 20_000
+"""Up to so many records, a batch is one task from its first step to its last: a second one costs more than it saves."""
 SPLIT: Final = 50_000
 """From so many records on, partitions are split among the cores; below, a second fetch costs more than it saves."""
 
@@ -43,6 +45,7 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
         return spark.createDataFrame([], RECORDS)
     _quieten(spark)
     count = sum(last - first for first, last in ranges.values())
+    cores = spark.sparkContext.defaultParallelism
     reader = spark.read.format("kafka").options(**cluster.spark_options()).options(
         **{
             "kafka.group.id": GROUP,  # a fixed one: Spark makes a new one for each read otherwise, and with it new consumers
@@ -53,11 +56,12 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
             "endingOffsets": _offsets({partition: last for partition, (_, last) in ranges.items()}),
             "failOnDataLoss": "true",
             "includeHeaders": "true",
-            **({"minPartitions": str(spark.sparkContext.defaultParallelism)} if count >= SPLIT else {}),
+            **({"minPartitions": str(cores)} if count >= SPLIT else {}),
             **(options or {}),
         }
     )  # fmt: skip
-    return reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    found = reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    return found if count >= SPLIT else found.coalesce(1 if count <= ONE_TASK else cores)
 
 
 def _quieten(spark: SparkSession) -> None:
