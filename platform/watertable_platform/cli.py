@@ -327,8 +327,8 @@ def fold(name: AppName) -> None:
 
     settings, loaded = _app(name)
     with _session(settings) as spark:
-        folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables).fold_all()
-    for table, fold in folded.items():
+        folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept).fold_all()
+    for table, fold in ((name, fold) for name, fold in folded.items() if not name.startswith("__")):
         out.print(f"[green]✓[/] {table} folded up to commit {fold.mark.seq:,}", highlight=False)
     if not folded:
         out.print("[green]✓[/] nothing to fold")
@@ -342,7 +342,7 @@ def maintain(name: AppName) -> None:
     settings, loaded = _app(name)
     with _session(settings) as spark:
         retention = Retention(timedelta(days=settings.horizon_days))
-        Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables, retention).upkeep.maintain()
+        Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept, retention).upkeep.maintain()
     out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
 
 
@@ -423,7 +423,7 @@ def _rewind(
     kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
     topology = loaded.topology
     with _session(settings) as spark:
-        store = Store(spark, settings.warehouse_uri, loaded.name, topology.tables)
+        store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
         if isinstance(wanted, acts.RewindPlan):
             if wanted.app != loaded.name:
                 raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")

@@ -19,7 +19,8 @@ import dagster as dg
 
 from watertable import plan
 from watertable.lineage import column_lineage, describe
-from watertable.plan import Purity, Sink, TableDef, Topic, Topology
+from watertable.plan import Sink, TableDef, Topic, Topology
+from watertable.purity import Purity, purity_of
 from watertable.schema import Column, Schema
 from watertable.settings import Settings
 from watertable_platform.days import Days
@@ -133,7 +134,7 @@ def _topic_spec(data: TopicData) -> dg.AssetSpec:
 def _table_spec(data: TableData) -> dg.AssetSpec:
     topology, table = data.topology, data.table
     uri = f"{data.settings.warehouse_uri}/{topology.app}/{table.name}"
-    purity = plan.purity_of(table.node)
+    purity = purity_of(table.node)
     keys = set(table.key.names)
     return dg.AssetSpec(
         table_key(topology.app, table.name),
@@ -169,7 +170,7 @@ def _output_spec(data: OutputData) -> dg.AssetSpec:
         description=_paragraphs(
             f"Kafka topic that {topology.app} publishes to: each record once, in key order, for consumers with "
             f"`isolation.level=read_committed`. Key {sink.key_format}, value {sink.value_format}.",
-            _PURITY[plan.purity_of(sink.node)],
+            _PURITY[purity_of(sink.node)],
         ),
         group_name=topology.app,
         owners=[topology.owner] if topology.owner else None,

@@ -13,12 +13,14 @@ from watertable.aggregates import avg, collect_list, collect_set, count, count_d
 from watertable.dsl import App, CogroupedStream, GroupedStream, GroupedTable, Stream, Table, WindowedStream
 from watertable.errors import WatertableError
 from watertable.windows import (
+    JoinWindows,
     SessionWindows,
     TimeWindows,
     UnlimitedWindows,
     days,
     hopping,
     hours,
+    join_windows,
     milliseconds,
     minutes,
     seconds,
@@ -38,6 +40,7 @@ __all__ = [
     "CogroupedStream",
     "GroupedStream",
     "GroupedTable",
+    "JoinWindows",
     "SessionWindows",
     "Stream",
     "Table",
@@ -56,6 +59,7 @@ __all__ = [
     "first",
     "hopping",
     "hours",
+    "join_windows",
     "last",
     "max",
     "milliseconds",

@@ -308,7 +308,7 @@ def _bag(name: str, aggregation: Aggregation, kind: Type, key: Schema, scope: Sc
     text, bag = aggregation.argument, f"state.`{name}`"
     order = "named_struct(" + ", ".join(f"'{c}', key.`{c}`" for c in key.names) + ")"
     there, member, values = text, _one_zero(f"({text})", kind), f"transform({bag}, e -> e.value)"
-    if not _sortable(kind):
+    if not sortable(kind):
         raise ExpressionError(f"{where}: {name}={aggregation.function}({text!r}): a {kind.sql()} can't be told from others among rows")
     match aggregation.function:
         case "count_distinct":
@@ -396,9 +396,10 @@ def _orderable(kind: Type) -> bool:
     return kind.kind not in ("map", "array", "struct", "void")
 
 
-def _sortable(kind: Type) -> bool:
+def sortable(kind: Type) -> bool:
+    """Tell whether values of a type have an order, alone or as parts of others."""
     inner = [kind.element] if kind.kind == "array" else [f.type for f in kind.fields]
-    return kind.kind not in ("map", "void") and all(_sortable(k) for k in inner if k is not None)
+    return kind.kind not in ("map", "void") and all(sortable(k) for k in inner if k is not None)
 
 
 _REQUIRES: Final = {
@@ -408,8 +409,8 @@ _REQUIRES: Final = {
     "max": _orderable,
     "count_distinct": _orderable,
     "collect_set": _orderable,
-    "collect_list": _sortable,
-    "top_k": _sortable,
+    "collect_list": sortable,
+    "top_k": sortable,
 }
 _FUNCTIONS: Final = (
     "count", "count_distinct", "sum", "min", "max", "avg", "first", "last", "collect_list", "collect_set", "top_k"

@@ -28,9 +28,10 @@ from watertable.expressions import Expr, parse_predicate
 from watertable.interpreter import Advance, Interpreter, Key, Place, Record, Row
 from watertable.kafka import serdes
 from watertable.layout import encoded, literal
-from watertable.plan import Aggregate, Cogroup, Format, Latest, TableAggregate, TableDef, TableJoin, Topology, scope_of
+from watertable.plan import Aggregate, Cogroup, Format, Latest, TableAggregate, TableDef, TableJoin, Topology
 from watertable.reader import Base, Reader, View, base_name
 from watertable.schema import Schema, quote
+from watertable.scopes import scope_of
 from watertable.testcase import Watched, upstream
 from watertable.windows import TimeWindows, UnlimitedWindows
 

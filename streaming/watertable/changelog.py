@@ -380,7 +380,7 @@ class Changelog:
         """Read what commits (after, upto] have to publish, in order: seq, number within the commit, topic, key, value, timestamp.
 
         A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it, but for what comes from
-        source records before `floor`.
+        source records before `floor`. Pairs of records have several sources, and are all read.
         """
         number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
         rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}").selectExpr(

@@ -39,6 +39,8 @@ Partition = tuple[str, int]
 
 FAN_OUT: Final = 65536
 """Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
+PAIRS: Final = 1 << 28
+"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
 
 _PLACE: Final = ("st", "topic", "partition", "offset", "ord")
 _BAD: Final = "node STRING, location STRING, reason STRING"
@@ -134,7 +136,7 @@ class Compiler:
         bad = [s for s in self.layout.segments if s.failures and not (s.number == 0 and not stats.quarantined)]
         counted = run.counted(stats, frames)
         return Batch(
-            tables={table.name: run.deltas(table, partial) for table in self.topology.tables},
+            tables={table.name: run.deltas(table, partial) for table in (*self.topology.tables, *self.layout.buffers)},
             outbox=run.outbox(frames),
             quarantine=_union([run.quarantine(frames[s.number]) for s in bad]),
             dropped=_union([*late, *counted]),
@@ -223,6 +225,8 @@ class _Run:
                 frame = self._changes(segment.origin, frames)
             case plan.StreamJoin():
                 frame = self._looked_up(segment, segment.origin, frames)
+            case plan.StreamStreamJoin():
+                frame = self._paired(segment, segment.origin, frames)
             case plan.MergeStreams():
                 frame = self._united(segment.origin, frames)
             case Topology():
@@ -333,13 +337,15 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         return made
 
     def outbox(self, frames: Mapping[int, DataFrame]) -> DataFrame | None:
-        """Give the records to publish, numbered for each topic in log order."""
+        """Give the records to publish, numbered for each topic in log order; what joins of streams make comes from no one record."""
         out = []
         for sink, flow, key, value in self.layout.sinks:
             frame = frames[flow.segment.number].where(flow.present)
+            paired = any(isinstance(node, plan.StreamStreamJoin) for node in plan.walk(sink.node))
             ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
             out.append(frame.selectExpr(
-                f"{literal(sink.topic)} AS topic", f"{key} AS key", f"{value} AS value", "ts AS timestamp", "st", "topic AS src_topic",
+                f"{literal(sink.topic)} AS topic", f"{key} AS key", f"{value} AS value", "ts AS timestamp", "st",
+                f"{'CAST(NULL AS STRING)' if paired else 'topic'} AS src_topic",
                 "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
             ))  # fmt: skip
         return _union(out)
@@ -410,6 +416,48 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             found = found.selectExpr("*", *level)
         right = f"_v{len(table.stages)} AS right"
         return found.selectExpr("present", *(f"s_{name} AS {name}" for name in spaces), right, "ts", *_PLACE, *_RAW)
+
+    def _paired(self, segment: Segment, node: plan.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.
+
+        So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order, and
+        where that is in this batch, so are its bytes.
+        """
+        buffer, sides = plan.buffer_of(node), self.layout.pairs[segment.number]
+        place = "named_struct('st', st, 'topic', topic, 'partition', partition, 'offset', offset, 'ord', ord)"
+        record = ("key", "side", "l", "r", "ts")
+        came = []
+        for side, (flow, fold) in enumerate(sides):
+            frame = frames[flow.segment.number].where(fold.present)
+            values = [f"{fold.lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", *_RAW]
+            came.append(frame.selectExpr(f"{fold.key} AS key", f"{side} AS side", f"{fold.lifts}.ts AS ts", *values))
+        rows = came[0].unionByName(came[1], allowMissingColumns=True).selectExpr(*record, f"{place} AS at", *_RAW)
+        old = self.lookup(buffer, rows.select("key").distinct())
+        waiting = [rows.selectExpr(*record, "at", "FALSE AS old")]
+        for side, field_ in enumerate(buffer.state):
+            kept = old.selectExpr("key", f"inline(state.{quote(field_.name)}) AS (o, v)")
+            at = f"named_struct('st', o.st, 'topic', o.topic, 'partition', o.partition, 'offset', o.offset, 'ord', o.ord * 2 + {side})"
+            waiting.append(
+                kept.selectExpr("key", f"{side} AS side", f"v.value AS {'lr'[side]}", "v.ts AS ts", f"{at} AS at", "TRUE AS old")
+            )
+        others = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), waiting)
+        others = others.selectExpr("key AS key_", "1 - side AS for_", *(f"{name} AS o_{name}" for name in ("l", "r", "ts", "at", "old")))
+        open_for = [_microseconds(duration) for duration in node.within.open_for]
+        apart = "(unix_micros(if(side = 0, o_ts, ts)) - unix_micros(if(side = 0, ts, o_ts)))"
+        is_later, closes = "(o_at < at)", f"if(o_at < at, 1 - side, side) = 0, {open_for[0]}L, {open_for[1]}L"
+        conditions = [
+            "key = key_", "side = for_", f"{apart} BETWEEN {-_microseconds(node.within.before)}L AND {_microseconds(node.within.after)}L",
+            f"(o_old OR {is_later})",
+            f"unix_micros(greatest(at.st, o_at.st)) <= unix_micros(if({is_later}, o_ts, ts)) + if({closes})",
+        ]  # fmt: skip
+        found = rows.join(others, F.expr(" AND ".join(conditions))).selectExpr(
+            "key", "coalesce(l, o_l) AS left", "coalesce(r, o_r) AS right", "greatest(ts, o_ts) AS ts", "greatest(at, o_at) AS later",
+            "least(at, o_at) AS earlier", *(f"CASE WHEN {is_later} THEN {column} END AS {column}" for column in _RAW),
+        )  # fmt: skip
+        named = "concat_ws('/', earlier.topic, earlier.partition, earlier.ord, later.ord)"
+        number = f"pmod(crc32(CAST({named} AS BINARY)) + earlier.offset, {PAIRS}L) AS ord"
+        of_later = ("later.st AS st", "later.topic AS topic", "later.partition AS partition", "later.offset AS offset")
+        return found.selectExpr("TRUE AS present", "key", "left", "right", "ts", *of_later, number, *_RAW)
 
     def _united(self, node: plan.MergeStreams, frames: Mapping[int, DataFrame]) -> DataFrame:
         parts = []

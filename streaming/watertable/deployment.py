@@ -18,7 +18,8 @@ from enum import StrEnum
 from typing import Any, Final, Self, TypeGuard
 
 from watertable.errors import FormatError
-from watertable.plan import DIALECT, Format, Topology, canonical
+from watertable.fingerprints import DIALECT, canonical
+from watertable.plan import Format, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema
 

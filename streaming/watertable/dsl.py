@@ -11,25 +11,21 @@ name is looked up in the value first, then in the key, and can be qualified (`ke
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from datetime import timedelta
 
 from watertable import plan
-from watertable.aggregates import Aggregation, BoundAggregate, bind, bind_rows, row_count
+from watertable.aggregates import Aggregation, BoundAggregate, bind, bind_rows, row_count, sortable
+from watertable.definitions import check_topic_name, chosen_format, declared, here, key_format_of
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse, parse_predicate
 from watertable.plan import Format, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema, check_identifier
+from watertable.scopes import join_scope, lookup_scope, pair_scope, scope_of
 from watertable.stages import How, Named
-from watertable.windows import SessionWindows, Windows
-
-_PACKAGE: Final = str(Path(__file__).parent)
-_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+from watertable.windows import JoinWindows, SessionWindows, Windows
 
 
 class App:
@@ -39,7 +35,7 @@ class App:
     """
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
-        self.location = _here()
+        self.location = here()
         self.name = _identifier(name, "app", self.location)
         self.owner = owner
         self.description = description
@@ -67,11 +63,11 @@ class App:
 
         Raises `SchemaError` for a bad DDL, name, format or time column, and `DuplicateName` for a topic declared twice.
         """
-        where = _here()
-        _check_topic_name(name, where)
+        where = here()
+        check_topic_name(name, where)
         if name in self._topics:
             raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
-        keys, values = _schema(key, where, "key"), _schema(value, where, "value")
+        keys, values = declared(key, where, "key"), declared(value, where, "value")
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
             raise SchemaError(f"{where}: timestamp={timestamp!r} must name a TIMESTAMP column of the value; it has {have}")
@@ -79,8 +75,8 @@ class App:
             name=name,
             key=keys,
             value=values,
-            key_format=_format(key_format, keys, where, default=_key_format(keys)),
-            value_format=_format(value_format, values, where, default=Format.JSON),
+            key_format=chosen_format(key_format, keys, where, default=key_format_of(keys)),
+            value_format=chosen_format(value_format, values, where, default=Format.JSON),
             timestamp=timestamp,
             archive=archive,
             description=description,
@@ -135,14 +131,14 @@ class TopicSource:
 
     def stream(self) -> Stream:
         """Read the topic as a stream of records; null keys and null values are ordinary records."""
-        return Stream(self.app, plan.Source(topic=self.topic, location=_here()))
+        return Stream(self.app, plan.Source(topic=self.topic, location=here()))
 
     def table(self) -> Table:
         """Read the topic as a changelog: the last value of each key, where a null value deletes.
 
         A record without a key can't be placed and goes to quarantine. Within a partition offset order decides, as in Kafka Streams.
         """
-        where = _here()
+        where = here()
         _check_key(self.topic.key, where, "table")
         plan.check_columns(self.topic.key, self.topic.value, where)
         return Table(self.app, plan.Latest(parent=plan.Source(topic=self.topic, location=where), is_source=True, location=where))
@@ -167,12 +163,12 @@ class Stream:
 
     def filter(self, condition: str) -> Stream:
         """Keep the records for which the condition is true."""
-        where = _here()
+        where = here()
         return self._with(plan.Filter(parent=self.node, condition=parse_predicate(condition, self._scope(), where), location=where))
 
     def filter_not(self, condition: str) -> Stream:
         """Drop the records for which the condition is true; where it is null, the record stays."""
-        where = _here()
+        where = here()
         parse_predicate(condition, self._scope(), where)
         negated = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", self._scope(), where)
         return self._with(plan.Filter(parent=self.node, condition=negated, location=where))
@@ -182,7 +178,7 @@ class Stream:
 
         A condition that is null is kept. Raises `DefinitionError` for another `on_fail`.
         """
-        where = _here()
+        where = here()
         if on_fail not in tuple(OnFail):
             raise DefinitionError(f"{where}: on_fail={on_fail!r}; choose {', '.join(OnFail)}")
         rule = Rule(name, parse_predicate(condition, self._scope(), where), OnFail(on_fail))
@@ -190,25 +186,25 @@ class Stream:
 
     def map_values(self, **columns: str) -> Stream:
         """Make a new value of these named expressions; a null value stays null."""
-        where = _here()
+        where = here()
         return self._with(plan.MapValues(parent=self.node, columns=_named(columns, self._scope(), where), location=where))
 
     def with_columns(self, **columns: str) -> Stream:
         """Add these named expressions to the value, in place of columns of the same name."""
-        where = _here()
+        where = here()
         made = dict(_named(columns, self._scope(), where))
         merged = _identity(self.value, self._scope(), where) | made
         return self._with(plan.MapValues(parent=self.node, columns=tuple(merged.items()), location=where))
 
     def map(self, *, key: dict[str, str], value: dict[str, str]) -> Stream:
         """Make a new key and a new value, each of named expressions."""
-        where = _here()
+        where = here()
         keys, values = _named(key, self._scope(), where), _named(value, self._scope(), where)
         return self._with(plan.Map(parent=self.node, key_columns=keys, columns=values, location=where))
 
     def select_key(self, *columns: str, **named: str) -> Stream:
         """Make a new key of columns, or of named expressions; the value stays."""
-        where = _here()
+        where = here()
         keys = _group(columns, named, self._scope(), where, "select_key")
         return self._with(plan.Map(parent=self.node, key_columns=keys, columns=None, location=where))
 
@@ -217,7 +213,7 @@ class Stream:
 
         The array is the only ARRAY among the columns, or the one that `explode` names.
         """
-        where = _here()
+        where = here()
         made = _named(columns, self._scope(), where)
         arrays = [name for name, expr in made if expr.type.kind == "array"]
         if explode is None and len(arrays) != 1:
@@ -230,12 +226,12 @@ class Stream:
 
     def peek(self, name: str) -> Stream:
         """Count the records that pass here, under a name that the app's metrics show; nothing else changes."""
-        where = _here()
+        where = here()
         return self._with(plan.Peek(parent=self.node, name=_identifier(name, "peek", where), location=where))
 
     def merge(self, *others: Stream) -> Stream:
         """Interleave streams of the same key and value columns, in log order; raise `SchemaError` when they differ."""
-        where = _here()
+        where = here()
         for other in others:
             for part, mine, theirs in (("key", self.key, other.key), ("value", self.value, other.value)):
                 if mine != theirs:
@@ -250,32 +246,51 @@ class Stream:
 
     def repartition(self) -> Stream:
         """Drop records without a key, as Kafka Streams does; Spark needs no co-partitioning, so nothing else moves."""
-        return self._with(plan.Repartition(parent=self.node, location=_here()))
+        return self._with(plan.Repartition(parent=self.node, location=here()))
 
-    def join(self, table: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Stream:
-        """Join each record with the table's row for its key, or for the key `on`, as the table is when the record arrives.
+    def join(
+        self,
+        other: Table | Stream,
+        /,
+        *,
+        on: str | tuple[str, ...] | None = None,
+        within: JoinWindows | timedelta | None = None,
+        **columns: str,
+    ) -> Stream:
+        """Join each record with a table's row as it is when the record arrives, or with the records of a stream `within` a window.
 
-        The new value is these expressions over the record and `right`, the table's row. `on` has one expression for each of the
-        table's key columns, and makes of any table what Kafka Streams calls a global one. Records without a row, a key or a value are
-        dropped. Raises `DefinitionError` for a table without a name, and when the keys' types differ.
+        With a table, the new value is these expressions over the record and `right`, the row for the record's key, or for the key `on`,
+        which has one expression for each of the table's key columns, and makes of any table what Kafka Streams calls a global one.
+        Records without a row, a key or a value are dropped.
+
+        With a stream, there is a record for every pair that has one key, and whose times are `within` a window: a `join_windows`, or the
+        greatest difference. Its value is these expressions over `left.x`, `right.x` and `key.x`; its time is that of the later record.
+        Records without a key or a value are dropped.
+
+        Raises `DefinitionError` for a table without a name, when the keys' types differ, for a stream without `within` or with `on`.
         """
-        return self._look_up(How.INNER, table, on, columns, _here())
+        where = here()
+        if isinstance(other, Stream):
+            return self._pair(other, on, within, columns, where)
+        if within is not None:
+            raise DefinitionError(f"{where}: join: within= is for streams; a table has the row that it has when the record arrives")
+        return self._look_up(How.INNER, other, on, columns, where)
 
     def left_join(self, table: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Stream:
         """Join each record with the table's row; `right` is null where there is none, or where the record has no key."""
-        return self._look_up(How.LEFT, table, on, columns, _here())
+        return self._look_up(How.LEFT, table, on, columns, here())
 
     def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
         """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
-        where = _here()
-        _check_topic_name(topic, where)
-        keys = _format(key_format, self.key, where, default=_key_format(self.key))
-        values = _format(value_format, self.value, where, default=Format.JSON)
+        where = here()
+        check_topic_name(topic, where)
+        keys = chosen_format(key_format, self.key, where, default=key_format_of(self.key))
+        values = chosen_format(value_format, self.value, where, default=Format.JSON)
         self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, location=where))
 
     def to_table(self) -> Table:
         """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted."""
-        where = _here()
+        where = here()
         if plan.is_change(self.node):
             raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
         _check_key(self.key, where, "to_table")
@@ -284,12 +299,12 @@ class Stream:
 
     def group_by(self, *columns: str, **named: str) -> GroupedStream:
         """Group by columns, or by named expressions; a record with a null in its group is dropped and counted."""
-        where = _here()
+        where = here()
         return GroupedStream(self, _group(columns, named, self._scope(), where, "group_by"))
 
     def group_by_key(self) -> GroupedStream:
         """Group by the key as it is."""
-        where = _here()
+        where = here()
         _check_key(self.key, where, "group_by_key")
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
 
@@ -301,7 +316,7 @@ class Stream:
         if table.name is None:
             raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
         _check_bounds(table, where, what)
-        made = _named(columns, plan.lookup_scope(self.node, table.node), where)
+        made = _named(columns, lookup_scope(self.node, table.node), where)
         texts = (on,) if isinstance(on, str) else on or ()
         exprs = [parse(text, self._scope(), where) for text in texts]
         _check_same_key(Schema.of((f"on{n}", e.type) for n, e in enumerate(exprs)) if on else self.key, table.key, where, what)
@@ -311,8 +326,26 @@ class Stream:
         )  # fmt: skip
         return self._with(node)
 
+    def _pair(
+        self, right: Stream, on: str | tuple[str, ...] | None, within: JoinWindows | timedelta | None, columns: dict[str, str], where: str
+    ) -> Stream:
+        _check_same_app(self.app, right.app, f"{where}: join wants two streams of one app")
+        if on is not None:
+            raise DefinitionError(f"{where}: join: streams pair by their keys: select_key before it, not on=")
+        if within is None:
+            raise DefinitionError(f"{where}: join of two streams wants within=wt.join_windows(before=..., after=..., grace=...)")
+        _check_same_key(self.key, right.key, where, "join")
+        _check_key(self.key, where, "join")
+        for side, value in (("left", self.value), ("right", right.value)):
+            unsorted = [c.name for c in value if not sortable(c.type)]
+            if unsorted:
+                raise DefinitionError(f"{where}: join: {side}.{unsorted[0]} holds a MAP, which has no order: map_values before it")
+        made = _named(columns, pair_scope(self.node, right.node), where)
+        windows = JoinWindows(within, within, timedelta(0)) if isinstance(within, timedelta) else within
+        return self._with(plan.StreamStreamJoin(left=self.node, right=right.node, within=windows, columns=made, location=where))
+
     def _scope(self) -> Scope:
-        return plan.scope_of(self.node)
+        return scope_of(self.node)
 
     def _with(self, node: plan.Stream) -> Stream:
         return Stream(self.app, node)
@@ -327,7 +360,7 @@ class Branches:
 
     def branch(self, name: str, condition: str) -> Branches:
         """Send to `name` the records for which the condition is the first true one."""
-        where = _here()
+        where = here()
         parse_predicate(condition, self.stream._scope(), where)
         if name in dict(self._taken):
             raise DuplicateName(f"{where}: there is already a branch {name!r}")
@@ -337,12 +370,12 @@ class Branches:
     def default_branch(self, name: str = "default") -> dict[str, Stream]:
         """Send the rest to one more branch, and give all branches by name."""
         if name in dict(self._taken):
-            raise DuplicateName(f"{_here()}: there is already a branch {name!r}")
-        return self._streams([*self._taken, (name, "TRUE")], _here())
+            raise DuplicateName(f"{here()}: there is already a branch {name!r}")
+        return self._streams([*self._taken, (name, "TRUE")], here())
 
     def no_default_branch(self) -> dict[str, Stream]:
         """Drop the rest, and give all branches by name."""
-        return self._streams(self._taken, _here())
+        return self._streams(self._taken, here())
 
     def _streams(self, branches: list[tuple[str, str]], where: str) -> dict[str, Stream]:
         streams: dict[str, Stream] = {}
@@ -368,15 +401,15 @@ class GroupedStream:
 
     def agg(self, **aggregates: Aggregation) -> Table:
         """Fold each group into one row of named aggregates."""
-        return _aggregate(self.stream, self.group, None, aggregates, _here())
+        return _aggregate(self.stream, self.group, None, aggregates, here())
 
     def count(self, name: str = "count") -> Table:
         """Count the records of each group."""
-        return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, _here())
+        return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, here())
 
     def cogroup(self, **aggregates: Aggregation) -> CogroupedStream:
         """Begin a row that several grouped streams fold into, each by its own aggregates; the key takes this one's names."""
-        return CogroupedStream(((self, aggregates),), None, _here())
+        return CogroupedStream(((self, aggregates),), None, here())
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,11 +422,11 @@ class WindowedStream:
 
     def agg(self, **aggregates: Aggregation) -> Table:
         """Fold each group's window into one row of named aggregates, keyed by the group, window_start and window_end."""
-        return _aggregate(self.stream, self.group, self.windows, aggregates, _here())
+        return _aggregate(self.stream, self.group, self.windows, aggregates, here())
 
     def count(self, name: str = "count") -> Table:
         """Count the records of each group's window."""
-        return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, _here())
+        return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, here())
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +439,7 @@ class CogroupedStream:
 
     def cogroup(self, grouped: GroupedStream, /, **aggregates: Aggregation) -> CogroupedStream:
         """Add a grouped stream; raise `DefinitionError` when its key has other types, or an aggregate's name is taken."""
-        where, (first, _) = _here(), self.inputs[0]
+        where, (first, _) = here(), self.inputs[0]
         mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
         _check_same_key(mine, theirs, where, "cogroup")
         _check_same_app(first.stream.app, grouped.stream.app, f"{where}: cogroup wants streams of one app")
@@ -421,7 +454,7 @@ class CogroupedStream:
 
     def agg(self) -> Table:
         """Fold all streams: a row for each group that any of them has; where one had no record, its counts are 0, the rest is null."""
-        where = _here()
+        where = here()
         made = [_aggregate(grouped.stream, grouped.group, self.windows, aggregates, where).node for grouped, aggregates in self.inputs]
         node = plan.Cogroup(inputs=tuple(n for n in made if isinstance(n, plan.Aggregate)), location=where)
         plan.check_columns(plan.key_of(node), plan.value_of(node), where)
@@ -448,21 +481,21 @@ class Table:
 
     def filter(self, condition: str) -> Table:
         """Keep the rows for which the condition is true; a row that ceases to be so is deleted."""
-        where = _here()
-        predicate = parse_predicate(condition, plan.scope_of(self.node), where)
+        where = here()
+        predicate = parse_predicate(condition, scope_of(self.node), where)
         return Table(self.app, plan.TableFilter(parent=self.node, condition=predicate, location=where))
 
     def filter_not(self, condition: str) -> Table:
         """Keep the rows for which the condition is false or null."""
-        where = _here()
-        parse_predicate(condition, plan.scope_of(self.node), where)
-        predicate = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", plan.scope_of(self.node), where)
+        where = here()
+        parse_predicate(condition, scope_of(self.node), where)
+        predicate = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", scope_of(self.node), where)
         return Table(self.app, plan.TableFilter(parent=self.node, condition=predicate, location=where))
 
     def map_values(self, **columns: str) -> Table:
         """Make new value columns from each row; the key stays."""
-        where = _here()
-        made = _named(columns, plan.scope_of(self.node), where)
+        where = here()
+        made = _named(columns, scope_of(self.node), where)
         plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableMapValues(parent=self.node, columns=made, location=where))
 
@@ -472,15 +505,15 @@ class Table:
         Columns are named `left.x`, `right.x` and `key.x`, where `left` is this table. The keys must have the same types, and take the
         names of this table's. Raises `DefinitionError` when the keys or windows differ.
         """
-        return self._join(How.INNER, other, columns, _here())
+        return self._join(How.INNER, other, columns, here())
 
     def left_join(self, other: Table, /, **columns: str) -> Table:
         """Join, with a row for each key of this table; `right` is null where the other has none."""
-        return self._join(How.LEFT, other, columns, _here())
+        return self._join(How.LEFT, other, columns, here())
 
     def outer_join(self, other: Table, /, **columns: str) -> Table:
         """Join, with a row for each key that either table has; the side without a row is null."""
-        return self._join(How.OUTER, other, columns, _here())
+        return self._join(How.OUTER, other, columns, here())
 
     def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
         _check_same_app(self.app, other.app, f"{where}: {how.operator} wants two tables of one app")
@@ -492,13 +525,13 @@ class Table:
             raise DefinitionError(
                 f"{where}: {how.operator} wants the same windows: {windows[0] or 'none'} here, {windows[1] or 'none'} there"
             )
-        made = _named(columns, plan.join_scope(self.node, other.node), where)
+        made = _named(columns, join_scope(self.node, other.node), where)
         plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
 
     def materialized_as(self, name: str, *, description: str = "") -> Table:
         """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
-        where = _here()
+        where = here()
         _identifier(name, "table", where)
         if name.startswith("_"):
             raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
@@ -510,7 +543,7 @@ class Table:
 
         Raises `DefinitionError` for a table without a name: its old rows must be kept somewhere (KIP-1111).
         """
-        return Stream(self.app, self._changes("to_stream", _here()))
+        return Stream(self.app, self._changes("to_stream", here()))
 
     def group_by(self, *columns: str, **named: str) -> GroupedTable:
         """Group the rows by columns, or by named expressions; a row with a null in its group is left out and counted.
@@ -518,10 +551,10 @@ class Table:
         Raises `DefinitionError` for a table without a name, as `to_stream` does, and for one whose rows hold sums of floating point: what
         leaves a group must be exactly what entered it.
         """
-        where = _here()
-        group = _group(columns, named, plan.scope_of(self.node), where, "group_by")
+        where = here()
+        group = _group(columns, named, scope_of(self.node), where, "group_by")
         changes, root = self._changes("group_by", where), plan.root_of(self.node)
-        leaves = [leaf for leaf in plan.leaves_of(root) if not isinstance(leaf, plan.Latest)]
+        leaves = [leaf for leaf in plan.leaves_of(root) if not isinstance(leaf, plan.Latest | plan.JoinSide)]
         inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
         if inexact:
             raise DefinitionError(
@@ -546,14 +579,14 @@ class GroupedTable:
 
     def agg(self, **aggregates: Aggregation) -> Table:
         """Fold the rows of each group into one row of named aggregates; a group without rows is gone."""
-        return self._agg(aggregates, _here())
+        return self._agg(aggregates, here())
 
     def count(self, name: str = "count") -> Table:
         """Count the rows of each group."""
-        return self._agg({name: Aggregation("count")}, _here())
+        return self._agg({name: Aggregation("count")}, here())
 
     def _agg(self, aggregates: dict[str, Aggregation], where: str) -> Table:
-        scope, key = plan.scope_of(self.table.node), self.table.key
+        scope, key = scope_of(self.table.node), self.table.key
         bound = _bound(aggregates, where, lambda name, aggregation: bind_rows(name, aggregation, scope, key, where))
         rows = row_count(scope, where)
         node = plan.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
@@ -562,7 +595,7 @@ class GroupedTable:
 
 
 def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates: dict[str, Aggregation], where: str) -> Table:
-    scope = plan.scope_of(stream.node)
+    scope = scope_of(stream.node)
     bound = _bound(aggregates, where, lambda name, aggregation: bind(name, aggregation, scope, where))
     node = plan.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
     plan.check_columns(plan.key_of(node), plan.value_of(node), where)
@@ -648,47 +681,3 @@ def _identifier(name: str, what: str, where: str) -> str:
 def _identity(schema: Schema, scope: Scope, where: str) -> dict[str, Expr]:
     space = scope.bare[0]
     return {c.name: parse(f"{space}.`{c.name}`", scope, where) for c in schema}
-
-
-def _schema(ddl: str, where: str, part: str) -> Schema:
-    try:
-        return Schema.parse(ddl)
-    except SchemaError as error:
-        raise SchemaError(f"{where}: {part}: {error}") from None
-
-
-def _format(name: str | None, schema: Schema, where: str, *, default: Format) -> Format:
-    if name is None:
-        return default
-    if name not in tuple(Format):
-        raise SchemaError(f"{where}: format {name!r}; choose {', '.join(Format)}")
-    wanted = {Format.STRING: "string", Format.BYTES: "binary"}.get(Format(name))
-    if wanted and [c.type.kind for c in schema] != [wanted]:
-        raise SchemaError(f"{where}: format {name!r} wants one {wanted.upper()} column; got ({schema.sql()})")
-    return Format(name)
-
-
-def _key_format(schema: Schema) -> Format:
-    match [column.type.kind for column in schema]:
-        case ["string"]:
-            return Format.STRING
-        case ["binary"]:
-            return Format.BYTES
-        case _:
-            return Format.JSON
-
-
-def _check_topic_name(name: str, where: str) -> None:
-    if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
-        raise SchemaError(f"{where}: {name!r} is no Kafka topic name: 1 to 249 of letters, digits, '.', '_' and '-'")
-
-
-def _here() -> str:
-    """Find the user's file and line: the first frame outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return f"{path}:{frame.f_lineno}"

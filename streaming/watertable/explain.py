@@ -7,6 +7,7 @@ No Spark: what it costs is reading the topics once, at the pace of plain Python.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -72,7 +73,7 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
     for chunk in chunks(records):
         count += len(chunk)
         engine.read(chunk)
-        by_place = {(r.topic, r.partition, r.offset): r for r in chunk}
+        by_place = ChainMap({(r.topic, r.partition, r.offset): r for r in chunk}, engine.buffered)  # a pair's may have come before
         for change in engine.changes[table.name]:
             if change.key is not None and is_of(change.key, wanted):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
@@ -26,7 +26,7 @@ from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_aft
 from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.errors import Fenced
 from watertable.layout import moment
-from watertable.plan import TableDef
+from watertable.plan import JoinBuffer, Source, TableDef, walk
 from watertable.reader import (
     FOLD_LINE,
     ROWS_PROPERTY,
@@ -146,7 +146,7 @@ class Folder:
                 self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
             elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
                 self._plan_for(tail + size, tail + size)
-                frame = _shaped(table, view.states(table)).where("_wt_alive").drop("_wt_alive")
+                frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
@@ -202,12 +202,25 @@ class Folder:
         if table.sessions is not None:
             states = materialise(states)
             states = states.unionByName(view.absorbed(table, touched, states))
-        source = _shaped(table, states).localCheckpoint()
+        source = self._live(table, view, _shaped(table, states)).localCheckpoint()
         failpoints.hit("fold.before_merge")
-        self._merge_rows(table, base_name(table), source, number)
+        reached = self._reached(view, table) if isinstance(table.root, JoinBuffer) else None
+        expired = None if reached is None else f"t._wt_until < {moment(reached)}"
+        self._merge_rows(table, base_name(table), source, number, expired)
 
-    def _merge_rows(self, table: TableDef, name: str, source: DataFrame, number: int) -> None:
-        """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer.
+    def _live(self, table: TableDef, view: View, shaped: DataFrame) -> DataFrame:
+        """Let records go that wait in the buffer of a join and that no record can pair with any more; other tables stay as they are."""
+        return waiting(table.root, shaped, self._reached(view, table)) if isinstance(table.root, JoinBuffer) else shaped
+
+    def _reached(self, view: View, table: TableDef) -> datetime | None:
+        """Give the stream time that every partition which feeds a table has reached; None while one has none."""
+        topics = {node.topic.name for node in walk(table.node) if isinstance(node, Source)}
+        last = self._last(view)
+        times = [time for (topic, _), time in last.stream_times.items() if topic in topics] if last else []
+        return None if not times or None in times else min(t for t in times if t is not None)
+
+    def _merge_rows(self, table: TableDef, name: str, source: DataFrame, number: int, expired: str | None = None) -> None:
+        """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer; others go if `expired`.
 
         A session is known by its start: no other of its group has the same, and its end moves.
         """
@@ -219,14 +232,14 @@ class Folder:
         self.spark.conf.set("spark.databricks.delta.write.txnAppId", FOLD_LINE)
         self.spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))
         try:
-            (
+            merge = (
                 DeltaTable.forPath(self.spark, self.changelog.base_path(name)).alias("t")
                 .merge(source.alias("s"), " AND ".join(on))
                 .whenMatchedDelete("s._wt.seq > t._wt.seq AND NOT s._wt_alive")
                 .whenMatchedUpdate("s._wt.seq > t._wt.seq", values)
                 .whenNotMatchedInsert("s._wt_alive", values)
-                .execute()
             )  # fmt: skip
+            (merge if expired is None else merge.whenNotMatchedBySourceDelete(expired)).execute()
         finally:
             self.spark.conf.unset("spark.databricks.delta.write.txnAppId")
             self.spark.conf.unset("spark.databricks.delta.write.txnVersion")
@@ -276,16 +289,21 @@ class Folder:
         base, seq = view.bases[table.name], view.position.seq
         if not forgets(table):
             return seq + 1
-        last = view.head.last
-        if last is None or last.seq != seq:
-            rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND {view.lineage.where(seq - 1, seq)}")
-            last = rows[0] if rows else None
+        last = self._last(view)
         reached = last.low_stream_time if last else None
         dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
         if reached is not None:
             dead = dead.where(f"st >= {moment(reached)}")
         first = dead.agg(F.min("seq")).head()
         return int(first[0]) if first and first[0] is not None else seq + 1
+
+    def _last(self, view: View) -> CommitInfo | None:
+        """Find the commit that a view is of."""
+        last, seq = view.head.last, view.position.seq
+        if last is not None and last.seq == seq:
+            return last
+        rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND {view.lineage.where(seq - 1, seq)}")
+        return rows[0] if rows else None
 
     def _confirm(self, marks: tuple[FoldMark, ...], view: View) -> None:
         after = view.head.last.commit_time if view.head.last else None
@@ -311,6 +329,34 @@ def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
         alive = render(table.alive.safe_sql, {"state": "state"}) if table.alive is not None else "state IS NOT NULL"
         return states.selectExpr(f"{alive} AS _wt_alive", *keys, f"{kept} AS _wt")
     return _columns(table, finish(table, states), kept)
+
+
+def waiting(buffer: JoinBuffer, shaped: DataFrame, reached: datetime | None) -> DataFrame:
+    """Cut the rows of a join's buffer to the records that others may still pair with, and say until when the last of a row's may.
+
+    Every record that is still to come has at least the stream time that all partitions have reached. It is late for a record whose window
+    has closed by then; and it is no earlier in log order than one of a lesser stream time.
+    """
+    lists, ends = [], []
+    for side, open_for in zip((buffer.left, buffer.right), buffer.within.open_for, strict=True):
+        closes = f"greatest(unix_micros(e.order.st), unix_micros(e.value.ts) + {open_for // timedelta(microseconds=1)}L)"
+        kept = (
+            f"filter(_wt.state.{quote(side.name)}, e -> {closes} >= unix_micros({moment(reached)}))"
+            if reached
+            else f"_wt.state.{quote(side.name)}"
+        )
+        lists.append(f"{kept} AS {quote(side.name)}")
+        ends.append(f"array_max(transform({quote(side.name)}, e -> {closes}))")
+    keys = [quote(name) for name in buffer.left.key.names]
+    cut = shaped.selectExpr(*keys, "_wt", *lists)
+    names = [quote(side.name) for side in (buffer.left, buffer.right)]
+    state = ", ".join(f"'{name.strip('`')}', {name}" for name in names)
+    sizes = [f"CAST(size({name}) AS BIGINT) AS {name}" for name in names]
+    until = f"timestamp_micros(greatest({', '.join(ends)})) AS _wt_until"
+    alive = " + ".join(f"size({name})" for name in names) + " > 0 AS _wt_alive"
+    return cut.selectExpr(
+        alive, *keys, *sizes, until, f"named_struct('seq', _wt.seq, 'epoch', _wt.epoch, 'state', named_struct({state})) AS _wt"
+    )
 
 
 def _columns(table: TableDef, finished: DataFrame, kept: str) -> DataFrame:

@@ -6,32 +6,35 @@ Stream time is a running maximum per partition, taken as records arrive. Records
 in one place alone: where a table's changes are streamed, each batch is in log order, and batches follow each other as they came.
 
 Two records made from one are told apart by the `ord` of their place: the n-th element of an array, or the n-th window of a record, is
-`ord * 65536 + n`; the n-th of m merged streams `ord * m + n`.
+`ord * 65536 + n`; the n-th of m merged streams `ord * m + n`; a pair of records has a number of its own (`pair_number`).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from watertable import plan
-from watertable.aggregates import Merge, SignedField, StateField, TopField
+from watertable.aggregates import Merge, SignedField, StateField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
+from watertable.merges import MERGE
 from watertable.plan import Sink, Topic, Topology
 from watertable.rules import OnFail
-from watertable.scalars import EXACT, order_key
 from watertable.stages import How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import EPOCH
 
 FAN_OUT: Final = 65536
 """Bounds the records that one record can become in one step, so that their places stay apart."""
+PAIRS: Final = 1 << 28
+"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
+_SIDES: Final = ("__lefts", "__rights")
 
 Row = dict[str, object]
 Key = tuple[Hashable, ...]
@@ -126,6 +129,20 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Hold a record on one side of a join of streams, 0 or 1; its place has the number `ord * 2 + side`."""
+
+    side: int
+    place: Place
+    timestamp: datetime
+    key: Key
+    value: Row | None
+
+
+_Pair = tuple[_Waiting, _Waiting]
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """Hold what the definition of a table says, worked out once."""
 
@@ -170,12 +187,14 @@ class Interpreter:
     def __init__(self, topology: Topology, watch: frozenset[str] = frozenset()) -> None:
         self.topology = topology
         self.changes: dict[str, list[Event]] = {name: [] for name in topology.streamed | watch}
-        self.states: dict[str, dict[Key, Row]] = {table.name: {} for table in topology.tables}
+        self.states: dict[str, dict[Key, Row]] = {table.name: {} for table in topology.kept}
         self.outputs: list[Output] = []
         self.quarantine: list[Refused] = []
         self.dropped: list[Dropped] = []
         self.peeked: Counter[str] = Counter()
         self.stream_times: dict[tuple[str, int], datetime] = {}
+        self.buffered: dict[tuple[str, int, int], Record] = {}
+        """The records that joins of streams keep, by topic, partition and offset. None is ever let go here: none need be, to be right."""
         self._topics: dict[str, Topic] = {topic.name: topic for topic in topology.topics}
         numbers: dict[plan.Stream | plan.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
         roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
@@ -188,8 +207,14 @@ class Interpreter:
             ) for t in topology.tables
         }  # fmt: skip
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
+        joins = (n for root in roots for n in plan.walk(root) if isinstance(n, plan.StreamStreamJoin))
+        self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
         self._record: Record
-        self._source: Event
+        self._source: Event | None
+        self._trigger: tuple[Record, Place]
+        self._pairs: dict[str, list[_Pair]] = {}
+        self._later: dict[Place, dict[str, list[_Pair]]] = {}
+        self._waited: set[str] = set()
         self._streams: dict[int, list[Event]] = {}
         self._lifted: dict[int, list[tuple[Key, list[Row], Event]]] = {}
         self._folded: dict[str, list[Event]] = {}
@@ -197,16 +222,29 @@ class Interpreter:
     def read(self, batch: Iterable[Record | Advance]) -> None:
         """Read one batch and apply it; raise `DefinitionError` for a topic that the app doesn't read."""
         for event, record in sorted(self._arrive(batch), key=lambda arrived: arrived[0].place):
-            self._record, self._source, self._streams, self._lifted, self._folded = record, event, {}, {}, {}
-            for table in self._tables.values():
-                self._fold(table)
-            for sink in self.topology.sinks:
-                self._publish(sink)
+            self._work_off_pairs(before=event.place)
+            self._trigger = record, event.place
+            self._work_off(record, event, {})
+        self._work_off_pairs()
+
+    def _work_off(self, record: Record, source: Event | None, pairs: dict[str, list[_Pair]]) -> None:
+        self._record, self._source, self._streams, self._lifted, self._folded = record, source, {}, {}, {}
+        self._pairs, self._waited = pairs, set()
+        for table in self._tables.values():
+            self._fold(table)
+        for sink in self.topology.sinks:
+            self._publish(sink)
+
+    def _work_off_pairs(self, before: Place | None = None) -> None:
+        """Work off the pairs that a record of this batch makes with a later one of an earlier batch: at the later one's place."""
+        while self._later and (before is None or min(self._later) < before):
+            place = min(self._later)
+            self._work_off(self.buffered[place[1:4]], None, self._later.pop(place))
 
     @property
     def current(self) -> tuple[Record, Place]:
         """Give the record that is being worked off, or was last, and its place."""
-        return self._record, self._source.place
+        return self._trigger
 
     @property
     def tables(self) -> dict[str, dict[Key, Row]]:
@@ -262,8 +300,14 @@ class Interpreter:
     def _derive(self, node: plan.Stream) -> Iterator[Event]:
         match node:
             case plan.Source():
-                if node.topic.name == self._record.topic:
+                if self._source is not None and node.topic.name == self._source.place.topic:
                     yield self._source
+            case plan.StreamStreamJoin():
+                for pair in self._paired(node):
+                    try:
+                        yield _joined(node, *pair)
+                    except EvaluationError as error:
+                        self._refuse("join", node.location, str(error))
             case plan.MergeStreams():
                 for n, parent in enumerate(node.parents):
                     for event in self._stream(parent):
@@ -323,6 +367,43 @@ class Interpreter:
             return []
         return [replace(event, value=event.columns(node.columns, right), old=None)]
 
+    def _paired(self, node: plan.StreamStreamJoin) -> list[_Pair]:
+        """Pair what the current record becomes on either side with what waits on the other, and let it wait, too.
+
+        Where what waits is later in log order, the pair is worked off at that place. Joins that wait for the same pair the same.
+        """
+        arrived = [
+            _Waiting(side, event.place._replace(ord=2 * event.place.ord + side), event.timestamp, _key(event.key or {}), event.value)
+            for side, parent in enumerate((node.left, node.right)) for event in self._stream(parent) if self._can_pair(event)
+        ]  # fmt: skip
+        name = self._buffer[id(node)]
+        found, states = self._pairs.setdefault(name, []), self.states[name]
+        if name in self._waited:
+            return found
+        self._waited.add(name)
+        for one in sorted(arrived, key=lambda one: one.place):
+            state: dict[str, Any] = states.get(one.key) or {"__lefts": [], "__rights": []}
+            for other in _waiting(1 - one.side, one.key, state):
+                left, right = (one, other) if one.side == 0 else (other, one)
+                earlier, later = sorted((left, right), key=lambda side: side.place)
+                in_time = later.place.st <= earlier.timestamp + node.within.open_for[earlier.side]
+                if in_time and node.within.holds(left.timestamp, right.timestamp):
+                    if later.place[:4] == one.place[:4]:
+                        found.append((left, right))
+                    else:
+                        self._later.setdefault(later.place._replace(ord=0), {}).setdefault(name, []).append((left, right))
+            order = one.place._replace(ord=one.place.ord // 2)
+            state[_SIDES[one.side]].append({"order": order, "value": {"ts": one.timestamp, "value": one.value}})
+            states[one.key] = state
+            self.buffered[one.place[1:4]] = self._record
+        return found
+
+    def _can_pair(self, event: Event) -> bool:
+        if event.value is None or _is_null(event.key):
+            self._drop("join", "null_value" if event.value is None else "null_key")
+            return False
+        return True
+
     def _expect(self, node: plan.Expect, event: Event) -> list[Event]:
         rule = node.rule
         if event.evaluate(rule.condition) is not False:  # null keeps, as in SQL's CHECK
@@ -370,6 +451,7 @@ class Interpreter:
             else:
                 self._drop(table, "null_key")
             return
+        assert isinstance(root, plan.Aggregate)  # joins keep what they wait with by themselves
         if root.windows is None and event.value is None:  # Kafka Streams: with windows the aggregate sees the null
             return self._drop(table, "null_value")
         try:
@@ -492,6 +574,30 @@ def _label(node: plan.Stream) -> str:
             return type(node).__name__.lower()
 
 
+def pair_number(later: Place, earlier: Place) -> int:
+    """Give a pair its number among those of its later record, by what it is alone: which others there are, arrival tells.
+
+    The pairs with the records of one partition come in the order of their offsets, and no two have the same number.
+    """
+    return (zlib.crc32(f"{earlier.topic}/{earlier.partition}/{earlier.ord}/{later.ord}".encode()) + earlier.offset) % PAIRS
+
+
+def _joined(node: plan.StreamStreamJoin, left: _Waiting, right: _Waiting) -> Event:
+    """Make the record of a pair."""
+    earlier, later = sorted((left, right), key=lambda side: side.place)
+    place = later.place._replace(ord=pair_number(later.place, earlier.place))
+    key: Row = dict(zip(plan.key_of(node).names, left.key, strict=True))
+    spaces = {"left": left.value, "right": right.value, "key": key}
+    return Event(place, max(left.timestamp, right.timestamp), key, {name: evaluate(expr, spaces) for name, expr in node.columns})
+
+
+def _waiting(side: int, key: Key, state: dict[str, Any]) -> Iterator[_Waiting]:
+    """Give what waits on one side of a join."""
+    for kept in state[_SIDES[side]]:
+        place = kept["order"]._replace(ord=2 * kept["order"].ord + side)
+        yield _Waiting(side, place, kept["value"]["ts"], key, kept["value"]["value"])
+
+
 def _numbered(event: Event, number: int) -> Event:
     return event if number == event.place.ord else replace(event, place=event.place._replace(ord=number))
 
@@ -540,7 +646,7 @@ def _side(side: Side, spaces: dict[str, Row | None]) -> Row | None:
 
 
 def _merged(table: _Kept, a: Row, b: Row) -> Row:
-    return {f.name: _MERGE[f.merge](f, a[f.name], b[f.name]) for f in table.state}
+    return {f.name: MERGE[f.merge](f, a[f.name], b[f.name]) for f in table.state}
 
 
 def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:
@@ -570,61 +676,3 @@ def _lifted(field: StateField, event: Event, lift: Expr | None) -> object:
         case Merge.FIRST | Merge.LAST | Merge.UNION | Merge.LIST | Merge.TOP | Merge.BAG:
             return None
     return value
-
-
-def _strict(merge: Callable[[StateField, Any, Any], object]) -> Callable[[StateField, Any, Any], object]:
-    """Skip nulls: nothing merged with something is that."""
-    return lambda field, a, b: a if b is None else b if a is None else merge(field, a, b)
-
-
-def _union(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
-    assert field.type.element is not None
-    key = order_key(field.type.element) or (lambda value: value)
-    different = {key(value): value for value in [*b, *a]}  # of equal values the one that was there stays
-    return sorted(different.values(), key=key)
-
-
-def _list(_: StateField, a: list[Any], b: list[Any]) -> list[Any]:
-    return sorted([*a, *b], key=lambda kept: kept["order"])
-
-
-def _top(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
-    assert isinstance(field, TopField)
-    assert field.type.element is not None
-    by = order_key(field.type.element.fields[0].type) or (lambda value: value)
-    return sorted([*a, *b], key=lambda kept: (by(kept["by"]), kept["order"]), reverse=True)[: field.limit]
-
-
-def _bag(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
-    assert field.type.element is not None
-    key = order_key(field.type.element.fields[0].type) or (lambda value: value)
-    bag: dict[Any, Any] = {}
-    for kept in [*a, *b]:
-        n = bag.get(key(kept["value"]), {"n": 0})["n"] + kept["n"]
-        bag[key(kept["value"])] = {"value": kept["value"], "n": n}
-    return sorted((kept for kept in bag.values() if kept["n"]), key=lambda kept: key(kept["value"]))
-
-
-def _sum(_: StateField, a: Any, b: Any) -> Any:
-    return EXACT.add(a, b) if isinstance(a, Decimal) else a + b
-
-
-def _least(field: StateField, a: Any, b: Any) -> Any:
-    return min(a, b, key=order_key(field.type))
-
-
-def _greatest(field: StateField, a: Any, b: Any) -> Any:
-    return max(a, b, key=order_key(field.type))
-
-
-_MERGE: Final = {
-    Merge.SUM: _strict(_sum),
-    Merge.MIN: _strict(_least),
-    Merge.MAX: _strict(_greatest),
-    Merge.FIRST: _strict(lambda _, a, b: min(a, b, key=lambda kept: kept["order"])),
-    Merge.LAST: _strict(lambda _, a, b: max(a, b, key=lambda kept: kept["order"])),
-    Merge.UNION: _strict(_union),
-    Merge.LIST: _strict(_list),
-    Merge.TOP: _strict(_top),
-    Merge.BAG: _strict(_bag),
-}

@@ -174,7 +174,7 @@ class _Job:
         self.admin = Admin(self.cluster)
         self.compiler = Compiler(topology)
         retention = Retention(timedelta(days=settings.horizon_days))
-        self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.tables, retention)
+        self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.kept, retention)
         self.position: Position | None = None
         self.offsets: dict[Partition, int] = {}
         self.stream_times: dict[Partition, datetime | None] = {}
@@ -377,7 +377,7 @@ class _Job:
         rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
         outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
         self.courier.deliver(self.position, self.offsets, outbox)
-        self.folding.waiting(self.writer.known, rows)
+        self.folding.waiting(self.writer.known, rows | {t.name: self.writer.rows.get(t.name, 0) for t in self.topology.buffers})
         times = [t for t in self.stream_times.values() if t is not None]
         self.emit(
             BatchCommitted(

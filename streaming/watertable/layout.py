@@ -22,6 +22,8 @@ from watertable.schema import Schema, quote
 from watertable.stages import How, Named
 from watertable.windows import EPOCH, UnlimitedWindows
 
+Origin = Topology | plan.FlatMapValues | plan.ToStream | plan.StreamJoin | plan.StreamStreamJoin | plan.MergeStreams
+"""What begins a segment."""
 _CORRUPT: Final = "_wt_corrupt"
 
 
@@ -39,7 +41,7 @@ class Flow:
 class Segment:
     """Hold the columns that one pass computes: level by level, each made from those before it."""
 
-    origin: Topology | plan.FlatMapValues | plan.ToStream | plan.StreamJoin | plan.MergeStreams
+    origin: Origin
     number: int
     levels: list[list[str]] = field(default_factory=list)
     kept: dict[str, None] = field(default_factory=dict)
@@ -98,9 +100,12 @@ class Layout:
     folds: dict[plan.Leaf, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
     sinks: list[tuple[Sink, Flow, str, str]] = field(init=False, default_factory=list)
     inputs: dict[int, tuple[Flow, str]] = field(init=False, default_factory=dict)
+    pairs: dict[int, tuple[tuple[Flow, Fold], tuple[Flow, Fold]]] = field(init=False, default_factory=dict)
+    buffers: tuple[plan.TableDef, ...] = field(init=False)
     sources: dict[str, Flow] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.buffers = self.topology.buffers
         base = self._segment(self.topology)
         self.sources = {topic.name: self._source(base, topic) for topic in self.topology.topics}
         for table in self.topology.tables:
@@ -117,7 +122,7 @@ class Layout:
         """Tell whether log order matters; where only sums and counts are kept it doesn't, and the running maximum is not computed."""
         tables = self.topology.tables
         placed = any(f.merge in (Merge.FIRST, Merge.LAST, Merge.LIST, Merge.TOP) for table in tables for f in table.state)
-        return bool(self.topology.sinks or self.topology.streamed) or placed or any(table.windows for table in tables)
+        return bool(self.topology.sinks or self.topology.streamed or self.buffers) or placed or any(table.windows for table in tables)
 
     @property
     def direct(self) -> Fold | None:
@@ -138,13 +143,16 @@ class Layout:
         for number, (flow, _) in self.inputs.items():
             twice = isinstance(self.segments[number].origin, plan.StreamJoin)  # the keys to look up, then the records
             uses += (2 if twice else 1) * (flow.segment is segment)
+        for sides in self.pairs.values():  # the keys to look up, the records, and those that they may pair with
+            uses += sum(3 * (flow.segment is segment) for flow, _ in sides)
+        uses += sum(fold.root in (s.leaf for t in self.buffers for s in t.parts) for fold in segment.folds)
         merges = (s.origin for s in self.segments if isinstance(s.origin, plan.MergeStreams))
         uses += sum(self.flows[parent].segment is segment for merge in merges for parent in merge.parents)
         return uses > 1
 
     # -- the plan as columns -----------------------------------------------------------------------------------------------------
 
-    def _segment(self, origin: Topology | plan.FlatMapValues | plan.ToStream | plan.StreamJoin | plan.MergeStreams) -> Segment:
+    def _segment(self, origin: Origin) -> Segment:
         self.segments.append(Segment(origin, len(self.segments)))
         return self.segments[-1]
 
@@ -223,6 +231,8 @@ class Layout:
                 return Flow(segment, 0, "present", {n: n for n in flow.spaces if n in ("key", "window")} | {"value": "value"})
             case plan.StreamJoin():
                 return self._look_up(node)
+            case plan.StreamStreamJoin():
+                return self._pair(node)
             case plan.ToStream():
                 self._folds(plan.root_of(node.parent), node.table)
                 windowed = {"window": "window"} if plan.windows_of(node) else {}
@@ -306,6 +316,34 @@ class Layout:
         found = self._checked(found, [], label, node.location, of_value=node.columns)
         return _with(found, value=self._value(found, node.columns))
 
+    def _pair(self, node: plan.StreamStreamJoin) -> Flow:
+        """Drop what has no key or value, keep the rest in the join's buffer, and go on in a segment that has a record for each pair."""
+        label, names = How.INNER.operator, plan.key_of(node).names
+        sides: list[tuple[Flow, Fold]] = []
+        buffer = plan.buffer_of(node)
+        for parent, part in zip((node.left, node.right), buffer.parts, strict=True):
+            flow, own = self.flow(parent), plan.key_of(parent).names
+            segment, there, key = flow.segment, _value_of(flow), flow.spaces["key"]
+            keyless = _null_key(key, own)
+            segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
+            segment.count(segment.add(f"{flow.present} AND {there} IS NOT NULL AND {keyless}", flow.level), label, "null_key")
+            present = segment.add(f"{flow.present} AND {there} IS NOT NULL AND NOT {keyless}", flow.level)
+            renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, names, strict=True))
+            wanted = segment.add(f"named_struct({renamed})", flow.level)
+            entry = segment.add(f"named_struct('ts', {flow.spaces.get('ts', 'ts')}, 'value', {there})", flow.level)
+            self._need(flow, present, wanted, entry)
+            fold = Fold(part.leaf, buffer.name, present, wanted, entry)
+            if part.leaf not in self.folds:
+                segment.folds.append(fold)
+                self.folds[part.leaf] = (segment, fold)
+            sides.append((flow, fold))
+        after = self._segment(node)
+        self.pairs[after.number] = (sides[0], sides[1])
+        paired = Flow(after, 0, "present", {name: name for name in ("key", "left", "right")})
+        paired = self._checked(paired, [e for _, e in node.columns], label, node.location)
+        made = after.add(named_struct(node.columns, paired.spaces), paired.level)
+        return Flow(after, paired.level + 1, paired.present, {"key": "key", "value": made})
+
     def _folds(self, root: plan.Root, label: str) -> None:
         """Prepare what the leaves of a table node fold; tables that share a leaf share its fold."""
         for leaf in plan.leaves_of(root):
@@ -328,6 +366,7 @@ class Layout:
         elif isinstance(root, TableAggregate):
             fold = self._table_aggregate(root, label, flow)
         else:
+            assert isinstance(root, Aggregate)  # the sides of joins are folded where the join is laid out
             fold, flow = self._aggregate(root, label, flow)
         self._need(flow, fold.present, fold.key, fold.lifts)
         flow.segment.folds.append(fold)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from watertable import plan
 from watertable.expressions import Expr
 from watertable.plan import Stream, TableDef, Topic, Topology
+from watertable.purity import Purity, purity_of
 from watertable.stages import Named
 
 
@@ -69,12 +70,12 @@ def _lines(topology: Topology) -> Iterator[str]:
         yield f"  topic {topic.name}  key ({_plain(topic.key.sql())}) {topic.key_format}, value {topic.value_format}, {time}"
         yield f"        ({_plain(topic.value.sql())})"
     for table in topology.tables:
-        mark = "  [arrival]" if plan.purity_of(table.node) is plan.Purity.ARRIVAL else ""
+        mark = "  [arrival]" if purity_of(table.node) is Purity.ARRIVAL else ""
         yield f"  table {table.name}  key ({_plain(table.key.sql())}){mark}  {table.location}"
         yield f"        ({_plain(table.value.sql())})"
         yield from _tree(table.node, "        ")
     for sink in topology.sinks:
-        mark = "  [arrival]" if plan.purity_of(sink.node) is plan.Purity.ARRIVAL else ""
+        mark = "  [arrival]" if purity_of(sink.node) is Purity.ARRIVAL else ""
         yield f"  output {sink.topic}  key {sink.key_format}, value {sink.value_format}{mark}  {sink.location}"
         yield from _tree(sink.node, "        ")
 
@@ -111,7 +112,7 @@ def label(node: Stream | plan.Table) -> str:
         case plan.Repartition():
             return "repartition"
         case plan.ToStream():
-            return f"to_stream of table {node.table} ({plan.purity_of(node)})"
+            return f"to_stream of table {node.table} ({purity_of(node)})"
         case plan.Latest():
             return "latest value by key"
         case plan.Aggregate() | plan.TableAggregate():
@@ -122,7 +123,11 @@ def label(node: Stream | plan.Table) -> str:
             return f"cogroup {len(node.inputs)} streams"
         case plan.StreamJoin():
             on = f" on {_named(node.on)}" if node.on else ""
-            return f"{node.how.operator} table {node.table}{on} {_named(node.columns)} ({plan.purity_of(node)})"
+            return f"{node.how.operator} table {node.table}{on} {_named(node.columns)} ({purity_of(node)})"
+        case plan.StreamStreamJoin():
+            return f"join within {node.within} {_named(node.columns)}"
+        case plan.JoinSide() | plan.JoinBuffer():
+            return "buffer of a join"
         case plan.TableJoin():
             return f"{node.how.operator} {_named(node.columns)}"
 
@@ -138,6 +143,7 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
             name = {plan.MapValues: "map_values", plan.TableMapValues: "map_values", plan.FlatMapValues: "flat_map_values",
                     plan.Map: "map", plan.Filter: "filter", plan.TableFilter: "filter", plan.Expect: "expect"}.get(type(node))  # fmt: skip
             name = node.how.operator if isinstance(node, plan.TableJoin | plan.StreamJoin) else name
+            name = "join" if isinstance(node, plan.StreamStreamJoin) else name
             if isinstance(node, plan.StreamJoin):
                 yield f"k_{node.table}", node.how.operator
             for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
@@ -164,6 +170,8 @@ def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
         case plan.Cogroup():
             found = [_of_table(aggregate) for aggregate in node.inputs]
             return _same(*(key for key, _ in found)), {name: origins for _, values in found for name, origins in values.items()}
+        case plan.JoinSide() | plan.JoinBuffer():
+            raise AssertionError("nobody reads the buffer of a join")
         case plan.TableFilter():
             return _of_table(node.parent)
         case plan.TableMapValues():
@@ -205,6 +213,11 @@ def _column(node: Stream, part: str, name: str) -> set[Origin]:
             return _origins(node.parent, joined) | set().union(*((key | values)[column] for column in beside))
         case plan.MergeStreams():
             return set().union(*(_column(parent, part, name) for parent in node.parents))
+        case plan.StreamStreamJoin():
+            mine, theirs = ({c: _column(side, "value", c) for c in plan.value_of(side).names} for side in (node.left, node.right))
+            names = zip(plan.key_of(node.left).names, plan.key_of(node.right).names, strict=True)
+            key = {own: _column(node.left, "key", own) | _column(node.right, "key", other) for own, other in names}
+            return key[name] if part == "key" else _through(dict(node.columns)[name], {"key": key, "left": mine, "right": theirs})
         case plan.ToStream():
             key, values = _of_table(node.parent)
             return key[name] if part == "key" else values[name]

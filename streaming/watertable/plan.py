@@ -9,36 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from watertable.aggregates import BoundAggregate, Merge, SignedField, StateField, placed, state_schema
+from watertable.aggregates import BIGINT, BoundAggregate, Merge, SignedField, StateField, placed, state_schema
 from watertable.errors import DefinitionError
 from watertable.expressions import Expr, Scope, parse
+from watertable.fingerprints import canonical, digest
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
 from watertable.stages import How, Match, Named, Project, Side, Stage, Where
-from watertable.windows import SessionWindows, Windows
-
-FINGERPRINT_VERSION: Final = 1
-"""Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""
-
-DIALECT: Final = "spark 4.1, ansi, utc"
-"""Says how expressions are evaluated; part of every fingerprint, since another Spark could give another result."""
+from watertable.windows import JoinWindows, SessionWindows, Windows
 
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
-
-
-class Purity(StrEnum):
-    """Tell whether a result follows from the records alone, or also from the recorded cuts between batches."""
-
-    PURE = "pure"
-    ARRIVAL = "arrival"
 
 
 class Format(StrEnum):
@@ -170,6 +156,20 @@ class StreamJoin(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStreamJoin(Node):
+    """Pair the records of two streams that have one key and times within a window of each other; make a new value of each pair.
+
+    A pair is at the place of its later record in log order, with the greater of the two event times. A record without a key or a value is
+    dropped; so is nothing else, but the later record doesn't pair with one whose window has closed by then.
+    """
+
+    left: Stream
+    right: Stream
+    within: JoinWindows
+    columns: Named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latest(Node):
     """Keep each key's last value in log order; a null value deletes the row.
 
@@ -205,6 +205,24 @@ class TableAggregate(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSide(Node):
+    """Keep the records of one side of a join of streams, by key: their places, times and values."""
+
+    parent: Stream
+    name: str
+    key: Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinBuffer(Node):
+    """Keep what both sides of a join of streams still wait with, until no record can come any more that would pair with it."""
+
+    left: JoinSide
+    right: JoinSide
+    within: JoinWindows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableFilter(Node):
     """Keep the rows for which the condition is true; a row that ceases to be so is deleted."""
 
@@ -237,10 +255,23 @@ class TableJoin(Node):
     columns: Named
 
 
-Stream = Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
-Leaf = Latest | Aggregate | TableAggregate
-"""A table node that folds the records of a stream, or the Changes of a table."""
-Root = Leaf | Cogroup | TableJoin
+Stream = (
+    Source
+    | Filter
+    | Expect
+    | MapValues
+    | Map
+    | FlatMapValues
+    | Peek
+    | MergeStreams
+    | Repartition
+    | ToStream
+    | StreamJoin
+    | StreamStreamJoin
+)
+Leaf = Latest | Aggregate | TableAggregate | JoinSide
+"""A table node that folds the records of a stream, or the Changes of a table; the buffer of a join is no table of the user's."""
+Root = Leaf | Cogroup | TableJoin | JoinBuffer
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues
 
@@ -337,7 +368,7 @@ class TableDef:
     @property
     def fingerprint(self) -> str:
         """Identify what the table computes, whatever the file, the line or the process."""
-        return _digest(canonical(self.node))
+        return digest(canonical(self.node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,9 +405,20 @@ class Topology:
         return frozenset(n.table for root in self._roots() for n in walk(root) if isinstance(n, ToStream | StreamJoin))
 
     @property
+    def buffers(self) -> tuple[TableDef, ...]:
+        """List what the joins of streams keep: tables that no reader sees, named by what feeds them and by their windows."""
+        joins = (n for root in self._roots() for n in walk(root) if isinstance(n, StreamStreamJoin))
+        return tuple(dict.fromkeys(buffer_of(join) for join in joins))
+
+    @property
+    def kept(self) -> tuple[TableDef, ...]:
+        """List all that the app keeps: its tables, and the buffers of its joins."""
+        return self.tables + self.buffers
+
+    @property
     def fingerprint(self) -> str:
         """Identify what the app computes: `wt<version>:<16 hex digits>`, moved by no comment, line number or process."""
-        return _digest(["app", self.app, [[t.name, canonical(t.node)] for t in self.tables], [canonical(s) for s in self.sinks]])
+        return digest(["app", self.app, [[t.name, canonical(t.node)] for t in self.tables], [canonical(s) for s in self.sinks]])
 
     def table(self, name: str) -> TableDef:
         """Give the table of that name; raise `KeyError` when there is none."""
@@ -398,7 +440,7 @@ def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
             return node.parents
         case Cogroup():
             return node.inputs
-        case TableJoin():
+        case TableJoin() | StreamStreamJoin() | JoinBuffer():
             return (node.left, node.right)
         case StreamJoin():
             return (node.parent, node.right)
@@ -428,8 +470,10 @@ def key_of(node: Stream | Table) -> Schema:
             return _schema(node.group)
         case Cogroup():
             return key_of(node.inputs[0])
-        case TableJoin():
+        case TableJoin() | StreamStreamJoin() | JoinBuffer():
             return key_of(node.left)
+        case JoinSide():
+            return node.key
         case _:
             return key_of(node.parent)
 
@@ -439,7 +483,7 @@ def value_of(node: Stream | Table) -> Schema:
     match node:
         case Source():
             return node.topic.value
-        case MapValues() | TableMapValues() | TableJoin() | StreamJoin():
+        case MapValues() | TableMapValues() | TableJoin() | StreamJoin() | StreamStreamJoin():
             return _schema(node.columns)
         case Map():
             return value_of(node.parent) if node.columns is None else _schema(node.columns)
@@ -451,6 +495,8 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema.of((a.name, a.value.type) for a in node.aggregates)
         case Cogroup():
             return Schema(tuple(column for aggregate in node.inputs for column in value_of(aggregate)))
+        case JoinBuffer():
+            return Schema.of((side.name, BIGINT) for side in (node.left, node.right))
         case _:
             return value_of(node.parent)
 
@@ -471,7 +517,7 @@ def is_change(node: Stream) -> bool:
 def windows_of(node: Stream | Table) -> Windows | None:
     """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
     match node:
-        case Source() | Map() | TableAggregate():
+        case Source() | Map() | TableAggregate() | StreamStreamJoin() | JoinSide() | JoinBuffer():
             return None
         case Aggregate():
             return node.windows
@@ -486,26 +532,15 @@ def windows_of(node: Stream | Table) -> Windows | None:
             return windows_of(node.parent)
 
 
-def scope_of(node: Stream | Table) -> Scope:
-    """Give the names that an expression on this node's records, Changes or rows may use."""
-    spaces: dict[str, Schema] = {"key": key_of(node)}
-    if windows_of(node):
-        spaces["window"] = WINDOW
-    if isinstance(node, Table) or not is_change(node):
-        return Scope({"value": value_of(node), **spaces}, bare=("value", "key"))
-    return Scope({"new": value_of(node), "old": value_of(node), **spaces}, bare=("new", "key"))
-
-
-def join_scope(left: Table, right: Table) -> Scope:
-    """Give the names that the columns of a join may use; a bare name is a key column."""
-    spaces = {"left": value_of(left), "right": value_of(right), "key": key_of(left)}
-    return Scope(spaces | ({"window": WINDOW} if windows_of(left) else {}), bare=("key",))
-
-
-def lookup_scope(stream: Stream, right: Table) -> Scope:
-    """Give the names that the columns of a stream's join with a table may use: the stream's, and `right`."""
-    scope = scope_of(stream)
-    return Scope({**scope.namespaces, "right": value_of(right)}, scope.bare)
+def buffer_of(join: StreamStreamJoin) -> TableDef:
+    """Give the table in which a join of streams keeps the records that may still find a partner; joins of one kind share it."""
+    key = key_of(join.left)
+    left, right = (
+        JoinSide(parent=parent, name=name, key=key, location=join.location)
+        for parent, name in ((join.left, "__lefts"), (join.right, "__rights"))
+    )
+    node = JoinBuffer(left=left, right=right, within=join.within, location=join.location)
+    return TableDef(name=f"__join_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
 
 
 def root_of(node: Table) -> Root:
@@ -520,6 +555,8 @@ def leaves_of(root: Root) -> tuple[Leaf, ...]:
     match root:
         case Cogroup():
             return root.inputs
+        case JoinBuffer():
+            return (root.left, root.right)
         case TableJoin():
             return tuple(dict.fromkeys(leaf for side in (root.left, root.right) for leaf in leaves_of(root_of(side))))
         case _:
@@ -548,7 +585,10 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             return tuple(f for aggregate in root.aggregates for f in aggregate.state)
         case TableAggregate():
             return (root.rows, *(f for aggregate in root.aggregates for f in aggregate.state))
-        case Cogroup() | TableJoin():
+        case JoinSide():
+            waiting = Type("struct", fields=(Column("ts", Type("timestamp")), Column("value", value_of(root.parent).struct())))
+            return (StateField(root.name, Type("array", element=placed(waiting)), Merge.LIST, None),)
+        case Cogroup() | TableJoin() | JoinBuffer():
             return tuple(field for part in parts_of(root) for field in _fields(part))
 
 
@@ -562,6 +602,10 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
         case Cogroup():
             return (Project(tuple((a.name, _counted(a, node.location)) for aggregate in node.inputs for a in aggregate.aggregates)),)
+        case JoinSide() | JoinBuffer():
+            scope = Scope({"state": state_schema(state_of(node))}, bare=())
+            numbers = ((f.name, f"COALESCE(CAST(SIZE(state.`{f.name}`) AS BIGINT), CAST(0 AS BIGINT))") for f in state_of(node))
+            return (Project(tuple((name, parse(number, scope, node.location)) for name, number in numbers)),)
         case TableJoin():
             return (Match(node.how, _side(node, node.left), _side(node, node.right), node.columns),)
         case TableFilter():
@@ -570,70 +614,11 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (*stages_of(node.parent), Project(node.columns))
 
 
-def purity_of(node: Stream | Table) -> Purity:
-    """Tell whether a node depends on arrival.
-
-    Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
-    batch is put in log order, but the order between batches is that of arrival. So does a stream's look at a table that is not fed by
-    the stream's own partitions. Grouping a table's rows doesn't: whatever the order of a row's changes, what they bring and take away
-    adds up to the row as it is.
-    """
-    if isinstance(node, TableAggregate):
-        return purity_of(node.parent.parent)
-    if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
-        return Purity.ARRIVAL
-    if isinstance(node, ToStream):
-        return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
-    if isinstance(node, StreamJoin):
-        return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and _of_one_topic(node) else Purity.ARRIVAL
-    return Purity.PURE
-
-
-def canonical(part: object) -> object:
-    """Write a part of a plan in our own canonical form: nested lists of plain values, without locations and comments."""
-    match part:
-        case Expr():
-            return ["expr", part.canonical]
-        case Type() | Schema():
-            return part.sql()
-        case timedelta():
-            return part // timedelta(microseconds=1)
-        case datetime():
-            return part.astimezone(UTC).isoformat()
-        case StrEnum():
-            return part.value
-        case tuple() | list():
-            return [canonical(p) for p in part]
-        case _ if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            compared = (f for f in dataclasses.fields(part) if f.compare)
-            return [type(part).__name__, *([f.name, canonical(getattr(part, f.name))] for f in compared)]
-        case None | str() | int() | bool():
-            return part
-        case _:
-            raise TypeError(f"no canonical form for {type(part).__name__}")
-
-
 def check_columns(schema: Schema, other: Schema, where: str) -> None:
     """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
     both = sorted(set(schema.names) & set(other.names))
     if both:
         raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
-
-
-def _keeps_partition(root: Root) -> bool:
-    for leaf in leaves_of(root):
-        if isinstance(leaf, TableAggregate):
-            return False
-        if isinstance(leaf, Aggregate):
-            key = key_of(leaf.parent)
-            if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
-                return False
-    return _of_one_topic(root)
-
-
-def _of_one_topic(node: Stream | Table) -> bool:
-    nodes = tuple(walk(node))
-    return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
 
 
 def _fields(part: Part) -> Iterator[StateField]:
@@ -681,8 +666,3 @@ def _schema(columns: Named) -> Schema:
 def _element(expr: Expr) -> Type:
     assert expr.type.element is not None
     return expr.type.element
-
-
-def _digest(form: object) -> str:
-    text = json.dumps([DIALECT, form], separators=(",", ":"), ensure_ascii=False)
-    return f"wt{FINGERPRINT_VERSION}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

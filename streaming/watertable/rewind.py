@@ -28,7 +28,7 @@ from watertable import failpoints
 from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
 from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.layout import moment
-from watertable.plan import Purity, purity_of
+from watertable.purity import Purity, purity_of
 from watertable.reader import number_of, offsets_passed, time_passed
 from watertable.store import WRITER_LINE
 
@@ -562,7 +562,7 @@ def _effects(store: Store, topology: Topology, facts: Facts) -> tuple[list[Effec
         old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
     readable = [t.name for t in tables if t.name not in old]
     try:
-        bases = store.reader.view(readable, Position(store.app, facts.parent, fork.seq)).bases
+        bases = store.reader.view(readable + [b.name for b in topology.buffers], Position(store.app, facts.parent, fork.seq)).bases
     except UnknownPosition as error:
         raise RewindRefused(f"{error}, or rewind to earliest") from None
     except StoreError as error:

@@ -183,6 +183,42 @@ class SessionWindows:
 Windows = TimeWindows | UnlimitedWindows | SessionWindows
 
 
+@dataclass(frozen=True, slots=True)
+class JoinWindows:
+    """Say how far apart two records of a join may be: the right one from `before` the left one to `after` it, both bounds included.
+
+    One of the two may be negative, if the window still has a length. A record's window closes when stream time has passed its end, as seen
+    from its side, by more than `grace`: from then on no record pairs with it that is later in log order.
+
+    >>> w = join_windows(before=seconds(1), after=minutes(5))
+    >>> w.holds(EPOCH, EPOCH + minutes(5)), w.holds(EPOCH, EPOCH + minutes(6)), w.holds(EPOCH + seconds(1), EPOCH)
+    (True, False, True)
+    """
+
+    before: timedelta
+    after: timedelta
+    grace: timedelta
+
+    def __post_init__(self) -> None:
+        if self.before + self.after < _ZERO:
+            raise DefinitionError(f"a join's window must not end before it starts; got before={self.before}, after={self.after}")
+        if self.grace < _ZERO:
+            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+
+    def holds(self, left: datetime, right: datetime) -> bool:
+        """Tell whether records of these event times pair."""
+        return -self.before <= right - left <= self.after
+
+    @property
+    def open_for(self) -> tuple[timedelta, timedelta]:
+        """Give how long the window of a left record, and that of a right one, is open from its event time on."""
+        return self.after + self.grace, self.before + self.grace
+
+    def __str__(self) -> str:
+        shape = f"{_words(self.before)} before to {_words(self.after)} after"
+        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+
+
 def tumbling(
     *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0, grace: timedelta = _ZERO
 ) -> TimeWindows:
@@ -217,6 +253,15 @@ def sessions(*, gap: timedelta, grace: timedelta = _ZERO) -> SessionWindows:
     return SessionWindows(gap, grace)
 
 
+def join_windows(*, before: timedelta = _ZERO, after: timedelta = _ZERO, grace: timedelta = _ZERO) -> JoinWindows:
+    """Let the right record of a join be from `before` the left one to `after` it, and come as late as `grace` says.
+
+    >>> str(join_windows(before=seconds(5), after=minutes(1), grace=hours(1)))
+    '5s before to 1m after grace 1h'
+    """
+    return JoinWindows(before, after, grace)
+
+
 def days(number: float) -> timedelta:
     """Make a duration of so many days."""
     return timedelta(days=number)
@@ -248,6 +293,8 @@ def _words(duration: timedelta) -> str:
     >>> _words(timedelta(hours=1, minutes=30)), _words(timedelta(milliseconds=1500)), _words(timedelta(0))
     ('1h30m', '1.5s', '0s')
     """
+    if duration < _ZERO:
+        return f"-{_words(-duration)}"
     minutes, rest = divmod(duration, timedelta(minutes=1))
     parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m"), (rest / timedelta(seconds=1), "s")]
     return "".join(f"{number:g}{unit}" for number, unit in parts if number) or "0s"

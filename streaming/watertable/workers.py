@@ -161,7 +161,8 @@ class Folding(Worker):
         if done:
             lag = 0.0 if oldest is None else time.monotonic() - oldest
             folded = str(known.position)
-            tables = {name: TableFolded(version=fold.mark.version, folded=folded, ms=fold.ms) for name, fold in done.items()}
+            shown = {name: fold for name, fold in done.items() if not name.startswith("__")}  # the buffers of joins are nobody's tables
+            tables = {name: TableFolded(version=fold.mark.version, folded=folded, ms=fold.ms) for name, fold in shown.items()}
             self._emit(Folded(tables=tables, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
         if self._touched is not None and self._touched.told != known.position and not self._closed.is_set():
             with self._group("days"):

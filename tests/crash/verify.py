@@ -19,7 +19,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from watertable.aggregates import Merge
-from watertable.interpreter import _MERGE, Interpreter, Place, Record
+from watertable.interpreter import Interpreter, Place, Record
+from watertable.merges import MERGE
 from watertable.plan import TableDef, Topology
 
 Partition = tuple[str, int]
@@ -92,7 +93,7 @@ class Lake:
     def _add(table: TableDef, states: dict[tuple[Any, ...], dict[str, Any]], key: tuple[Any, ...], raw: Mapping[str, Any]) -> None:
         state = {f.name: _python(f.merge, raw[f.name]) for f in table.state}
         old = states.get(key)
-        states[key] = state if old is None else {f.name: _MERGE[f.merge](f, old[f.name], state[f.name]) for f in table.state}
+        states[key] = state if old is None else {f.name: MERGE[f.merge](f, old[f.name], state[f.name]) for f in table.state}
 
 
 @dataclass(slots=True)

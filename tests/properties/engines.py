@@ -97,7 +97,7 @@ class CompilerRun:
 
         self.spark, self.topology, self.compiler = spark, topology, Compiler(topology)
         self.carry: dict[tuple[str, int], datetime | None] = {}
-        self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.tables}
+        self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.kept}
         self.result = Result({}, {}, Counter(), Counter(), Counter())
 
     def run(self, batches: Iterable[Sequence[Record]]) -> Result:

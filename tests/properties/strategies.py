@@ -22,6 +22,7 @@ from watertable.dsl import Stream, Table
 from watertable.expressions import Scope
 from watertable.interpreter import Record
 from watertable.plan import Format, Topology
+from watertable.scopes import join_scope, lookup_scope, pair_scope, scope_of
 from watertable.windows import SessionWindows, Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
@@ -62,7 +63,7 @@ Item = Stream | Table | Scope
 
 
 def _columns(item: Item, *kinds: str) -> list[str]:
-    scope = item if isinstance(item, Scope) else plan.scope_of(item.node)
+    scope = item if isinstance(item, Scope) else scope_of(item.node)
     return [f"{space}.{c.name}" for space, schema in scope.namespaces.items() for c in schema if c.type.kind in kinds and space != "window"]
 
 
@@ -151,12 +152,23 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
 
 
 @st.composite
+def paired(draw: st.DrawFn, stream: Stream, pool: Sequence[Stream]) -> Stream:
+    """Join a stream with one whose keys have the types of its own, or with itself."""
+    alike = [s for s in pool if [c.type for c in s.key] == [c.type for c in stream.key]]
+    other = draw(st.sampled_from(alike))
+    before, after = (draw(st.sampled_from([-2, 0, 4, 15])) for _ in range(2))
+    grace = draw(st.sampled_from([0, 0, 5, 60]))
+    within = wt.join_windows(before=wt.seconds(before), after=wt.seconds(max(after, -before)), grace=wt.seconds(grace))
+    return stream.join(other, within=within, **draw(basic(pair_scope(stream.node, other.node))))
+
+
+@st.composite
 def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
     """Join a stream with a table that is kept, by its own key where that fits, or by another."""
     table = draw(st.sampled_from(kept))
     kinds = [c.type for c in table.key]
     join = draw(st.sampled_from([Stream.join, Stream.left_join]))
-    columns = draw(basic(plan.lookup_scope(stream.node, table.node)))
+    columns = draw(basic(lookup_scope(stream.node, table.node)))
     if kinds == [c.type for c in stream.key] and draw(st.booleans()):
         return join(stream, table, **columns)
     if any(kind.kind not in ("string", "int", "bigint") for kind in kinds):
@@ -248,7 +260,7 @@ def joined(draw: st.DrawFn, table: Table, kept: Sequence[Table], stream: Stream)
     fresh = [draw(partners(table, stream))] if "window_start" not in table.key.names or plan.windows_of(table.node) else []
     other = draw(derived(draw(st.sampled_from([*fresh, *fresh, *alike, *alike, table]))))
     left, right = (table, other) if draw(st.booleans()) else (other, table)
-    scope = plan.join_scope(left.node, right.node)
+    scope = join_scope(left.node, right.node)
     columns = {"v": draw(texts(scope)), "w": draw(numbers(scope)), "z": draw(amounts(scope)), "alone": "right IS NULL"}
     join = draw(st.sampled_from([Table.join, Table.left_join, Table.outer_join]))
     return draw(derived(join(left, right, **columns)))
@@ -291,6 +303,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     for number in range(draw(st.integers(1, 6))):
         depth = draw(st.sampled_from(sorted({d for d, _ in pool})))
         level = [s for d, s in pool if d == depth]
+        if len(pool) < MAX_STREAMS and draw(st.integers(0, 3)) == 3:
+            pool.append((depth, draw(paired(draw(st.sampled_from(level)), level))))
+            continue
         fixed = [table for table in kept if not _of_sessions(table)]
         if fixed and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 3)) == 3:
             pool.append((depth + 1, draw(looked_up(draw(st.sampled_from(level)), fixed))))

@@ -16,8 +16,9 @@ from tests.properties.engines import Result, run_interpreter
 from tests.properties.strategies import START, Case, cases, drawn
 from watertable import plan
 from watertable.aggregates import Merge, StateField, TopField, placed
-from watertable.interpreter import _MERGE, Place, Record
-from watertable.plan import Purity
+from watertable.interpreter import Place, Record
+from watertable.merges import MERGE
+from watertable.purity import Purity, purity_of
 from watertable.schema import Type
 
 
@@ -25,7 +26,7 @@ def pure(case: Case) -> bool:
     """Tell whether all of a result must be the same: no Change depends on arrival, so neither does what is refused or left out of it."""
     roots = [*(t.node for t in case.topology.tables), *(s.node for s in case.topology.sinks)]
     nodes = [node for root in roots for node in plan.walk(root)]
-    return all(plan.purity_of(node) is Purity.PURE for node in nodes) and (case.keyed or not case.topology.streamed)
+    return all(purity_of(node) is Purity.PURE for node in nodes) and (case.keyed or not case.topology.streamed)
 
 
 def settled(case: Case) -> set[str]:
@@ -35,7 +36,7 @@ def settled(case: Case) -> set[str]:
         nodes = list(plan.walk(table.node))
         grouped = [node.parent for node in nodes if isinstance(node, plan.TableAggregate)]
         free = all(node in grouped for node in nodes if isinstance(node, plan.ToStream))  # whose key may be in several partitions, too
-        if free or (case.keyed and plan.purity_of(table.node) is Purity.PURE):
+        if free or (case.keyed and purity_of(table.node) is Purity.PURE):
             found.add(table.name)
     return found
 
@@ -160,7 +161,7 @@ def test_a_merge_gives_the_same_in_any_order_and_any_grouping(given_: tuple[tupl
     def fold(parts: list[Any]) -> Any:
         while len(parts) > 1:  # merge two neighbours anywhere: a random tree
             at = rng.randrange(len(parts) - 1)
-            parts[at : at + 2] = [_MERGE[merge](field, parts[at], parts[at + 1])]
+            parts[at : at + 2] = [MERGE[merge](field, parts[at], parts[at + 1])]
         return parts[0]
 
     shuffled = rng.sample(values, len(values))
@@ -170,4 +171,4 @@ def test_a_merge_gives_the_same_in_any_order_and_any_grouping(given_: tuple[tupl
 def test_a_sum_of_decimals_keeps_all_38_digits() -> None:
     field = StateField("f", Type.parse("DECIMAL(38,3)"), Merge.SUM, None)
     big = Decimal("12345678901234567890123456789012345.678")
-    assert _MERGE[Merge.SUM](field, big, Decimal("0.001")) == Decimal("12345678901234567890123456789012345.679")
+    assert MERGE[Merge.SUM](field, big, Decimal("0.001")) == Decimal("12345678901234567890123456789012345.679")

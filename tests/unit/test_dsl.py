@@ -11,10 +11,11 @@ import pytest
 
 import watertable as wt
 from tests import apps
-from watertable import plan
 from watertable.dsl import Stream, Table
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError, UnknownColumn
-from watertable.plan import Format, Purity, Topology
+from watertable.fingerprints import canonical
+from watertable.plan import Format, Topology
+from watertable.purity import Purity, purity_of
 
 HERE = "tests/unit/test_dsl.py"
 
@@ -111,7 +112,16 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: s.group_by("sku").cogroup(n=wt.count()).cogroup(s.group_by("sku")).agg(), DefinitionError,
                      "at least one aggregate", id="cogroup: a stream of nothing"),
         pytest.param(lambda a, s, t: s.join(t, x="right.stock"), DefinitionError, "a table with a name", id="lookup: no name"),
-        pytest.param(lambda a, s, t: s.join(s, x="right.qty"), DefinitionError, "join wants a table: make one", id="lookup: a stream"),
+        pytest.param(lambda a, s, t: s.left_join(s, x="right.qty"), DefinitionError, "left_join wants a table", id="lookup: a stream"),
+        pytest.param(lambda a, s, t: s.join(s, x="right.qty"), DefinitionError, "join of two streams wants within=", id="pairs: no window"),
+        pytest.param(lambda a, s, t: s.join(s, on="qty", within=wt.minutes(5), x="right.qty"), DefinitionError,
+                     "streams pair by their keys: select_key before it", id="pairs: another key"),
+        pytest.param(lambda a, s, t: s.join(s.select_key("qty"), within=wt.minutes(5), x="right.qty"), DefinitionError,
+                     "join wants keys of the same types: (sku STRING) here, (qty INT) there", id="pairs: keys of other types"),
+        pytest.param(lambda a, s, t: s.join(t.materialized_as("i"), within=wt.minutes(5), x="right.stock"), DefinitionError,
+                     "within= is for streams", id="lookup: a window"),
+        pytest.param(lambda a, s, t: s.join(a.topic("m", key="sku STRING", value="x MAP<INT, INT>").stream(), within=wt.days(1), q="qty"),
+                     DefinitionError, "holds a MAP", id="pairs: a map"),
         pytest.param(lambda a, s, t: s.join(t.materialized_as("i"), on="qty", x="right.stock"), DefinitionError,
                      "join wants keys of the same types: (on0 INT) here, (sku STRING) there", id="lookup: another key"),
         pytest.param(lambda a, s, t: s.left_join(t.materialized_as("i"), on=("sku", "qty"), x="right.stock"), DefinitionError,
@@ -226,7 +236,7 @@ def test_only_changes_of_rows_that_several_partitions_may_feed_depend_on_arrival
     rekeyed = sales.select_key("qty").group_by_key().count().materialized_as("rekeyed").to_stream()
     of_two = sales.merge(app.topic("more", key="sku STRING", value="qty INT, price DECIMAL(9,2), tags ARRAY<STRING>, at TIMESTAMP")
                          .stream()).group_by_key().count().materialized_as("of_two").to_stream()  # fmt: skip
-    purity = {name: plan.purity_of(s.node) for name, s in
+    purity = {name: purity_of(s.node) for name, s in
               [("by_key", by_key), ("by_other", by_other), ("of_topic", of_topic), ("rekeyed", rekeyed), ("of_two", of_two)]}  # fmt: skip
     assert purity == {"by_key": Purity.PURE, "by_other": Purity.ARRIVAL, "of_topic": Purity.PURE, "rekeyed": Purity.ARRIVAL,
                       "of_two": Purity.ARRIVAL}  # fmt: skip
@@ -235,21 +245,21 @@ def test_only_changes_of_rows_that_several_partitions_may_feed_depend_on_arrival
 def test_arrival_is_inherited_by_what_follows(sales: Stream) -> None:
     changes = sales.group_by("qty").agg(n=wt.count()).materialized_as("by_qty").to_stream()
     table = changes.group_by(big="n > 1").count().materialized_as("bigs")
-    assert plan.purity_of(table.node) is Purity.ARRIVAL
+    assert purity_of(table.node) is Purity.ARRIVAL
 
 
 def test_a_grouped_table_does_not_depend_on_the_order_of_its_rows_changes(sales: Stream) -> None:
     by_qty = sales.group_by("qty").agg(n=wt.count()).materialized_as("by_qty")
     grouped = by_qty.group_by("n").count().materialized_as("grouped")
-    assert plan.purity_of(grouped.node) is Purity.PURE
-    assert plan.purity_of(grouped.to_stream().node) is Purity.ARRIVAL
-    assert plan.purity_of(grouped.group_by("count").count("n").node) is Purity.PURE
+    assert purity_of(grouped.node) is Purity.PURE
+    assert purity_of(grouped.to_stream().node) is Purity.ARRIVAL
+    assert purity_of(grouped.group_by("count").count("n").node) is Purity.PURE
 
 
 def test_a_table_of_a_table_that_depends_on_arrival_does_so_too(sales: Stream) -> None:
     changes = sales.group_by("qty").agg(n=wt.count()).materialized_as("by_qty").to_stream()
     moves = changes.group_by(big="n > 1").count().materialized_as("moves")
-    assert plan.purity_of(moves.group_by("count").count("n").node) is Purity.ARRIVAL
+    assert purity_of(moves.group_by("count").count("n").node) is Purity.ARRIVAL
 
 
 def test_a_column_named_like_a_part_that_another_aggregate_keeps_is_refused(sales: Stream, items: Table) -> None:
@@ -305,4 +315,4 @@ def test_the_same_definition_twice_is_one_topology() -> None:
         return apps.retail().topology()
 
     assert define() == define()
-    assert not re.search(r"\.py", repr(plan.canonical(define().tables[0].node)))
+    assert not re.search(r"\.py", repr(canonical(define().tables[0].node)))

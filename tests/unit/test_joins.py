@@ -8,10 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import watertable as wt
-from watertable import plan
 from watertable.dsl import Stream, Table
 from watertable.interpreter import Interpreter, Record
-from watertable.plan import Purity
+from watertable.purity import Purity, purity_of
 from watertable.windows import EPOCH
 
 ITEMS, PRICES = "items", "prices"
@@ -138,8 +137,8 @@ def test_a_join_is_pure_and_so_are_its_changes_if_one_topic_feeds_it() -> None:
     shop = Shop()
     two = shop.items.join(shop.prices, **COLUMNS).materialized_as("two")
     one = shop.sales.group_by_key().count("n").join(shop.sales.to_table(), n="left.n", last="right.qty").materialized_as("one")
-    assert [plan.purity_of(t.node) for t in (one, two)] == [Purity.PURE, Purity.PURE]
-    assert [plan.purity_of(t.to_stream().node) for t in (one, two)] == [Purity.PURE, Purity.ARRIVAL]
+    assert [purity_of(t.node) for t in (one, two)] == [Purity.PURE, Purity.PURE]
+    assert [purity_of(t.to_stream().node) for t in (one, two)] == [Purity.PURE, Purity.ARRIVAL]
 
 
 # -- cogroup ----------------------------------------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ def test_a_table_gets_what_a_record_makes_of_it_before_the_record_looks() -> Non
     totals = shop.sales.group_by_key().agg(n=wt.sum("qty")).materialized_as("totals")
     shop.sales.join(totals, v="right.n").to("out")
     assert outputs(shop.run([shop.record("sales", "a", {"qty": n}) for n in (1, 2, 3)])) == [1, 3, 6]
-    assert plan.purity_of(shop.app.topology().sinks[0].node) is Purity.PURE
+    assert purity_of(shop.app.topology().sinks[0].node) is Purity.PURE
 
 
 def test_a_column_that_fails_refuses_the_record_and_a_change_is_joined_by_its_new_row() -> None:
@@ -252,7 +251,7 @@ def test_a_look_at_a_table_of_other_partitions_depends_on_arrival() -> None:
     prices = Table(shop.app, shop.prices.node, "prices_now")
     shop.sales.join(prices, on="CAST(qty AS STRING)", v="right.cents").group_by("v").count("n").materialized_as("t")
     (sink,), (_, counts) = shop.app.topology().sinks, shop.app.topology().tables
-    assert [plan.purity_of(sink.node), plan.purity_of(counts.node)] == [Purity.ARRIVAL, Purity.ARRIVAL]
+    assert [purity_of(sink.node), purity_of(counts.node)] == [Purity.ARRIVAL, Purity.ARRIVAL]
 
 
 def test_a_row_that_moves_within_its_group_is_one_change_of_the_groups_join() -> None:

@@ -14,6 +14,7 @@ import watertable as wt
 from tests import apps
 from watertable import plan
 from watertable.aggregates import Merge
+from watertable.fingerprints import DIALECT
 from watertable.plan import TableDef
 from watertable.schema import Type
 
@@ -58,7 +59,7 @@ def test_a_fingerprint_is_the_same_in_another_process_with_another_hash_seed() -
 
 def test_the_dialect_in_every_fingerprint_is_the_spark_that_runs_it() -> None:
     minor = ".".join(importlib.metadata.version("pyspark").split(".")[:2])
-    assert plan.DIALECT.startswith(f"spark {minor},")
+    assert DIALECT.startswith(f"spark {minor},")
 
 
 def table_of(define: Callable[[wt.App, wt.Stream], wt.Table]) -> TableDef:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from watertable.plan import Purity, purity_of
 from watertable.project import load_apps
+from watertable.purity import Purity, purity_of
 from watertable.settings import Settings
 from watertable.testing import TopologyTestDriver
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import watertable as wt
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter, Record
-from watertable.plan import Purity, purity_of
+from watertable.purity import Purity, purity_of
 from watertable.testing import TopologyTestDriver
 from watertable.windows import EPOCH
 

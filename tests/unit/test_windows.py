@@ -70,6 +70,8 @@ def test_a_window_is_late_from_its_end_plus_grace_on() -> None:
         (lambda: wt.hopping(hours=1, every=wt.hours(2)), "advance by more than zero and at most their size"),
         (lambda: wt.hopping(hours=1, every=wt.hours(0)), "advance by more than zero"),
         (lambda: wt.tumbling(hours=1, grace=wt.minutes(-1)), "grace must not be negative"),
+        (lambda: wt.join_windows(grace=wt.minutes(-1)), "grace must not be negative"),
+        (lambda: wt.join_windows(before=wt.minutes(-5), after=wt.minutes(4)), "must not end before it starts"),
     ],
 )
 def test_impossible_windows_are_refused_with_what_came(make: object, says: str) -> None:

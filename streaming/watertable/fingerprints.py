@@ -1,0 +1,49 @@
+"""Write plans in a form of our own, and number what they compute by it: the same in any process, file and line."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from watertable.expressions import Expr
+from watertable.schema import Schema, Type
+
+FINGERPRINT_VERSION: Final = 1
+"""Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""
+
+DIALECT: Final = "spark 4.1, ansi, utc"
+"""Says how expressions are evaluated; part of every fingerprint, since another Spark could give another result."""
+
+
+def canonical(part: object) -> object:
+    """Write a part of a plan in our own canonical form: nested lists of plain values, without locations and comments."""
+    match part:
+        case Expr():
+            return ["expr", part.canonical]
+        case Type() | Schema():
+            return part.sql()
+        case timedelta():
+            return part // timedelta(microseconds=1)
+        case datetime():
+            return part.astimezone(UTC).isoformat()
+        case StrEnum():
+            return part.value
+        case tuple() | list():
+            return [canonical(p) for p in part]
+        case _ if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            compared = (f for f in dataclasses.fields(part) if f.compare)
+            return [type(part).__name__, *([f.name, canonical(getattr(part, f.name))] for f in compared)]
+        case None | str() | int() | bool():
+            return part
+        case _:
+            raise TypeError(f"no canonical form for {type(part).__name__}")
+
+
+def digest(form: object) -> str:
+    """Identify a canonical form: `wt<version>:<16 hex digits>`."""
+    text = json.dumps([DIALECT, form], separators=(",", ":"), ensure_ascii=False)
+    return f"wt{FINGERPRINT_VERSION}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

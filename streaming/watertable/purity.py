@@ -1,0 +1,66 @@
+"""Tell what depends on arrival: on how the topics' records came, and not on the records alone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from watertable.plan import (
+    Aggregate,
+    Map,
+    Root,
+    Source,
+    Stream,
+    StreamJoin,
+    Table,
+    TableAggregate,
+    ToStream,
+    is_change,
+    key_of,
+    leaves_of,
+    parents_of,
+    root_of,
+    walk,
+)
+
+
+class Purity(StrEnum):
+    """Tell whether a result follows from the records alone, or also from the recorded cuts between batches."""
+
+    PURE = "pure"
+    ARRIVAL = "arrival"
+
+
+def purity_of(node: Stream | Table) -> Purity:
+    """Tell whether a node depends on arrival.
+
+    Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
+    batch is put in log order, but the order between batches is that of arrival. So does a stream's look at a table that is not fed by
+    the stream's own partitions. Grouping a table's rows doesn't: whatever the order of a row's changes, what they bring and take away
+    adds up to the row as it is. Nor does a join of streams: which records pair, and at what place, follows
+    from the records alone.
+    """
+    if isinstance(node, TableAggregate):
+        return purity_of(node.parent.parent)
+    if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
+        return Purity.ARRIVAL
+    if isinstance(node, ToStream):
+        return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
+    if isinstance(node, StreamJoin):
+        return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and _of_one_topic(node) else Purity.ARRIVAL
+    return Purity.PURE
+
+
+def _keeps_partition(root: Root) -> bool:
+    for leaf in leaves_of(root):
+        if isinstance(leaf, TableAggregate):
+            return False
+        if isinstance(leaf, Aggregate):
+            key = key_of(leaf.parent)
+            if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
+                return False
+    return _of_one_topic(root)
+
+
+def _of_one_topic(node: Stream | Table) -> bool:
+    nodes = tuple(walk(node))
+    return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1

@@ -1,0 +1,34 @@
+"""Say which names an expression may use, by the node that it is written at."""
+
+from __future__ import annotations
+
+from watertable.expressions import Scope
+from watertable.plan import WINDOW, Stream, Table, is_change, key_of, value_of, windows_of
+from watertable.schema import Schema
+
+
+def scope_of(node: Stream | Table) -> Scope:
+    """Give the names that an expression on this node's records, Changes or rows may use."""
+    spaces: dict[str, Schema] = {"key": key_of(node)}
+    if windows_of(node):
+        spaces["window"] = WINDOW
+    if isinstance(node, Table) or not is_change(node):
+        return Scope({"value": value_of(node), **spaces}, bare=("value", "key"))
+    return Scope({"new": value_of(node), "old": value_of(node), **spaces}, bare=("new", "key"))
+
+
+def join_scope(left: Table, right: Table) -> Scope:
+    """Give the names that the columns of a join may use; a bare name is a key column."""
+    spaces = {"left": value_of(left), "right": value_of(right), "key": key_of(left)}
+    return Scope(spaces | ({"window": WINDOW} if windows_of(left) else {}), bare=("key",))
+
+
+def lookup_scope(stream: Stream, right: Table) -> Scope:
+    """Give the names that the columns of a stream's join with a table may use: the stream's, and `right`."""
+    scope = scope_of(stream)
+    return Scope({**scope.namespaces, "right": value_of(right)}, scope.bare)
+
+
+def pair_scope(left: Stream, right: Stream) -> Scope:
+    """Give the names that the columns of a join of streams may use; a bare name is a key column."""
+    return Scope({"left": value_of(left), "right": value_of(right), "key": key_of(left)}, bare=("key",))
