@@ -8,7 +8,8 @@
 
 `__commit` rows are the only truth about progress. Rows of kind `batch` take the next seq; `fence` and `fold` rows are notes at the seq
 that they found. An epoch is (parent, fork): its rows are the parent's up to the fork and its own after that, so along a lineage seq is
-contiguous, and every read names the spans of seq that each epoch gives it.
+contiguous, and every read names the spans of seq that each epoch gives it. A shadow is an epoch that no lineage of a reader holds: it has
+a writer of its own, and becomes part of the app by being the parent of a newer epoch, or not at all.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class CommitInfo:
     """Hold one row of `__commit`.
 
     `begin` and `next` are offsets by (topic, partition): this commit read [begin, next). `stream_times` are those after it. Kinds:
-    `batch` (takes a seq), `fence` (a writer begins), `fold` (tables were folded), `epoch` (an epoch becomes current; `parent`, `fork`).
+    `batch` (takes a seq), `fence` (a writer begins), `fold` (tables were folded), `epoch` (an epoch becomes current; `parent`, `fork`),
+    `shadow` (an epoch begins beside the current one; `parent`, `fork`), `abandoned` (a shadow is given up), `hold` (the app's writer is
+    asked to wait for what comes next).
     """
 
     kind: str = "batch"
@@ -204,7 +207,7 @@ class Lineage:
 
     @classmethod
     def of(cls, epoch: int, forks: Iterable[CommitInfo]) -> Lineage:
-        """Build the lineage of an epoch from the rows of kind `epoch`."""
+        """Build the lineage of an epoch from the rows of kind `epoch` and `shadow`."""
         parents = {row.epoch: (row.parent, row.fork) for row in forks}
         spans: list[Span] = []
         upto: int | None = None
@@ -270,7 +273,28 @@ class Head:
     version: int
     folds: tuple[FoldMark, ...]
     forks: tuple[CommitInfo, ...] = ()
-    """The rows of kind `epoch`, oldest first: every rewind and every undo there was."""
+    """The rows of kind `epoch`, oldest first: every rewind, promote and undo there was."""
+    shadows: tuple[CommitInfo, ...] = ()
+    """The rows of kind `shadow`, oldest first: every shadow there was."""
+    abandoned: frozenset[int] = frozenset()
+    """The shadows that were given up."""
+    holds: tuple[CommitInfo, ...] = ()
+    """The rows of kind `hold`, oldest first."""
+
+    @property
+    def shadow(self) -> CommitInfo | None:
+        """Give the shadow that replays beside the current epoch; None where there is none, or it was promoted or given up."""
+        over = self.abandoned | {fork.parent for fork in self.forks}
+        return next((row for row in reversed(self.shadows) if row.epoch not in over), None)
+
+    @property
+    def next_epoch(self) -> int:
+        """Give the number that the next epoch takes, be it a shadow or not."""
+        return max((row.epoch for row in (*self.forks, *self.shadows)), default=1) + 1
+
+    def lineage_of(self, epoch: int) -> Lineage:
+        """Give the lineage of any epoch there was."""
+        return Lineage.of(epoch, (*self.forks, *self.shadows))
 
 
 class Changelog:
@@ -346,11 +370,13 @@ class Changelog:
         return self._head(snapshot, self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})"), epoch, since)
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
-        forks = sorted((r for r in rows if r.kind == "epoch"), key=lambda r: r.generation)
-        if epoch not in (None, 1, *(r.epoch for r in forks)):
+        forks, holds = (sorted((r for r in rows if r.kind == kind), key=lambda r: r.generation) for kind in ("epoch", "hold"))
+        shadows = sorted((r for r in rows if r.kind == "shadow"), key=lambda r: r.epoch)
+        beside = {r.epoch for r in shadows}
+        if epoch not in (None, 1, *(r.epoch for r in forks), *beside):
             raise UnknownPosition(f"app {self.app!r} has no epoch {epoch}")
         current = epoch if epoch is not None else forks[-1].epoch if forks else 1
-        lineage = Lineage.of(current, forks)
+        lineage = Lineage.of(current, (*forks, *shadows))
         batches = [r for r in rows if r.kind == "batch" and lineage.holds(r.epoch, r.seq)]
         if not batches and since > 0:  # an epoch has got to its fork at least, whatever its parent's rows say
             fork = lineage.spans[-1].after
@@ -358,12 +384,14 @@ class Changelog:
             return self._head(snapshot, self.rows(snapshot, own), epoch, 0)
         last = max(batches, key=lambda r: r.seq, default=None)
         if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what its rewind couldn't have any more
-            gaps = next(r for r in forks if r.epoch == current).next
+            gaps = next(r for r in (*forks, *shadows) if r.epoch == current).next
             last = replace(last, next={**last.next, **gaps})
         return Head(
             position=Position(self.app, current, last.seq if last else 0), last=last,
-            generation=max((r.generation for r in rows), default=0), lineage=lineage, version=snapshot.version,
-            folds=tuple(m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)), forks=tuple(forks),
+            generation=max((r.generation for r in rows if (r.epoch == current if current in beside else r.epoch not in beside)), default=0),
+            lineage=lineage, version=snapshot.version,
+            folds=tuple(m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)), forks=tuple(forks), shadows=tuple(shadows),
+            abandoned=frozenset(r.epoch for r in rows if r.kind == "abandoned"), holds=tuple(holds),
         )  # fmt: skip
 
     def hint(self, snapshot: Snapshot) -> int:

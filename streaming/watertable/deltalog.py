@@ -199,24 +199,27 @@ class DeltaLog:
         return None
 
     def append(
-        self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = ""
-    ) -> Commit:
+        self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = "",
+        also: Mapping[str, int] | None = None,
+    ) -> Commit:  # fmt: skip
         """Append rows in one blind commit; return it.
 
-        `line` and `number` name the transaction. `since` is the newest version known to be consistent with it: any commit of the same
-        line after that raises `Fenced`, whether it was there before this append began or lands while it runs. `point` prefixes the
-        failpoints on the way.
+        `line` and `number` name the transaction; `also` names others that the same commit is of. `since` is the newest version known to be
+        consistent with it: any commit of one of its lines after that raises `Fenced`, whether it was there before this append began or
+        lands while it runs. `point` prefixes the failpoints on the way.
         """
+        lines = ({} if line is None else {line: number}) | dict(also or {})
         scala = self._jvm.scala
         none = scala.Option.empty()
         txn = self._log.startTransaction(none, none)
-        if line is not None:
-            txn.readTxn().append(line)  # so that Delta refuses this commit if another of the line wins the race
-            for version in range(since + 1, txn.readVersion() + 1):
-                commit = self.commit(version)  # None: log clean-up took it, so ask the table's whole state
-                if line in commit.transactions if commit else int(txn.txnVersion(line)) >= number:
+        for name in lines:
+            txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
+        for version in range(since + 1, txn.readVersion() + 1) if lines else ():
+            commit = self.commit(version)  # None: log clean-up took it, so ask the table's whole state
+            for name, own in lines.items():
+                if name in commit.transactions if commit else int(txn.txnVersion(name)) >= own:
                     whose = f" ({commit.user_metadata})" if commit else ""
-                    raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {line!r}; this one was to write {note}")
+                    raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {name!r}; this one was to write {note}")
         try:
             if point:
                 failpoints.hit(f"{point}.before_write")
@@ -224,18 +227,18 @@ class DeltaLog:
             described = tuple(_described(files.apply(i)) for i in range(files.size()))
             if point:
                 failpoints.hit(f"{point}.after_write")
-            if line is not None:
-                stamp = scala.Option.apply(int(time.time() * 1000))
-                files = files.appended(self._jvm_delta.actions.SetTransaction(line, number, stamp))
+            stamp = scala.Option.apply(int(time.time() * 1000))
+            for name, own in lines.items():
+                files = files.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
             write = getattr(self._jvm_delta, "DeltaOperations$Write")
             append = self._jvm.org.apache.spark.sql.SaveMode.Append
             version = int(txn.commit(files, write(append, none, none, scala.Option.apply(note), none, none, none, none, none)))
         except JVM_ERRORS as error:
-            if line is not None and conflict(error) in _FENCED:
+            if lines and conflict(error) in _FENCED:
                 raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
             raise
         commit = self.commit(version)
-        if commit is None or not commit.blind or (line is not None and commit.transactions.get(line) != number):
+        if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in lines.items()):
             raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
         return replace(commit, files=described)
 

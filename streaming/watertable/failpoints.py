@@ -37,6 +37,10 @@ POINTS: Final = (
     "publish.begin", "publish.after_produce", "publish.after_commit",
     # rewind
     "rewind.before_commit", "rewind.after_commit",
+    # promote
+    "rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.promote.after_commit",
+    # give a shadow up
+    "rewind.abandon.before_commit", "rewind.abandon.after_commit",
 )  # fmt: skip
 """Every point there is, in the order in which a run meets them."""
 

@@ -6,7 +6,9 @@ source says that committed records end; nothing outside the changelog is needed 
 neither may lose anything by dying: `Courier` brings to Kafka what commits hold, `Folding` folds and tidies.
 
 A rewind takes the writer's place like any other writer, and leaves it again: a run that finds itself fenced by nothing but rewinds goes
-on from where they put the app, within the same process.
+on from where they put the app, within the same process. One that is asked to wait, for a promote, waits until it is done or its time is
+over. A shadow is brought on by the same loop with a writer of its own, up to where its app stands and no further; nobody folds or
+publishes what it commits.
 
 Where a batch fails because of its data, halves of it are tried until the one record is known: what comes before it is committed, and
 the error names it.
@@ -39,7 +41,7 @@ from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan import Topology
 from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
-from watertable.store import Retention, Store
+from watertable.store import HOLD_MS, Retention, Store, Writer
 from watertable.touched import Touched
 from watertable.workers import Courier, Folding
 
@@ -51,6 +53,7 @@ HEARTBEAT: Final = 4.0
 PATIENCE: Final = 4.0
 """Seconds that a batch gets to finish once a stop was asked for; after them it is undone."""
 _POLL: Final = 0.1
+_HELD: Final = 0.25
 _LOOK: Final = 1.0
 """Seconds after which an idle run looks whether somebody has rewound its app."""
 JVM_LOST: Final = "the JVM of this run is gone: killed, or out of memory (its log says). Nothing is lost: start the app again"
@@ -82,12 +85,16 @@ def run(
     settings: Settings,
     *,
     available_now: bool = False,
+    shadow: bool = False,
+    goal: Offsets | None = None,
     on_event: Listener = lambda event: None,
     stop: threading.Event | None = None,
     spark: SparkSession | None = None,
     log: Path | None = None,
 ) -> None:
     """Run an app until `stop` is set; with `available_now`, until it has read what was there when it began.
+
+    With `shadow`, it is the app's shadow that is run, until it is where the app stands, or has read up to `goal`; the app is left alone.
 
     Returns when all is committed, folded (a bounded run) or left as it was (a stop: the batch at hand is finished or undone within
     seconds). Without `spark`, a session is started, and ended with its JVM. Raises `TopicChanged` when the topics are no longer those that
@@ -101,7 +108,7 @@ def run(
     try:
         Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
-        job = _Job(topology, settings, spark, emit, stop)
+        job = _Replay(topology, settings, spark, emit, stop, goal) if shadow else _Job(topology, settings, spark, emit, stop)
         reason = job.run(available_now=available_now)
     except Exception as error:
         told = _told(error, spark)
@@ -199,10 +206,14 @@ class _Job:
     def run(self, *, available_now: bool) -> str:
         """Work until there is a reason to stop, and give it."""
         self._start()
-        goal = self.admin.latest(self.offsets) if available_now else None
+        return self._work(self.admin.latest(self.offsets) if available_now else None)
+
+    def _work(self, goal: dict[Partition, int] | None) -> str:
         while not self.stop.is_set():
             try:
                 reason = self._turn(goal)
+            except _Followed:
+                continue
             except Fenced as fenced:
                 self._go_on_from_rewind(fenced)
             else:
@@ -249,16 +260,22 @@ class _Job:
             )
         )  # fmt: skip
         self._started = True
-        self.folding.start()
-        self._begin_courier()
+        self._begin_workers()
 
     def _take_place(self) -> None:
         """Start a writer, and stand where it stands."""
-        names = [topic.name for topic in self.topology.topics]
         failpoints.hit("job.start.before_fence")
-        self.writer = self.store.start_writer(self.topology.fingerprint)
+        writer = self._new_writer()
         failpoints.hit("job.start.after_fence")
-        self.position = self.writer.position
+        self._stand(writer)
+
+    def _new_writer(self) -> Writer:
+        return self.store.start_writer(self.topology.fingerprint)
+
+    def _stand(self, writer: Writer) -> None:
+        """Stand where a writer stands."""
+        names = [topic.name for topic in self.topology.topics]
+        self.writer, self.position = writer, writer.position
         self.offsets, self.stream_times, self.topics = {}, {}, {}
         if (last := self.writer.last) is not None:  # topics that the app reads no more keep their offsets in the commits
             self.offsets = {p: offset for p, offset in last.next.items() if p[0] in names}
@@ -273,6 +290,10 @@ class _Job:
     def _new_courier(self) -> Courier:
         return Courier(self.store, self.admin, self.cluster, publishes=bool(self.topology.sinks))
 
+    def _begin_workers(self) -> None:
+        self.folding.start()
+        self._begin_courier()
+
     def _begin_courier(self) -> None:
         assert self.position is not None
         self.courier.generation = self.writer.generation
@@ -282,19 +303,49 @@ class _Job:
         self.courier.deliver(self.position, self.offsets, None)
 
     def _go_on_from_rewind(self, fenced: Fenced) -> None:
-        """Take the place up again where rewinds, and nothing else, have fenced this run; raise what fenced it where it was another run."""
+        """Take the place up again where rewinds, and nothing else, have fenced this run; raise what fenced it where it was another run.
+
+        Where nobody has taken it, a column was added to the changelog while this run wrote, for the shadow of other code.
+        """
         before, generation = self.shown, self.writer.generation
-        if not self.store.rewinds_since(generation):
+        if not self.store.acts_since(generation) and not (self.writer.failed and self.store.head().generation == generation):
             raise fenced
         self._busy_since = 0.0
         self.courier.close()
         self.courier = self._new_courier()
+        self._wait_while_held(fenced, generation)
         self._take_place()
-        rewinds = self.store.rewinds_since(generation, self.writer.generation)
-        if not rewinds:
+        self._follow(before, generation)
+
+    def _follow(self, before: str, generation: int) -> None:
+        """Go on from a place that was taken up again; raise `Fenced` where another run was there in between."""
+        acts = self.store.acts_since(generation, self.writer.generation)
+        if not acts and self.writer.generation != generation + 1:
             raise Fenced(f"another run of {self.topology.app!r} started while this one followed a rewind from {before}; this one ends")
-        self.emit(Rewound(position=self.shown, before=before, by=rewinds[-1].writer, generation=self.writer.generation))
+        if rewinds := [act for act in acts if act.kind == "epoch"]:
+            if rewinds[-1].fingerprint not in ("", self.topology.fingerprint):
+                raise JobError(
+                    f"{rewinds[-1].writer}: {self.topology.app} goes on under the code {rewinds[-1].fingerprint}, and this run is of "
+                    f"{self.topology.fingerprint}. Nothing is lost: start it again, with that code"
+                )
+            self.emit(Rewound(position=self.shown, before=before, by=rewinds[-1].writer, generation=self.writer.generation))
         self._begin_courier()
+
+    def _wait_while_held(self, fenced: Fenced, generation: int) -> None:
+        """Wait as long as a promote asks for, counted from the moment this run sees it; raise what fenced it where another run begins."""
+        seen, since = 0, time.monotonic()
+        while acts := self.store.acts_since(generation):
+            last = acts[-1]
+            if last.generation != seen:
+                seen, since = last.generation, time.monotonic()
+            if last.kind != "hold" or time.monotonic() - since > last.counters.get(HOLD_MS, 0) / 1000:
+                break
+            self.problem = f"waits for {last.writer}"
+            if self.stop.wait(_HELD):
+                break
+        self.problem = ""
+        if not acts and self.store.head().generation != generation:
+            raise fenced
 
     def _make_outputs(self) -> None:
         """Create the topics that the app writes where they aren't there, with as many partitions as the widest that it reads."""
@@ -343,13 +394,19 @@ class _Job:
     def _begin_again(self) -> None:
         """Start a new writer after a batch that failed: whether its commit is there, only the changelog knows."""
         self.writer.check()  # a rewind is followed, and another run is left alone
-        generation, position = self.writer.generation, self.position
-        self.writer = self.store.start_writer(self.topology.fingerprint)
-        self.courier.generation = self.writer.generation
-        if self.writer.generation != generation + 1:
-            raise Fenced(f"another run of {self.topology.app!r} started while this one was at {self.shown}; it goes on, this one ends")
-        if self.writer.position != position:
-            raise JobError(f"the batch after {self.shown} failed, and yet it is committed, at {self.writer.position}: start the app again")
+        before, generation, position = self.shown, self.writer.generation, self.position
+        writer = self._new_writer()
+        if writer.generation != generation + 1:  # somebody was quicker after that look
+            self._busy_since = 0.0
+            self.courier.close()
+            self.courier = self._new_courier()
+            self._stand(writer)
+            self._follow(before, generation)
+            raise _Followed
+        self.writer = writer
+        self.courier.generation = writer.generation
+        if writer.position != position:
+            raise JobError(f"the batch after {self.shown} failed, and yet it is committed, at {writer.position}: start the app again")
 
     def _batch(self, end: dict[Partition, int], ends: Offsets) -> None:
         began = time.monotonic()
@@ -473,6 +530,62 @@ class _Job:
         while not self._closed.wait(PATIENCE):
             with contextlib.suppress(Exception):  # the JVM may be going as well
                 self.spark.sparkContext.cancelJobGroup(self.group)
+
+
+class _Replay(_Job):
+    """Bring a shadow to where its app stands: the same loop, by the shadow's writer, with nobody beside it to fold or publish."""
+
+    def __init__(
+        self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None
+    ) -> None:
+        super().__init__(topology, settings, spark, emit, stop)
+        self._given = goal
+
+    def run(self, *, available_now: bool) -> str:
+        """Read up to the goal; without one, up to the app's own position, until what it has moved meanwhile fits one batch."""
+        self._start()
+        while True:
+            goal = self._goal()
+            behind = sum(max(0, end - self.offsets[p]) for p, end in goal.items())
+            reason = self._work(goal)
+            if self.stop.is_set() or self._given is not None or behind <= self.pace.records:
+                return reason
+
+    def _goal(self) -> dict[Partition, int]:
+        """Give the offsets at which the app stands; of topics that it doesn't read, the ends."""
+        found = self._given
+        if found is None:
+            last = self.store.head().last
+            if last is None:  # rewound to earliest, it has read nothing since
+                return dict(self.offsets)
+            found = last.next
+        beyond = [p for p in self.offsets if p not in found]
+        return {**{p: found[p] for p in self.offsets if p in found}, **(self.admin.latest(beyond) if beyond else {})}
+
+    def _new_writer(self) -> Writer:
+        return self.store.start_writer(self.topology.fingerprint, shadow=True)
+
+    def _make_outputs(self) -> None:
+        """Make none: it publishes nothing."""
+
+    def _begin_workers(self) -> None:
+        """Begin none."""
+
+    def _hold_back(self) -> None:
+        self._look_after()
+
+    def _caught_up(self) -> str:
+        return "level"
+
+    def _go_on_from_rewind(self, fenced: Fenced) -> None:
+        raise fenced
+
+    def _follow(self, before: str, generation: int) -> None:
+        raise Fenced(f"another process has taken the shadow of {self.topology.app!r} over from {before}; this one ends")
+
+
+class _Followed(Exception):
+    """Leave a batch that failed: the app was rewound meanwhile, and goes on elsewhere."""
 
 
 def _told(error: Exception, spark: SparkSession | None) -> WatertableError:

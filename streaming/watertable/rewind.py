@@ -8,6 +8,8 @@ leaves it again: whoever writes the app goes on from the fork, in the same proce
 committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
 replay every table is what it was, and nothing that was published is published again.
 
+A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`.
+
 `apply` takes exactly the plan. It refuses, and says what moved, when the app, its code or Kafka's records are no longer what was planned.
 """
 
@@ -30,7 +32,7 @@ from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefus
 from watertable.layout import moment
 from watertable.purity import Purity, purity_of
 from watertable.reader import number_of, offsets_passed, time_passed
-from watertable.store import WRITER_LINE
+from watertable.store import EPOCH_LINE, WRITER_LINE, shadow_line
 
 if TYPE_CHECKING:
     from watertable.deltalog import Snapshot
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 _TRIES: Final = 20
 _SAMPLES: Final = 500
 """The newest commits whose times an estimate is made from."""
-_BACK: Final = "back"
+BACK: Final = "back"
 """In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)")
 _UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -192,11 +194,12 @@ class RewindPlan:
     refusals: tuple[str, ...] = ()
     reason: str = ""
     made_at: str = ""
+    shadow: bool = False
 
     @property
     def words(self) -> str:
         """Say in one line what is done and why, as the epoch's row keeps it."""
-        what = "undo" if self.target.kind == "undo" else f"rewind {self.target}"
+        what = "undo" if self.target.kind == "undo" else f"{'shadow rewind' if self.shadow else 'rewind'} {self.target}"
         return f"{what}: {self.reason}" if self.reason else what
 
     @property
@@ -207,6 +210,8 @@ class RewindPlan:
     @property
     def readers(self) -> str:
         """Say what readers will see."""
+        if self.shadow:
+            return f"nothing of it until it is promoted; {self.app} goes on as it is. What it makes can be read from {self.becomes} on."
         empty = Position.parse(self.fork).seq == 0
         return (
             f"wt.read is at {self.becomes} from one moment to the next, all tables together{', and they are empty then' if empty else ''}; "
@@ -276,9 +281,9 @@ class Facts:
 
 def plan(
     store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
-    accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "",
+    accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
 ) -> RewindPlan:  # fmt: skip
-    """Say what a rewind will do; nothing is changed.
+    """Say what a rewind will do, in place or in the shadow; nothing is changed.
 
     What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
     isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
@@ -288,7 +293,7 @@ def plan(
     effects, stale = _effects(store, topology, facts)
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
-        keep_old_code_before=keep_old_code_before, reason=reason,
+        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow,
     )  # fmt: skip
 
 
@@ -338,7 +343,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
 
 def draw(
     topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
-    accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "",
+    accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
 ) -> RewindPlan:  # fmt: skip
     """Draw the plan from the facts; `stale` are tables whose state at the fork has another layout than the code's."""
     head, ends = facts.head, facts.head.last.next if facts.head.last else {}
@@ -354,7 +359,17 @@ def draw(
         f"--accept-loss {r.name}: the gap is recorded"
         for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
     ]  # fmt: skip
-    if partial and stale:
+    if shadow and head.shadow is not None:
+        refusals.append(
+            f"{topology.app} has a shadow, of {head.shadow.writer!r}: promote it, go on with it (--shadow without a target), or give it "
+            "up with --abandon-shadow"
+        )
+    if partial and (stale or not keep_old_code_before) and target.kind == "undo":
+        refusals.append(
+            f"what it goes back to is of the code {facts.fork_fingerprint}, and {topology.fingerprint} is loaded: load that code, and undo "
+            "with it"
+        )
+    elif partial and stale:
         refusals.append(
             f"the code has changed the state of {', '.join(stale)}: its rows up to the fork can't go on under it. Rewind to earliest"
         )
@@ -363,7 +378,7 @@ def draw(
             f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go on): "
             "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
         )
-    epoch = max((f.epoch for f in head.forks), default=1) + 1
+    epoch = head.next_epoch
     records = facts.records if facts.records is not None else sum(r.records for r in ranges)
     return RewindPlan(
         app=topology.app, target=target, head=str(head.position), generation=head.generation,
@@ -372,7 +387,7 @@ def draw(
         commits=head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges, tables=tuple(effects),
         sinks=tuple(sink.topic for sink in topology.sinks), eta=estimate(facts.samples, records, batch_records), partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
-        refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
     )  # fmt: skip
 
 
@@ -411,7 +426,8 @@ def estimate(samples: Sequence[tuple[int, int]], records: int, batch_records: in
 def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False) -> Position:
     """Carry out a plan: one control row; give the position from which the app goes on.
 
-    The app's writer, if one runs, is fenced by it and takes up its place again at the fork. With `follow`, what the run that was
+    The app's writer, if one runs, is fenced by it and takes up its place again at the fork; of a rewind in the shadow it learns nothing,
+    and the position is where the shadow's writer begins. With `follow`, what the run that was
     planned for has committed since then is no reason to refuse: it is read again like all the rest. Raises `RewindRefused` for a plan
     with refusals, `PlanOutdated` when the app, its code or what Kafka holds isn't what was planned.
     """
@@ -430,16 +446,18 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
         head = store.changelog.head(snapshot)
         refuse_if_moved(plan, head, fingerprint, gone, follow=follow)
         info = CommitInfo(
-            kind="epoch", epoch=becomes.epoch, seq=fork.seq, generation=head.generation + 1, writer=plan.words,
+            kind="shadow" if plan.shadow else "epoch", epoch=becomes.epoch, seq=fork.seq,
+            generation=1 if plan.shadow else head.generation + 1, writer=plan.words,
             commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
             begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
-            counters={_BACK: plan.back, "records": plan.records},
+            counters={BACK: plan.back, "records": plan.records},
         )  # fmt: skip
         failpoints.hit("rewind.before_commit")
         try:
             store.changelog.log.append(
-                store.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=number_of(info.generation, info.seq),
-                since=head.version, note=f"epoch {becomes} generation {info.generation} {plan.words}",
+                store.changelog.append_rows([], info, bucket=-1), line=shadow_line(info.epoch) if plan.shadow else WRITER_LINE,
+                number=number_of(info.generation, info.seq), also={EPOCH_LINE: info.epoch}, since=head.version,
+                note=f"{f'shadow beside {head.position}' if plan.shadow else 'epoch'} {becomes} generation {info.generation} {plan.words}",
             )  # fmt: skip
             break
         except Fenced:  # a commit was quicker: whether it matters, the next look tells
@@ -455,6 +473,8 @@ def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequen
     epoch = Position.parse(plan.head).epoch
     if head.position.epoch != epoch:
         moved.append(f"{plan.app} was rewound since: it was in epoch {epoch}, and is at {head.position}")
+    elif head.next_epoch != Position.parse(plan.becomes).epoch:
+        moved.append(f"a shadow of {plan.app} was begun since")
     elif head.generation != plan.generation:
         moved.append(f"{plan.app} was started anew since: generation {plan.generation} then, {head.generation} now")
     elif str(head.position) != plan.head and not follow:
@@ -487,15 +507,17 @@ def _place(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tupl
             return epoch, 0, epoch
         case "undo":
             rows = {fork.epoch: fork for fork in head.forks}
-            before = rows[epoch].counters.get(_BACK, 0) if epoch in rows else 0
+            before = rows[epoch].counters.get(BACK, 0) if epoch in rows else 0
             if not before:
                 raise RewindRefused(f"{store.app} at {head.position}: there is no rewind to undo")
             ended = store.changelog.head(snapshot, epoch=before).position.seq
-            return before, ended, rows[before].counters.get(_BACK, 0) if before in rows else 0
+            return before, ended, rows[before].counters.get(BACK, 0) if before in rows else 0
         case "commit":
             wanted = Position.parse(target.value) if "@" in target.value else Position(store.app, epoch, int(target.value))
             if wanted.app != store.app:
                 raise RewindRefused(f"{wanted} is a position of app {wanted.app!r}, not of {store.app!r}")
+            if head.shadow is not None and wanted.epoch == head.shadow.epoch:
+                raise RewindRefused(f"{wanted} is a position of the shadow: `watertable promote {store.app}` is how to get there")
             try:
                 end = head.position if wanted.epoch == epoch else store.changelog.head(snapshot, epoch=wanted.epoch).position
             except UnknownPosition as error:

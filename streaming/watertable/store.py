@@ -4,6 +4,9 @@ A writer begins with a fence: a `__commit` row of a new generation, in the trans
 position that it finds at the fence. Any other writer of the line is out from that moment: each append checks every commit since its own
 last one for the line, and Delta refuses an append that races with one of it. So the law: the commits of a lineage are numbered without
 gap, each begins where the one before it ended, and none is by a writer after another's fence.
+
+A shadow has a writer too, in a line of its own: neither it nor the app's writer ever stands in the other's way. What begins and ends
+epochs is in a third line, beside those that it ends, so that no two epochs take one number.
 """
 
 from __future__ import annotations
@@ -26,10 +29,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WRITER_LINE: Final = "watertable/writer"
+EPOCH_LINE: Final = "watertable/epoch"
+"""The transaction line of whatever begins or ends an epoch; the number is the epoch's."""
 SMALL_BATCH: Final = 50_000
 """Records up to which a commit is written by one task: one file a table, and no second stage."""
 SHORT_TAIL: Final = 2 << 20
 """Bytes of a tail up to which looking up is quicker without cutting it to the keys that are wanted."""
+HOLD_MS: Final = "hold_ms"
+"""In the counters of a hold: for how many milliseconds a writer waits."""
 _TRIES: Final = 5
 
 
@@ -72,22 +79,35 @@ class Store:
         """Find where the app stands: position, offsets and stream times of its last commit, lineage."""
         return self.changelog.head()
 
-    def start_writer(self, fingerprint: str, *, suite_hash: str = "") -> Writer:
+    def start_writer(self, fingerprint: str, *, suite_hash: str = "", shadow: bool = False) -> Writer:
         """Fence off every other writer, and begin where the last one's commits end.
 
-        Raises `Fenced` when others keep starting at the same time.
+        With `shadow`, it is the writer of the shadow that there is, and fences those of the shadow. Raises `Fenced` when others keep
+        starting at the same time, or when there is no shadow; `StoreError` when the shadow is of other code.
         """
         changelog, identity = self.changelog, uuid.uuid4().hex
         for attempt in range(_TRIES):
-            head = changelog.head()
+            snapshot = changelog.snapshot()
+            head, line, beside = changelog.head(snapshot), WRITER_LINE, ""
+            if shadow:
+                row = head.shadow
+                if row is None:
+                    raise Fenced(f"{self.app} has no shadow to write: it was promoted or given up, or never begun")
+                if row.fingerprint != fingerprint:
+                    raise StoreError(
+                        f"the shadow {self.app}@{row.epoch} is of the code {row.fingerprint}, and {fingerprint} is loaded: load that code, "
+                        f"or give the shadow up with `watertable rewind {self.app} --abandon-shadow --apply`"
+                    )
+                line, beside = shadow_line(row.epoch), f" beside {head.position}"  # named first, for whoever looks for the app's head
+                head = changelog.head(snapshot, epoch=row.epoch)
             info = CommitInfo(
                 kind="fence", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=identity,
                 commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, suite_hash=suite_hash,
             )  # fmt: skip
             try:
                 fence = changelog.log.append(
-                    changelog.append_rows([], info), line=WRITER_LINE, number=number_of(info.generation, info.seq), since=head.version,
-                    note=_note("fence", head.position, info), point="store.fence",
+                    changelog.append_rows([], info), line=line, number=number_of(info.generation, info.seq), since=head.version,
+                    note=_note("fence", head.position, info, beside), point="store.fence",
                 ).version  # fmt: skip
                 break
             except Fenced:
@@ -95,15 +115,38 @@ class Store:
                     raise
         failpoints.hit("store.fence.after_commit")
         changelog.evolve(self.tables)
-        found = changelog.head(since=head.position.seq)
-        return Writer(self, found, info, fence)
+        found = changelog.head(since=head.position.seq, epoch=head.position.epoch if shadow else None)
+        return Writer(self, found, info, fence, line, beside)
 
-    def rewinds_since(self, generation: int, before: int | None = None) -> Sequence[CommitInfo]:
-        """List the rewinds (rows of kind `epoch`) after one generation, before another; none where anything else was a writer between."""
+    def hold(self, words: str, seconds: float) -> Head:
+        """Ask the app's writer to wait, for so long at most; give where the app stands, and stays unless it is a writer that doesn't wait.
+
+        A writer that is there is fenced by it, and takes its place up again after the next epoch's row, or when the time is over; to
+        ask for no time is to let it go on at once. Raises `Fenced` when others keep writing at the same time.
+        """
+        for attempt in range(_TRIES):
+            head = self.head()
+            info = CommitInfo(
+                kind="hold", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=words,
+                commit_time=now_after(head.last.commit_time if head.last else None), counters={HOLD_MS: round(seconds * 1000)},
+            )  # fmt: skip
+            try:
+                self.changelog.log.append(
+                    self.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=number_of(info.generation, info.seq),
+                    since=head.version, note=_note("hold", head.position, info),
+                )  # fmt: skip
+                break
+            except Fenced:  # a commit was quicker
+                if attempt == _TRIES - 1:
+                    raise
+        return replace(head, generation=info.generation)
+
+    def acts_since(self, generation: int, before: int | None = None) -> Sequence[CommitInfo]:
+        """List the acts (rows of kind `epoch` and `hold`) after one generation, before another; none where a writer began between."""
         head = self.head()
         last = head.generation if before is None else before - 1
-        rewinds = [fork for fork in head.forks if generation < fork.generation <= last]
-        return rewinds if len(rewinds) == last - generation else ()
+        acts = sorted((row for row in (*head.forks, *head.holds) if generation < row.generation <= last), key=lambda row: row.generation)
+        return acts if len(acts) == last - generation else ()
 
     def fold_all(self, known: Known | None = None, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
         """Fold all tables to one position; see `Folder.fold_all`."""
@@ -132,8 +175,8 @@ class Writer:
     Not for several threads. After an error a writer is of no further use: whether its last commit is there only the next start finds out.
     """
 
-    def __init__(self, store: Store, head: Head, fence: CommitInfo, version: int) -> None:
-        self._store, self._fence, self._version = store, fence, version
+    def __init__(self, store: Store, head: Head, fence: CommitInfo, version: int, line: str = WRITER_LINE, beside: str = "") -> None:
+        self._store, self._fence, self._version, self._line, self._beside = store, fence, version, line, beside
         self._head, self._last, self._recent = head, head.last, Recent(head.position.seq)
         self.position = head.position
         self.rows: Mapping[str, int] = {}
@@ -149,6 +192,11 @@ class Writer:
     def known(self) -> Known:
         """Give what this writer knows of its own commits."""
         return Known(replace(self._head, last=self._last), self.position, self._recent)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether a commit of this writer failed, so that it is of no further use."""
+        return not self._usable
 
     @property
     def generation(self) -> int:
@@ -174,8 +222,8 @@ class Writer:
         rows = changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info)
         position = Position(self._store.app, info.epoch, info.seq)
         made = changelog.log.append(
-            rows.coalesce(1) if records <= SMALL_BATCH else rows, line=WRITER_LINE, number=number_of(info.generation, info.seq),
-            since=self._version, note=_note("batch", position, info), point="store.commit",
+            rows.coalesce(1) if records <= SMALL_BATCH else rows, line=self._line, number=number_of(info.generation, info.seq),
+            since=self._version, note=_note("batch", position, info, self._beside), point="store.commit",
         )  # fmt: skip
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows
@@ -189,8 +237,8 @@ class Writer:
         newest = log.latest()
         for version in range(self._version + 1, (newest.version if newest else self._version) + 1):
             commit = log.commit(version)
-            if commit is not None and WRITER_LINE in commit.transactions:
-                raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {WRITER_LINE!r}")
+            if commit is not None and self._line in commit.transactions:
+                raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {self._line!r}")
             self._version = version
 
     def lookup(self) -> Callable[[TableDef, DataFrame], DataFrame]:
@@ -230,5 +278,10 @@ class Writer:
         return self._store.reader.tables[name]
 
 
-def _note(kind: str, position: Position, info: CommitInfo) -> str:
-    return f"{kind} {position} generation {info.generation} writer {info.writer}"
+def shadow_line(epoch: int) -> str:
+    """Name the transaction line of a shadow's writers."""
+    return f"watertable/shadow/{epoch}"
+
+
+def _note(kind: str, position: Position, info: CommitInfo, beside: str = "") -> str:
+    return f"{kind}{beside} {position} generation {info.generation} writer {info.writer}"

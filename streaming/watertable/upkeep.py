@@ -8,6 +8,7 @@ horizon, they can read after.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from pyspark.sql import functions as F
 from watertable import failpoints
 from watertable.changelog import BUCKET, Position, batches
 from watertable.deltalog import JVM_ERRORS, DeltaLog, conflict
+from watertable.errors import StoreError
 from watertable.layout import moment
 from watertable.reader import Base, Reader, base_name, forgets
 
@@ -59,6 +61,7 @@ class Upkeep:
 
         Kept is every commit from the least of these on: the first one within the horizon; the one after the oldest base that a position
         within the horizon reads from; the first tombstone still needed; every consumer's position (publishers, readers of changes).
+        Beside them all that a shadow has written, and what it is read with: what came before its fork, from the base before that on.
         """
         view = self._reader.view()
         oldest = (now or datetime.now(UTC)) - self._horizon
@@ -73,11 +76,17 @@ class Upkeep:
             limits.append(self._oldest_base(table, base, known, wanted) + 1)
             if forgets(table):
                 limits.append(max((m.tombstones_from for m in marks if m.table == name and m.seq <= base.seq), default=0))
+        shadow = view.head.shadow
+        if shadow is not None and shadow.fork:
+            with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
+                forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork))
+                limits += [n for base in forked.bases.values() for n in (base.seq + 1, base.tombstones_from) if n]
         bucket = min(limits) // BUCKET
         failpoints.hit("trim.before_delete")
         if bucket > 0:
             log = self._reader.changelog.log
-            DeltaTable.forPath(log.spark, log.path).delete(f"bucket >= 0 AND bucket < {bucket}")
+            apart = f" AND epoch <> {shadow.epoch}" if shadow is not None else ""
+            DeltaTable.forPath(log.spark, log.path).delete(f"bucket >= 0 AND bucket < {bucket}{apart}")
         failpoints.hit("trim.after_delete")
         return bucket
 

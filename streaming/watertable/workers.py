@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from watertable.changelog import Lineage, Position
+from watertable.changelog import Position
 from watertable.errors import Fenced, KafkaError
 from watertable.events import DaysTouched, Folded, Listener, TableFolded
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.session import UPKEEP_POOL, job_group
 
 if TYPE_CHECKING:
-    from watertable.changelog import Offsets
+    from watertable.changelog import Head, Lineage, Offsets
     from watertable.deltalog import Snapshot
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
@@ -269,9 +269,7 @@ class Courier(Worker):
                 if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
                     raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
                 self._lineage, self._read, self._publisher = head.lineage, 0, OutboxPublisher(self._cluster, self._store.app)
-                self._settle(
-                    self._publisher, snapshot, head.lineage, {fork.epoch: Lineage.of(fork.epoch, head.forks) for fork in head.forks}
-                )
+                self._settle(self._publisher, snapshot, head)
             self._send(self._publisher, snapshot, self._lineage, upto.seq)
         done = self._publisher.published
         if done is not None and done.floor and all(offsets.get(p, offset) >= offset for p, offset in done.floor.items()):
@@ -287,16 +285,16 @@ class Courier(Worker):
         )
         self._read = upto
 
-    def _settle(self, publisher: OutboxPublisher, snapshot: Snapshot, lineage: Lineage, others: Mapping[int, Lineage]) -> None:
+    def _settle(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head) -> None:
         """Take the place over from an epoch that was left, where it's another one's.
 
         Where both have the commit it is in, it is the same place. Else that commit is sent to its end, along the lineage that was left,
         and where it ended in the topics becomes the floor.
         """
-        done = publisher.published
+        done, lineage = publisher.published, head.lineage
         if done is None or done.place.epoch == lineage.epoch:
             return
-        left, place = others.get(done.place.epoch, Lineage.of(1, ())), done.place
+        left, place = head.lineage_of(done.place.epoch), done.place
         last = place.seq if place.ordinal >= 0 else place.seq - 1
         shared = lineage.common(left)
         if last <= shared:

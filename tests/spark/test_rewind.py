@@ -193,11 +193,11 @@ def test_a_zombie_of_the_epoch_that_was_left_is_fenced_and_knows_why(ledger: Led
         ledger.writer.check()
     with pytest.raises(Fenced):
         batch(ledger, 3, 4)
-    (row,) = ledger.store.rewinds_since(ledger.writer.generation)
+    (row,) = ledger.store.acts_since(ledger.writer.generation)
     assert (row.kind, row.epoch, row.parent, row.fork, row.writer) == ("epoch", 2, 1, 1, "rewind to commit 1: bad prices")
     generation = ledger.writer.generation
     again = ledger.restart()
-    assert again.store.rewinds_since(generation) == (), "another run has begun since: nothing for a zombie to follow"
+    assert again.store.acts_since(generation) == (), "another run has begun since: nothing for a zombie to follow"
     again.writer.check()
 
 

@@ -40,6 +40,7 @@ SPARK_ROOMS = {
         "reader",
         "rewind",
         "touched",
+        "shadow",
         "session",
         "job",
         "kafka.source",

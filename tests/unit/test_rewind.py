@@ -219,3 +219,48 @@ def test_an_estimate_from_small_batches_says_that_it_reaches_far() -> None:
 
 def test_times_are_utc_whatever_the_machine_thinks() -> None:
     assert datetime.fromisoformat(Target.parse(to="2011-06-01").value) == datetime(2011, 6, 1, tzinfo=UTC)
+
+
+def row(kind: str, epoch: int, parent: int, fork: int, generation: int = 1) -> CommitInfo:
+    return CommitInfo(kind=kind, epoch=epoch, seq=fork, parent=parent, fork=fork, generation=generation, writer=f"{kind} {epoch}")
+
+
+def beside(*rows: CommitInfo, abandoned: frozenset[int] = frozenset()) -> Head:
+    forks = tuple(r for r in rows if r.kind == "epoch")
+    shadows = tuple(r for r in rows if r.kind == "shadow")
+    current = forks[-1].epoch if forks else 1
+    return dataclasses.replace(head(epoch=current, forks=forks), lineage=Lineage.of(current, rows), shadows=shadows, abandoned=abandoned)
+
+
+def test_a_shadow_is_one_until_it_is_promoted_or_given_up_and_takes_a_number_for_good() -> None:
+    two = row("shadow", 2, 1, 4)
+    assert (beside().shadow, beside().next_epoch) == (None, 2)
+    assert (beside(two).shadow, beside(two).next_epoch) == (two, 3)
+    assert (beside(two, abandoned=frozenset({2})).shadow, beside(two, abandoned=frozenset({2})).next_epoch) == (None, 3)
+    promoted = beside(two, row("epoch", 3, 2, 7))
+    assert (promoted.shadow, promoted.next_epoch) == (None, 4)
+    assert [(s.epoch, s.after, s.upto) for s in promoted.lineage.spans] == [(1, 0, 4), (2, 4, 7), (3, 7, None)]
+    assert promoted.lineage.holds(2, 7)
+    assert not promoted.lineage.holds(2, 8), "what a zombie of the shadow writes after that is nobody's"
+    assert [(s.epoch, s.after, s.upto) for s in promoted.lineage_of(2).spans] == [(1, 0, 4), (2, 4, None)]
+    assert not beside(two).lineage.holds(2, 5), "and before it, the shadow's are nobody's either"
+
+
+def test_a_plan_for_the_shadow_says_that_nobody_notices_and_waits_for_the_one_there_is() -> None:
+    plan = planned(shadow=True, reason="a try")
+    assert (plan.words, plan.becomes, plan.refusals) == ("shadow rewind to commit 4: a try", "shop@2.4", ())
+    assert "nothing of it until it is promoted" in plan.readers
+    assert RewindPlan.from_json(plan.to_json()) == plan
+    there = facts(head=beside(row("shadow", 2, 1, 4)))
+    (told,) = planned(there, shadow=True).refusals
+    assert "has a shadow, of 'shadow 2'" in told
+    assert (planned(there).becomes, planned(there).refusals) == ("shop@3.4", ()), "a rewind in place goes on beside it"
+    with pytest.raises(PlanOutdated, match="a shadow of shop was begun since"):
+        refuse_if_moved(planned(), there.head, shop().fingerprint, follow=True)
+
+
+def test_an_undo_to_other_code_asks_for_that_code() -> None:
+    (told,) = planned(facts(fork_fingerprint="wt1:old"), target=Target("undo")).refusals
+    assert "of the code wt1:old" in told
+    assert "load that code" in told
+    assert planned(facts(fork_fingerprint="wt1:old"), target=Target("undo"), keep_old_code_before=True).refusals == ()

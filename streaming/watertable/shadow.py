@@ -1,0 +1,389 @@
+"""Rewind beside the app that runs: a shadow replays, is compared with what readers see, and takes its place by one row, or is given up.
+
+    rewind.apply(store, rewind.plan(store, topology, admin, target, shadow=True), topology.fingerprint, admin)
+    job.run(topology, settings, shadow=True)           # up to where the app stands; as often as one likes
+    shadow.diff(store, topology).markdown()
+    shadow.promote(store, topology, replay)            # replay(goal) runs the shadow up to these offsets
+
+A shadow is an epoch that isn't current: rows of the same changelog by a writer of its own, which no lineage of a reader, a fold, a
+publisher or the app's writer holds. To promote it is to begin one more epoch whose parent it is, forked where it has read exactly what
+the app has read; the app's writer is asked to wait for that long. So it is one `__commit` row, atomic over all tables, and `undo` takes
+it back like any rewind. The law: whatever dies at whatever point, readers see the old epoch whole or the new one whole, at the same
+offsets; and a promote that didn't come to its row has changed nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
+from watertable.errors import Fenced, RewindRefused
+from watertable.plan import Purity, TableDef, Topology, purity_of
+from watertable.reader import FOLD_LINE, ROWS_PROPERTY, materialise, number_of, offsets_passed, split_number
+from watertable.rewind import BACK
+from watertable.schema import Column, Type, quote
+from watertable.store import EPOCH_LINE, WRITER_LINE, shadow_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from watertable.store import Store
+
+HOLD: Final = 60.0
+"""Seconds that the app's writer is asked to wait for the last records of a promote; it goes on by itself after them."""
+SAMPLES: Final = 5
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDiff:
+    """Say how often a column differs among the changed rows; of a number, by how much the column's sum and the row furthest off do."""
+
+    name: str
+    changed: int
+    net: str | None = None
+    largest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Show one row that differs, as JSON: its key, the row that readers see, and the shadow's."""
+
+    kind: str
+    key: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDiff:
+    """Say what would change of one table; `at` is where the live one was read, `note` why it couldn't be at the same offsets, or at all."""
+
+    table: str
+    at: str
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    columns: tuple[ColumnDiff, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    by_arrival: bool = False
+    note: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Count the rows that differ."""
+        return self.added + self.removed + self.changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
+    """Say what a promote would change: the shadow at a position against the app where it had read as much.
+
+    `exact` says that both had read the same records; `missing` is how many offsets the app has read beyond the shadow.
+    """
+
+    app: str
+    shadow: str
+    live: str
+    exact: bool
+    missing: int
+    words: str
+    old_code: str
+    new_code: str
+    tables: tuple[TableDiff, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Say in one line what it comes to."""
+        differing = [t.table for t in self.tables if t.rows]
+        if self.old_code != self.new_code:
+            what = f"{len(differing)} of {len(self.tables)} tables differ" if differing else "the same rows"
+            return f"other code ({self.old_code} → {self.new_code}): {what}"
+        wrong = [t.table for t in self.tables if t.rows and not t.by_arrival and not t.note]
+        if wrong and self.exact:
+            return f"the same code made other rows of {', '.join(wrong)}: this is a bug, unless the topics hold other records now"
+        if differing:
+            return (
+                f"the same code; {', '.join(differing)} {'differ' if len(differing) > 1 else 'differs'} by what was compared, or by arrival"
+            )
+        return "the same code, the same rows"
+
+    def to_json(self) -> str:
+        """Write it as JSON; `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote, parsed."""
+        tables = tuple(
+            TableDiff(**t | {"columns": tuple(ColumnDiff(**c) for c in t["columns"]), "samples": tuple(Sample(**s) for s in t["samples"])})
+            for t in body["tables"]
+        )
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in body.items() if name in names} | {"tables": tables})
+
+    def markdown(self) -> str:
+        """Write it as Markdown, as Dagster shows it."""
+        lines = [
+            f"**{self.words}** of `{self.app}`: the shadow at `{self.shadow}` beside `{self.live}`"
+            f"{'' if self.exact else ', where the app had read a little less'}. {self.verdict}.",
+            "",
+            "| table | added | removed | changed | columns |", "|---|--:|--:|--:|---|",
+            *(f"| {t.table} | {t.added:,} | {t.removed:,} | {t.changed:,} | {columns_text(t)}{f' {t.note}' if t.note else ''} |"
+              for t in self.tables),
+        ]  # fmt: skip
+        for t in self.tables:
+            if t.samples:
+                lines += ["", f"`{t.table}`", "", "| | key | now | shadow |", "|---|---|---|---|"]
+                lines += [f"| {s.kind} | `{s.key}` | {_code(s.old)} | {_code(s.new)} |" for s in t.samples]
+        if self.missing:
+            lines += ["", f"The app has read {self.missing:,} records more, which the shadow reads before it is promoted."]
+        return "\n".join(lines)
+
+
+def current(store: Store, head: Head | None = None) -> CommitInfo:
+    """Give the row that began the shadow there is; raise `RewindRefused` where there is none."""
+    head = head or store.head()
+    if head.shadow is None:
+        raise RewindRefused(f"{store.app} has no shadow: `watertable rewind {store.app} --to ... --shadow --apply` begins one")
+    return head.shadow
+
+
+def promote(
+    store: Store, topology: Topology, replay: Callable[[Offsets | None], None], *, reason: str = "", hold: float = HOLD
+) -> tuple[Position, Position]:
+    """Let the shadow take the app's place, with one row over all tables; give where the app was and where it is.
+
+    `replay` brings the shadow to these offsets, or with None to where the app stands at the moment. The app's writer, if one runs, waits
+    from the last look until the row is there, `hold` seconds at most, and goes on behind it. Nothing is published again. Raises
+    `RewindRefused` where there is no shadow, it's of other code than what is loaded, or the app doesn't wait; whatever `replay` raises.
+    Nothing is changed then.
+    """
+    shadow = current(store)
+    if shadow.fingerprint != topology.fingerprint:
+        raise RewindRefused(
+            f"the shadow of {store.app} is of the code {shadow.fingerprint}, and {topology.fingerprint} is loaded: promote it with its own"
+        )
+    words = f"promote {shadow.writer}" + (f": {reason}" if reason else "")
+    replay(None)
+    for _ in range(_TRIES):
+        failpoints.hit("rewind.promote.before_hold")
+        held = store.hold(words, hold)
+        failpoints.hit("rewind.promote.after_hold")
+        try:
+            if held.last is None:
+                raise RewindRefused(
+                    f"{store.app} has read nothing since it was rewound: its shadow can take its place when it has read as much"
+                )
+            replay(held.last.next)
+            done = _switch(store, topology, held, shadow, words)
+        except BaseException:  # let the app go on at once, where it stands; should that fail too, it does so by itself
+            with contextlib.suppress(Exception):
+                store.hold(f"nothing: {words} was not done", 0)
+            raise
+        if done is not None:
+            failpoints.hit("rewind.promote.after_commit")
+            return held.position, done
+        replay(None)
+    raise RewindRefused(f"{store.app} went on {_TRIES} times while it was asked to wait for its shadow: stop it, and promote then")
+
+
+def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, words: str) -> Position | None:
+    """Begin the epoch whose parent is the shadow; None where the app has gone on meanwhile."""
+    for _ in range(_TRIES):
+        snapshot = store.changelog.snapshot()
+        head, own = store.changelog.head(snapshot), store.changelog.head(snapshot, epoch=shadow.epoch)
+        if head.shadow is None or head.shadow.epoch != shadow.epoch:
+            raise RewindRefused(f"the shadow of {store.app} was given up while it was to be promoted; nothing is changed")
+        if head.generation != held.generation:
+            return None
+        names = {topic.name for topic in topology.topics}
+        live, ours = head.last or CommitInfo(), own.last or CommitInfo()
+        apart = [f"{t}/{p}: {offset:,}, not {live.next[t, p]:,}" for (t, p), offset in ours.next.items()
+                 if t in names and live.next.get((t, p), offset) != offset]  # fmt: skip
+        apart += [f"{t}/{p}: nothing, not {offset:,}" for (t, p), offset in live.next.items() if t in names and (t, p) not in ours.next]
+        if apart:
+            raise RewindRefused(
+                f"the shadow of {store.app} hasn't read what the app has read ({'; '.join(apart[:3])}); was the app rewound since? "
+                "It can be promoted when the app has read as much again"
+            )
+        becomes = Position(store.app, head.next_epoch, own.position.seq)
+        info = CommitInfo(
+            kind="epoch", epoch=becomes.epoch, seq=becomes.seq, generation=head.generation + 1, writer=words,
+            commit_time=now_after(max(live.commit_time, ours.commit_time)), fingerprint=topology.fingerprint, parent=shadow.epoch,
+            fork=becomes.seq, next=shadow.next if ours.epoch != shadow.epoch else {}, counters={BACK: head.position.epoch},
+        )  # fmt: skip
+        failpoints.hit("rewind.promote.before_commit")
+        try:
+            store.changelog.log.append(
+                store.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=number_of(info.generation, info.seq),
+                also={EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, info.seq)}, since=snapshot.version,
+                note=f"epoch {becomes} generation {info.generation} {words}",
+            )  # fmt: skip
+        except Fenced:  # whether it matters, the next look tells
+            continue
+        return becomes
+    return None
+
+
+def abandon(store: Store, reason: str = "") -> Position:
+    """Give the shadow up; give the position that it had reached. Its writer, if one runs, is fenced; nobody else notices.
+
+    Raises `RewindRefused` where there is none.
+    """
+    for attempt in range(_TRIES):
+        snapshot = store.changelog.snapshot()
+        head = store.changelog.head(snapshot)
+        shadow = current(store, head)
+        own = store.changelog.head(snapshot, epoch=shadow.epoch)
+        info = CommitInfo(
+            kind="abandoned", epoch=shadow.epoch, seq=own.position.seq, generation=own.generation + 1, writer=reason,
+            commit_time=now_after(own.last.commit_time if own.last else None), fingerprint=shadow.fingerprint,
+        )  # fmt: skip
+        failpoints.hit("rewind.abandon.before_commit")
+        try:
+            store.changelog.log.append(
+                store.changelog.append_rows([], info, bucket=-1), line=shadow_line(shadow.epoch),
+                number=number_of(info.generation, info.seq), also={EPOCH_LINE: shadow.epoch}, since=snapshot.version,
+                note=f"abandoned beside {head.position} {own.position} {reason}",
+            )  # fmt: skip
+            break
+        except Fenced:
+            if attempt == _TRIES - 1:
+                raise
+    failpoints.hit("rewind.abandon.after_commit")
+    return own.position
+
+
+def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
+    """Compare the shadow with what readers see of the app, table by table, where both have read the same records.
+
+    Where the app has no commit at the shadow's offsets, the newest one before them is taken, and the diff says so. Of a table that the
+    app's own code makes otherwise, its folded Delta table is read as it is. Raises `RewindRefused` where there is no shadow, or it has read
+    nothing that the app had read.
+    """
+    snapshot = store.changelog.snapshot()
+    head = store.changelog.head(snapshot)
+    shadow = current(store, head)
+    own = store.changelog.head(snapshot, epoch=shadow.epoch)
+    names = {topic.name for topic in topology.topics}
+    read = {p: offset for p, offset in (own.last.next if own.last else {}).items() if p[0] in names}
+    there = head.last.next if head.last else {}
+    shared = {p: offset for p, offset in read.items() if p in there}
+    found = (
+        batches(snapshot, head.lineage, 0, head.position.seq).agg(F.expr(f"max(CASE WHEN {offsets_passed(shared)} THEN seq END)")).head()
+    )
+    if not shared or found is None or found[0] is None:
+        raise RewindRefused(
+            f"the shadow {own.position} has read less than the oldest commit of {store.app}: there is nothing to compare it with"
+        )
+    seq = int(found[0])
+    here = store.changelog.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(seq - 1, seq)}")[0]
+    live = Position(store.app, head.position.epoch, seq)
+    tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in topology.tables]
+    return Diff(
+        app=store.app, shadow=str(own.position), live=str(live), exact={p: here.next.get(p) for p in shared} == shared,
+        missing=sum(max(0, there[p] - offset) for p, offset in shared.items()), words=shadow.writer, old_code=here.fingerprint,
+        new_code=shadow.fingerprint, tables=tuple(tables),
+    )  # fmt: skip
+
+
+def columns_text(found: TableDiff) -> str:
+    """Say which columns differ, and by how much."""
+    said = []
+    for column in found.columns:
+        by = [f"sum {column.net}" if column.net else "", f"at most {column.largest}" if column.largest and column.changed else ""]
+        if column.changed or column.net:
+            said.append(f"{column.name} in {column.changed:,}" + (f" ({', '.join(filter(None, by))})" if any(by) else ""))
+    return "; ".join(said)
+
+
+def _table_diff(
+    store: Store, topology: Topology, table: TableDef, live: Position, own: Position, here: CommitInfo, head: Head, samples: int
+) -> TableDiff:
+    reader, by_arrival = store.reader, purity_of(table.node) is Purity.ARRIVAL
+    shown = reader.log(table.name).latest()
+    folded = None if shown is None else shown.property(ROWS_PROPERTY)
+    if here.fingerprint == topology.fingerprint or folded == table.fingerprint:
+        frame = reader.changes(table.name, live, own)
+        return _counted(table.name, table.value.columns, frame, samples, at=str(live), by_arrival=by_arrival)
+    number = None if shown is None else reader.log(table.name).transaction_at(FOLD_LINE, shown.version)
+    if shown is None or number is None:
+        made = reader.read(table.name, own).count()
+        return TableDiff(table=table.name, at="", added=made, by_arrival=by_arrival, note="new: the app has folded no such table")
+    at = Position(store.app, *split_number(number))
+    if missing := [n for n in table.key.names if n not in shown.columns]:
+        return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=f"not compared: its key has {', '.join(missing)} now")
+    values = [c for c in table.value.columns if c.name in shown.columns]
+    key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
+    value = ", ".join(f"'{c.name}', {quote(c.name)}" for c in values) or "'_', 0"
+    sides = [
+        frame.selectExpr(f"named_struct({key}) AS key", f"named_struct({value}) AS {name}")
+        for frame, name in ((shown.frame(), "old"), (reader.read(table.name, own), "new"))
+    ]
+    both = sides[0].unionByName(sides[1], allowMissingColumns=True)
+    rows = both.groupBy("key").agg(F.first("old", True).alias("old"), F.first("new", True).alias("new"))
+    new = [n for n in table.value.names if n not in shown.columns]
+    gone = [n for n in shown.columns if n not in (*table.key.names, *table.value.names, "_wt")]
+    said = (f"as folded at {at}, by other code", f"new: {', '.join(new)}" if new else "", f"no more: {', '.join(gone)}" if gone else "")
+    note = "; ".join(filter(None, said))
+    return _counted(table.name, values, rows.where("NOT (old <=> new)"), samples, at=str(at), by_arrival=by_arrival, note=note)
+
+
+def _counted(
+    name: str, columns: Sequence[Column], rows: DataFrame, samples: int, *, at: str, by_arrival: bool, note: str = ""
+) -> TableDiff:  # fmt: skip
+    """Count rows that differ (`key`, `old`, `new`), column by column, and take the first of each kind; two Spark jobs."""
+    rows = materialise(rows)
+    wanted = ["count_if(old IS NULL) AS added", "count_if(new IS NULL) AS removed", "count(*) AS differing"]
+    for n, column in enumerate(columns):
+        old, new, kind = f"old.{quote(column.name)}", f"new.{quote(column.name)}", _measured(column.type)
+        wanted.append(f"count_if(old IS NOT NULL AND new IS NOT NULL AND NOT ({old} <=> {new})) AS c{n}")
+        if kind is not None:
+            a, b, none = f"CAST({old} AS {kind})", f"CAST({new} AS {kind})", f"CAST(0 AS {kind})"
+            wanted.append(f"try_sum(try_subtract(coalesce({b}, {none}), coalesce({a}, {none}))) AS net{n}")
+            wanted.append(f"max(abs(try_subtract({b}, {a}))) AS most{n}")
+    counts = rows.selectExpr(*wanted).head()
+    assert counts is not None
+    total = counts.asDict()
+    kinds = "CASE WHEN old IS NULL THEN 'added' WHEN new IS NULL THEN 'removed' ELSE 'changed' END AS kind"
+    first = rows.selectExpr(kinds, "key", "old", "new").withColumn("n", F.row_number().over(Window.partitionBy("kind").orderBy("key")))
+    texts = [f"to_json({side}, map('ignoreNullFields', 'false')) AS {side}" for side in ("key", "old", "new")]
+    shown = first.where(f"n <= {int(samples)}").orderBy("kind", "n").selectExpr("kind", *texts) if total["differing"] else None
+    return TableDiff(
+        table=name, at=at, added=total["added"], removed=total["removed"], changed=total["differing"] - total["added"] - total["removed"],
+        columns=tuple(
+            ColumnDiff(column.name, total[f"c{n}"], _number(total.get(f"net{n}"), "+"), _number(total.get(f"most{n}")))
+            for n, column in enumerate(columns)
+        ),
+        samples=tuple(Sample(row["kind"], row["key"], row["old"], row["new"]) for row in shown.collect()) if shown is not None else (),
+        by_arrival=by_arrival, note=note,
+    )  # fmt: skip
+
+
+def _number(value: Decimal | float | None, sign: str = "") -> str | None:
+    """Write a difference; None where there is none."""
+    return None if not value else f"{value:{sign},}" if isinstance(value, Decimal) else f"{value:{sign},.6g}"
+
+
+def _measured(kind: Type) -> str | None:
+    """Name the type to measure a difference in; None for what is no number."""
+    if kind.is_integral:
+        return "DECIMAL(38,0)"
+    if kind.kind == "decimal":
+        return f"DECIMAL(38,{kind.scale})"
+    return "DOUBLE" if kind.kind in ("float", "double") else None
+
+
+def _code(text: str | None) -> str:
+    return "" if text is None else f"`{text}`"
