@@ -29,9 +29,11 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from watertable.changelog import Offsets
     from watertable.project import LoadedApp
     from watertable.reader import AppStatus
     from watertable.rewind import RewindPlan, Target
+    from watertable.store import Store
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -140,26 +142,93 @@ def rewind(
     follow: Annotated[
         bool, typer.Option("--follow", help="With --plan: what the planned run has committed since is no reason to refuse.")
     ] = False,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Beside the app, which goes on as it is. Without a target: go on with the shadow there is.")
+    ] = False,
+    abandon_shadow: Annotated[bool, typer.Option("--abandon-shadow", help="Give the shadow up instead.")] = False,
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
     """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself."""
     from watertable.rewind import RewindPlan, Target
 
-    made: RewindPlan | Target
+    made: RewindPlan | Target | None
+    untold = to is None and by is None and shift_by is None
+    if abandon_shadow:
+        if not untold or plan is not None or shadow:
+            raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
+        _abandon(name, apply=apply, reason=reason, as_json=as_json)
+        return
     if plan is not None:
-        if to is not None or by is not None or shift_by is not None:
-            raise RewindRefused("a plan says where to: --plan goes without --to, --by and --shift-by")
+        if not untold or shadow:
+            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by and --shadow")
         try:
             made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
         except OSError as error:
             raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
+    elif shadow and untold:
+        made = None
     else:
         made = Target.parse(to, by=by, shift_by=shift_by)
     _rewind(
         name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        reason=reason, as_json=as_json,
+        shadow=shadow, reason=reason, as_json=as_json,
     )  # fmt: skip
+
+
+@app.command(rich_help_panel="Apps")
+def diff(
+    name: AppName,
+    samples: Annotated[int, typer.Option(help="Rows to show of each table, for each way in which they differ.", min=0)] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the shadow would change, table by table: rows, columns, by how much, and some keys."""
+    from watertable import shadow as beside
+    from watertable.store import Store
+    from watertable_platform import show
+
+    settings, loaded = _app(name)
+    with _session(settings) as spark:
+        found = beside.diff(Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), loaded.topology, samples)
+    show.tell_diff(out, found, as_json=as_json)
+
+
+@app.command(rich_help_panel="Apps")
+def promote(name: AppName, apply: Apply = False, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Show what the shadow would change; with --apply, let it take the app's place: all tables at once, and nothing is published again."""
+    from watertable import job
+    from watertable import shadow as beside
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.store import Store
+    from watertable_platform import show
+    from watertable_platform.progress import JsonLines, Progress
+
+    settings, loaded = _app(name)
+    Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
+    with _session(settings) as spark, _stop_on_signals(within=STOPS_WITHIN) as stop:
+        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
+
+        def replay(goal: Offsets | None) -> None:
+            with JsonLines(stop) if as_json else Progress(out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+                job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
+            if stop.is_set():
+                raise RewindRefused(f"stopped before the shadow took the place of {loaded.name}; nothing is changed")
+
+        words = beside.current(store).writer
+        if apply:
+            replay(None)
+        show.tell_diff(out, beside.diff(store, loaded.topology), as_json=as_json)
+        if not apply:
+            if not as_json:
+                out.print("nothing is changed; --apply does it", style="dim")
+            return
+        before, position = beside.promote(store, loaded.topology, replay, reason=reason)
+        store.fold_all()  # other Delta readers needn't wait for the app's next fold
+    if as_json:
+        print(json.dumps({"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}"}))
+    else:
+        show.print_done(out, loaded.name, str(position), str(before))
 
 
 @app.command(rich_help_panel="Apps")
@@ -176,7 +245,7 @@ def undo(
 
     _rewind(
         name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        reason=reason, as_json=as_json,
+        shadow=False, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
@@ -408,11 +477,12 @@ def jars_fetch() -> None:
 
 
 def _rewind(
-    name: str, wanted: RewindPlan | Target, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool, reason: str,
-    as_json: bool,
+    name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
+    shadow: bool, reason: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plan, show the plan, and carry it out where that was asked for."""
+    """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
     from watertable import rewind as acts
+    from watertable import shadow as beside
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.store import Store
@@ -428,10 +498,17 @@ def _rewind(
             if wanted.app != loaded.name:
                 raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")
             plan = wanted
+        elif wanted is None:
+            row = beside.current(store)
+            if apply:
+                _replay(settings, loaded, spark, store, words=row.writer, as_json=as_json)
+            else:
+                show.tell_diff(out, beside.diff(store, topology), as_json=as_json)
+            return
         else:
             plan = acts.plan(
                 store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason,
+                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow,
             )  # fmt: skip
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
@@ -442,13 +519,55 @@ def _rewind(
                 out.print("nothing is changed; --apply does it", style="dim")
             return
         position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
+        if plan.shadow:
+            _replay(settings, loaded, spark, store, words=plan.words, as_json=as_json)
+            return
     if as_json:
         print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
     else:
+        show.print_done(out, loaded.name, str(position), plan.head)
+
+
+def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, as_json: bool) -> None:
+    """Bring the shadow to where its app stands, and show what it would change."""
+    from watertable import job
+    from watertable import shadow as beside
+    from watertable_platform import show
+    from watertable_platform.progress import JsonLines, Progress
+
+    with _stop_on_signals(within=STOPS_WITHIN) as stop:
+        with JsonLines(stop) if as_json else Progress(out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+            job.run(loaded.topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
+        if stop.is_set():
+            raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")
+    found = beside.diff(store, loaded.topology)
+    show.tell_diff(out, found, as_json=as_json)
+    if as_json:
+        print(json.dumps({"event": "shadow", "position": found.shadow, "before": found.live, "by": words}))
+    else:
         out.print(
-            f"[green]✓[/] {loaded.name} is at [cyan]{position}[/]; what was is at [cyan]{plan.head}[/], and "
-            f"`watertable undo {loaded.name}` brings it back", highlight=False,
+            f"[green]✓[/] the shadow is at [cyan]{found.shadow}[/] beside [cyan]{found.live}[/]; `watertable promote {loaded.name}` lets "
+            f"it take the app's place, `watertable rewind {loaded.name} --abandon-shadow` gives it up", highlight=False,
         )  # fmt: skip
+
+
+def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
+    """Say which shadow there is, and give it up where that was asked for."""
+    from watertable import shadow as beside
+    from watertable.store import Store
+
+    settings, loaded = _app(name)
+    with _session(settings) as spark:
+        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
+        words = beside.current(store).writer
+        if not apply:
+            err.print(f"{loaded.name} has the shadow {words!r}; --apply gives it up", style="dim", highlight=False)
+            return
+        position = beside.abandon(store, reason)
+    if as_json:
+        print(json.dumps({"event": "abandoned", "position": str(position), "before": str(position), "by": f"give up {words}"}))
+    else:
+        out.print(f"[green]✓[/] the shadow {words!r} is given up, at [cyan]{position}[/]; {loaded.name} goes on as it was", highlight=False)
 
 
 def _settings() -> Settings:

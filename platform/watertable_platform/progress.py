@@ -113,7 +113,7 @@ class Progress:
             case Idle():
                 self._lag, self._problem = dict(event.lag) or self._lag, event.problem
                 if event.problem:
-                    self._state, self._style = "waiting for Kafka", "yellow"
+                    self._state, self._style = "waiting", "yellow"
                 else:
                     self._state, self._style = (f"running, {event.busy_s:.0f} s into a batch" if event.busy_s else "caught up"), "green"
             case Rewound():

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from watertable.explain import Explanation
     from watertable.reader import AppStatus, At, Reader
     from watertable.rewind import RewindPlan
+    from watertable.shadow import Diff
 
 _ROWS = 20
 _KEYS = 5
@@ -225,6 +226,66 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
         console.print(Text.assemble(("refused  ", "bold red"), refusal))
 
 
+def tell_diff(console: Console, found: Diff, *, as_json: bool) -> None:
+    """Tell what a shadow would change: to a person as tables, to a program as one line of JSON."""
+    if as_json:
+        print(json.dumps({"event": "diff"} | json.loads(found.to_json())), flush=True)
+    else:
+        print_diff(console, found)
+
+
+def print_diff(console: Console, found: Diff) -> None:
+    """Print what a shadow would change: how many rows of each table and in which columns, then some of them."""
+    from watertable.shadow import columns_text
+
+    console.print(
+        Text.assemble((found.app, "bold"), f"  {found.words}  ", (found.live, "cyan"), ("  beside  ", "dim"), (found.shadow, "bold cyan"))
+    )
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    facts.add_row("found", Text(found.verdict, style="" if any(t.rows for t in found.tables) else "green"))
+    read = (
+        "both have read the same records"
+        if found.exact
+        else "the app had read a little less there: it has no commit at the shadow's offsets"
+    )
+    facts.add_row("read", Text(read, style="" if found.exact else "yellow"))
+    if found.missing:
+        facts.add_row("to read", f"{found.missing:,} records, which the app has read since")
+    console.print(facts)
+    tables = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    tables.add_column("table", no_wrap=True)
+    for name in ("added", "removed", "changed"):
+        tables.add_column(name, justify="right")
+    tables.add_column("columns")
+    for t in found.tables:
+        what = Text(columns_text(t))
+        for said, style in ((t.note, "yellow"), ("by arrival" if t.by_arrival and t.rows else "", "dim")):
+            what.append(f"{'; ' if what.plain and said else ''}{said}", style=style)
+        counts = [
+            Text(f"{n:,}", style=style if n else "dim") for n, style in ((t.added, "green"), (t.removed, "red"), (t.changed, "yellow"))
+        ]
+        tables.add_row(t.table, *counts, what)
+    console.print(tables)
+    if any(t.samples for t in found.tables):
+        rows = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for name in ("table", "", "key", "now", "shadow"):
+            rows.add_column(name, overflow="fold")
+        for t in found.tables:
+            for n, s in enumerate(t.samples):
+                rows.add_row("" if n else t.table, Text(s.kind, style="dim"), *(_json_fields(text) for text in (s.key, s.old, s.new)))
+        console.print(rows)
+
+
+def print_done(console: Console, app: str, position: str, before: str) -> None:
+    """Say where an app is after a rewind or a promote, and how to take it back."""
+    console.print(
+        f"[green]✓[/] {app} is at [cyan]{position}[/]; what was is at [cyan]{before}[/], and `watertable undo {app}` brings it back",
+        highlight=False,
+    )
+
+
 def print_explanation(console: Console, told: Explanation, key: str, limit: int) -> None:
     """Print the records that made a row, oldest first and the newest of them at most so many, and what was left out."""
     console.print(Text.assemble((told.table, "bold"), "  ", (key, "cyan"), (f"  {told.records:,} records read", "dim")))
@@ -299,6 +360,10 @@ def _keys(count: int) -> str:
 
 def _key(key: Mapping[str, object]) -> Text:
     return Text(", ").join(Text(str(_plain(value)), style="bold") for value in key.values())
+
+
+def _json_fields(text: str | None) -> Text:
+    return Text("no row", style="dim italic") if text is None else _fields(json.loads(text, parse_float=Decimal))
 
 
 def _fields(row: Mapping[str, object]) -> Text:

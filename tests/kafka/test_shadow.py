@@ -1,0 +1,195 @@
+"""Replay beside a running app on a real broker, and let the shadow take its place: readers only go forward, nothing is published twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from tests.kafka.test_job import World
+from tests.kafka.test_rewind import APP, wait
+from watertable import failpoints, job, rewind, shadow
+from watertable.events import BatchCommitted, Event, Failed, Rewound, Stopped
+from watertable.kafka.config import Cluster
+from watertable.project import load_apps
+from watertable.rewind import Target
+from watertable.settings import Settings
+from watertable.store import Store
+from watertable_platform import cli
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from watertable.changelog import Offsets
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+    topology, said, stop, read = world.topology(), list[Event](), threading.Event(), list[int]()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
+
+    def replay(goal: Offsets | None = None) -> None:
+        job.run(topology, world.settings, shadow=True, goal=goal, spark=spark)
+
+    def caught_up() -> bool:
+        ends = world.admin.latest(world.admin.partitions([world.moves]))
+        last = store.head().last
+        return last is not None and last.next == ends and world.admin.mirrored(topology.app, ends) == ends
+
+    def poll() -> None:
+        while not stop.is_set():
+            read.append(sum(n for _, n in world.stock().values()))
+
+    world.produce(("a", 5), ("b", -1), ("a", -7))
+    live = threading.Thread(
+        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
+    )
+    live.start()
+    reader = threading.Thread(target=poll, daemon=True)
+    try:
+        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+        reader.start()
+        world.produce(("b", -2), ("a", -9), ("c", 3))
+        wait(caught_up)
+        plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"), reason="a test", shadow=True)
+        becomes = rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
+        with failpoints.armed("job.batch.compiled", lambda: world.produce(("c", -4))):  # it goes on while its shadow replays
+            replay()
+        wait(caught_up)
+        found = shadow.diff(store, topology)
+        assert (found.exact, found.verdict) == (True, "the same code, the same rows")
+        assert store.head().position.epoch == 1
+        assert not any(isinstance(e, Rewound) for e in said)
+        world.produce(("b", 10), ("d", -1))
+        before, after = shadow.promote(store, topology, replay)
+        assert (before.epoch, after.epoch) == (1, becomes.epoch + 1)
+        wait(lambda: any(isinstance(e, Rewound) for e in said))
+        moved = next(e for e in said if isinstance(e, Rewound))
+        assert (moved.position, moved.by) == (str(after), "promote shadow rewind to earliest: a test")
+        wait(caught_up)
+        assert world.stock() == {"a": (-11, 3), "b": (7, 3), "c": (-1, 2), "d": (-1, 1)}
+        world.produce(("d", 3), ("c", -2))
+        wait(caught_up)
+        seen = len(read)
+        wait(lambda: len(read) > seen + 1)
+        assert read == sorted(read), "no reader ever went back, or met a table that was half there"
+        undo = rewind.plan(store, topology, world.admin, Target("undo"))
+        rewind.apply(store, undo, topology.fingerprint, world.admin, follow=True)
+        wait(lambda: sum(isinstance(e, Rewound) for e in said) == 2)
+        wait(caught_up)
+        assert world.stock() == {"a": (-11, 3), "b": (7, 3), "c": (-3, 3), "d": (2, 2)}
+    finally:
+        stop.set()
+        live.join(60)
+    assert isinstance(said[-1], Stopped)
+    assert not any(isinstance(e, Failed) for e in said)
+    world.run()
+    emitted = [("b", -1), ("a", -2), ("b", -3), ("a", -11), ("c", -1), ("d", -1), ("c", -3)]
+    assert Counter(world.published()) == Counter(emitted)
+
+
+def test_a_live_run_that_was_asked_to_wait_goes_on_when_nobody_comes(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    topology, said, stop = world.topology(), list[Event](), threading.Event()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
+    world.produce(("a", 5))
+    live = threading.Thread(
+        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
+    )
+    live.start()
+    try:
+        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+        held = store.hold("a promote that died", 3.0)
+        world.produce(("a", 6))
+        wait(lambda: world.stock() == {"a": (11, 2)})
+        head = store.head()
+        assert (head.generation, head.position.epoch) == (held.generation + 1, 1)
+    finally:
+        stop.set()
+        live.join(60)
+    assert isinstance(said[-1], Stopped)
+    assert not any(isinstance(e, Rewound | Failed) for e in said)
+
+
+def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(spark, broker, tmp_path)
+    world.produce(("a", 5))
+    world.run()
+    world.produce(("a", 6), ("a", 7))
+    topology = world.topology()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
+    failed: list[bool] = []
+
+    def fails() -> None:
+        """Fail a batch as its data would, once, and rewind the app in the moment after the run has looked for rewinds."""
+        failed.append(True)
+        spark.sql("SELECT raise_error('the data')").collect()
+
+    def between() -> None:
+        plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"))
+        rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
+
+    look = job.Writer.check
+
+    def check(writer: Any) -> None:
+        look(writer)
+        if failed and len(failed) == 1:
+            failed.append(True)
+            between()
+
+    monkeypatch.setattr(job.Writer, "check", check)
+    with failpoints.armed("job.batch.compiled", fails):
+        said = world.run()
+    assert any(isinstance(e, Rewound) for e in said)
+    assert (world.stock(), store.head().position.epoch) == ({"a": (18, 3)}, 2)
+
+
+def test_the_commands_replay_beside_compare_promote_and_give_up(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(spark, broker, tmp_path / "world")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{broker.bootstrap}'\n")
+    (tmp_path / "assets" / "till").mkdir(parents=True)
+    (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(cli, "out", Console(width=200))
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
+    world.produce(("a", 5), ("b", 1), ("a", -7))
+    settings = Settings.load(tmp_path)
+    job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=spark)
+
+    def said(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert cli.main(list(arguments)) == code
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    assert "has no shadow" in said("diff", "till", code=1)
+    assert "nothing of it until it is promoted" in said("rewind", "till", "--to", "earliest", "--shadow")
+    shown = said("rewind", "till", "--to", "earliest", "--shadow", "--apply", "--reason", "a try")
+    for wanted in ("level at till@2.1", "the same code, the same rows", "the shadow is at till@2.1 beside till@1.1"):
+        assert wanted in " ".join(shown.split()), shown
+    assert "promote it, go on with it" in said("rewind", "till", "--to", "earliest", "--shadow", "--apply", code=1)
+    assert json.loads(said("diff", "till", "--json"))["exact"]
+    told = said("promote", "till", "--apply", "--json").splitlines()
+    done = json.loads(told[-1])
+    assert (done["event"], done["position"], done["before"]) == ("promoted", "till@3.1", "till@1.1")
+    assert any(json.loads(line)["event"] == "diff" for line in told)
+    assert "till is at till@4.1" in said("undo", "till", "--apply")
+    said("rewind", "till", "--to", "earliest", "--shadow", "--apply")
+    said("rewind", "till", "--shadow", "--apply")
+    assert "is given up" in said("rewind", "till", "--abandon-shadow", "--apply", "--reason", "only a test")
+    assert "has no shadow" in said("promote", "till", "--apply", code=1)
