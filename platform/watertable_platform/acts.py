@@ -128,7 +128,7 @@ def _backfill(act: _Act) -> None:
     to = "earliest" if first == act.days.first.isoformat() else f"{first}T00:00:00+00:00"
     becomes: Position | None = None
     try:
-        plan, done = carry_out(
+        said, done = carry_out(
             app, settings, "rewind", ["--to", to, *act.config.options()], lambda plan: act.observe(**shown(plan), act=_words(act))
         )
     except dg.Failure as refused:
@@ -141,7 +141,8 @@ def _backfill(act: _Act) -> None:
             return
         context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}. {_words(act)}")
         becomes = Position.parse(done["position"])
-        act.replay = Progress(int(plan["records"]), time.monotonic(), int(plan["records"]))
+        records = int(said["plan"]["records"])
+        act.replay = Progress(records, time.monotonic(), records)
     if act.config.dry_run:
         return
     held = leases.read(settings, app.name)

@@ -1,13 +1,16 @@
-"""Rewind an app from Dagster, and take it back: the jobs `rewind__<app>` and `undo__<app>`.
+"""Rewind an app from Dagster, in place or in its shadow, and take it back: the jobs `rewind__`, `promote__` and `undo__<app>`.
 
 A run shows the plan, as Markdown on the run; with `dry_run: false` it carries out exactly that plan, and notes it on every table. It is one
 control row, so it needs no lease and waits for nobody: a live stream finds itself rewound and goes on from there, a stopped app stays
 stopped, and its next start begins at the fork. Spark lives in a child, as everywhere. Acts of one app run one at a time, in its pool.
+
+A rewind in the shadow replays within its run, beside the live stream, and ends with the diff, as Markdown on the run; so does a promote.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import dagster as dg
 from pydantic import Field
@@ -19,6 +22,8 @@ from watertable_platform.supervisor import Tag
 from watertable_platform.translator import table_key
 
 GRACE = 40.0
+_SHOWN = ("plan", "diff")
+_DONE = ("rewound", "promoted", "abandoned", "shadow")
 
 
 class UndoConfig(dg.Config):
@@ -44,15 +49,31 @@ class RewindConfig(UndoConfig):
     )
     by: str = Field("", description="back to what was committed so long ago: 10 min, 2 h, 1 d")
     shift_by: int = Field(0, description="back by so many records")
+    mode: Literal["in_place", "shadow"] = Field(
+        "in_place", description="in_place: the app goes on from there. shadow: beside it, to be compared and promoted, or given up"
+    )
 
     def options(self) -> list[str]:
         """Write it as the command line takes it."""
         where = [("--to", self.to), ("--by", self.by), ("--shift-by", str(self.shift_by) if self.shift_by else "")]
-        return [*(word for option, value in where if value for word in (option, value)), *super().options()]
+        said = [word for option, value in where if value for word in (option, value)]
+        return [*said, *(["--shadow"] if self.mode == "shadow" else []), *super().options()]
+
+
+class PromoteConfig(dg.Config):
+    """Configure a promote, or giving the shadow up."""
+
+    dry_run: bool = Field(True, description="show what would change and change nothing")
+    give_up: bool = Field(False, description="give the shadow up instead of promoting it")
+    reason: str = Field("", description="why, in a few words; the changelog keeps it")
+
+    def options(self) -> list[str]:
+        """Write it as the command line takes it."""
+        return [*(["--reason", self.reason] if self.reason else []), *([] if self.dry_run else ["--apply"])]
 
 
 def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefinition]:
-    """Make the jobs `rewind__<app>` and `undo__<app>`."""
+    """Make the jobs `rewind__<app>`, `undo__<app>` and `promote__<app>`."""
 
     @dg.op(name=f"rewind_{app.name}", pool=f"act__{app.name}", description="Plan a rewind; carry it out unless it is a dry run.")
     def rewind(context: dg.OpExecutionContext, config: RewindConfig) -> None:
@@ -81,49 +102,90 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
     def undo_job() -> None:
         undo()
 
-    return [rewind_job, undo_job]
+    @dg.op(
+        name=f"promote_{app.name}",
+        pool=f"act__{app.name}",
+        description="Show what the shadow would change; promote it unless it is a dry run.",
+    )
+    def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
+        if config.give_up:
+            _act(context, app, settings, "rewind", ["--abandon-shadow", *config.options()])
+        else:
+            _act(context, app, settings, "promote", config.options())
+
+    @dg.job(
+        name=f"promote__{app.name}",
+        description=f"Let the shadow of {app.name} take its place: all tables at once, at the same offsets. With dry_run, the default, "
+        "only what would change is shown. A live stream waits for the shadow's last records and goes on by itself; undo takes it back.",
+        executor_def=dg.in_process_executor,
+        tags={Tag.APP: app.name},
+    )
+    def promote_job() -> None:
+        promote()
+
+    return [rewind_job, undo_job, promote_job]
 
 
 def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act: str, options: Sequence[str]) -> None:
-    """Run the command, show the plan it prints, and say what came of it; raise `Failure` with its own words."""
-    plan, done = carry_out(app, settings, act, options, lambda plan: context.add_output_metadata(shown(plan)))
+    """Run the command, show the plan or diff that it prints, and say what came of it; raise `Failure` with its own words."""
+    kept: dict[str, dg.MetadataValue] = {}
+
+    def heard(event: Event) -> None:
+        if event["event"] in _SHOWN:
+            kept.update(shown(event))
+        elif event["event"] == "batch":
+            context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
+
+    _, done = carry_out(app, settings, act, options, heard)
+    context.add_output_metadata(kept)
     if done is None:
         context.log.info("a dry run: nothing is changed; launch it with dry_run: false to do it")
         return
+    if done["event"] in ("shadow", "abandoned"):
+        context.log.info(f"{done['by']}: the shadow is at {done['position']}; {app.name} goes on as it was")
+        return
     context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}")
     for table in app.topology.tables:
-        context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata={"position": done["position"], **shown(plan)}))
+        context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata={"position": done["position"], **kept}))
 
 
 def carry_out(
-    app: LoadedApp, settings: Settings, act: str, options: Sequence[str], planned: Callable[[Event], None] = lambda plan: None
-) -> tuple[Event, Event | None]:
-    """Run the command; give the plan that it printed, and what it did, if it did it; `planned` hears of the plan before that.
+    app: LoadedApp, settings: Settings, act: str, options: Sequence[str], heard: Callable[[Event], None] = lambda event: None
+) -> tuple[Mapping[str, Event], Event | None]:
+    """Run the command; give the plan and the diff that it printed, by those names, and what it did, if it did it.
 
-    Raises `Failure` with the command's own words.
+    `heard` is told all but the last as it comes. Raises `Failure` with the command's own words.
     """
     log = settings.home_folder / "logs" / f"{app.name}.act.log"
-    plan: Event | None = None
+    said: dict[str, Event] = {}
     done: Event | None = None
     with Child(command(act, app.name, "--json", *options), env={"WATERTABLE_PROJECT": str(settings.project)}, cwd=settings.project, log=log,
                grace=GRACE) as child:  # fmt: skip
         while not child.ended:
             event = child.event(1.0)
-            if event is not None and event["event"] == "plan":
-                plan = event
-                planned(plan)
-            elif event is not None:
+            if event is None:
+                continue
+            if event["event"] in _DONE:
                 done = event
+                continue
+            if event["event"] in _SHOWN:
+                said[event["event"]] = event
+            heard(event)
         code = child.exit_code()
-    if code != 0 or plan is None:
+    if code != 0:
         last = child.tail()
-        raise dg.Failure(last.splitlines()[-1] if last else f"exit code {code}", metadata=shown(plan) if plan else {}, allow_retries=False)
-    return plan, done
+        metadata = {name: value for event in said.values() for name, value in shown(event).items()}
+        raise dg.Failure(last.splitlines()[-1] if last else f"exit code {code}", metadata=metadata, allow_retries=False)
+    return said, done
 
 
-def shown(plan: Event) -> dict[str, dg.MetadataValue]:
-    """Write a plan as metadata: Markdown, and a number that plots."""
+def shown(told: Event) -> dict[str, dg.MetadataValue]:
+    """Write a plan or a diff as metadata: Markdown, and a number that plots."""
     from watertable.rewind import RewindPlan
+    from watertable.shadow import Diff
 
-    made = RewindPlan.from_json(json.dumps(plan))
+    if told["event"] == "diff":
+        found = Diff.from_json(told)
+        return {"diff": dg.MetadataValue.md(found.markdown()), "rows that differ": dg.MetadataValue.int(sum(t.rows for t in found.tables))}
+    made = RewindPlan.from_json(json.dumps(told))
     return {"plan": dg.MetadataValue.md(made.markdown()), "records to read again": dg.MetadataValue.int(made.records)}

@@ -16,6 +16,7 @@ from rich.console import Console
 from tests.unit.test_rewind import facts, planned
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
+from watertable.shadow import ColumnDiff, Diff, Sample, TableDiff
 from watertable_platform import rewind_jobs, show
 from watertable_platform.assembly import build_definitions
 from watertable_platform.cli import main
@@ -26,6 +27,18 @@ app = wt.App("shop")
 app.topic("moves", key="k STRING", value="qty BIGINT").stream().group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
 """
 PLAN = json.dumps({"event": "plan", **json.loads(planned().to_json())})
+DIFF = Diff(
+    app="shop", shadow="shop@2.3", live="shop@1.9", exact=True, missing=7, words="shadow rewind to earliest", old_code="a", new_code="b",
+    tables=(
+        TableDiff(
+            table="stock", at="shop@1.9", added=1, changed=2, columns=(ColumnDiff("qty", 2, "+3", "5"),),
+            samples=(Sample("added", '{"k":"new"}', None, '{"qty":7}'),),
+        ),
+    ),
+)  # fmt: skip
+DIFFERS = json.dumps({"event": "diff", **json.loads(DIFF.to_json())})
+BATCH = json.dumps({"event": "batch", "position": "shop@2.3", "records": 5, "lag": {"moves": 0}})
+SHADOW = json.dumps({"event": "shadow", "position": "shop@2.3", "before": "shop@1.9", "by": "shadow rewind to earliest"})
 DONE = json.dumps({"event": "rewound", "position": "shop@2.4", "before": "shop@1.10", "by": "rewind to commit 4"})
 
 
@@ -102,9 +115,53 @@ def test_a_refusal_fails_the_run_in_its_own_words_with_the_plan(
     assert "plan" in told.metadata
 
 
-def test_each_app_has_its_two_jobs_in_its_pool(app: LoadedApp) -> None:
+def test_a_rewind_in_the_shadow_shows_its_diff_on_the_run_and_touches_no_table(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = f"print('''{PLAN}'''); print('''{BATCH}'''); print({DIFFERS!r}); print('''{SHADOW}''')"
+    result, asked = launch(app, instance, monkeypatch, says, to="earliest", mode="shadow", dry_run=False)
+    assert result.success
+    assert asked == ["rewind", "shop", "--json", "--to", "earliest", "--shadow", "--apply"]
+    shown = metadata(result)
+    assert {"plan", "diff", "rows that differ"} <= set(shown)
+    assert "| stock | 1 | 0 | 2 | qty in 2 (sum +3, at most 5) |" in shown["diff"].value
+    assert not [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    with pytest.raises(dg.DagsterInvalidConfigError, match="in_place"):
+        launch(app, instance, monkeypatch, "", to="earliest", mode="aside")
+
+
+def test_a_promote_notes_its_diff_on_every_table_and_a_shadow_is_given_up_by_the_same_job(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, asked = launch(app, instance, monkeypatch, f"print({DIFFERS!r})", 2)
+    assert (result.success, asked, metadata(result)["rows that differ"].value) == (True, ["promote", "shop", "--json"], 3)
+    says = f"print({DIFFERS!r}); print('''{DONE.replace('rewound', 'promoted')}''')"
+    result, asked = launch(app, instance, monkeypatch, says, 2, dry_run=False, reason="better")
+    assert (result.success, asked) == (True, ["promote", "shop", "--json", "--reason", "better", "--apply"])
+    (noted,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    assert noted.asset_key == dg.AssetKey(["shop", "stock"])
+    result, asked = launch(
+        app, instance, monkeypatch, f"print('''{SHADOW.replace('shadow', 'abandoned', 1)}''')", 2, dry_run=False, give_up=True
+    )
+    assert (result.success, asked) == (True, ["rewind", "shop", "--json", "--abandon-shadow", "--apply"])
+
+
+def test_a_diff_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    show.print_diff(Console(width=140, file=out), DIFF)
+    told = " ".join(out.getvalue().split())
+    for wanted in (
+        "shop shadow rewind to earliest shop@1.9 beside shop@2.3", "other code (a → b): 1 of 1 tables differ", "7 records",
+        "qty in 2 (sum +3, at most 5)", "k new no row qty 7",
+    ):  # fmt: skip
+        assert wanted in told, wanted
+    show.tell_diff(Console(), DIFF, as_json=True)
+    assert Diff.from_json(json.loads(capsys.readouterr().out)) == DIFF
+
+
+def test_each_app_has_its_three_jobs_in_its_pool(app: LoadedApp) -> None:
     definitions = build_definitions(load_apps(Settings.load(app.folder.parents[1])))
-    for name in ("rewind__shop", "undo__shop"):
+    for name in ("rewind__shop", "undo__shop", "promote__shop"):
         assert definitions.resolve_job_def(name).nodes[0].definition.pools == {"act__shop"}
 
 
@@ -130,6 +187,8 @@ def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
         (["rewind", "shop", "--by", "soon"], "no duration"),
         (["rewind", "shop", "--plan", "nowhere.json"], "can't read the plan"),
         (["rewind", "shop", "--plan", "plan.json", "--to", "4"], "a plan says where to"),
+        (["rewind", "shop", "--abandon-shadow", "--to", "4"], "given up by --abandon-shadow alone"),
+        (["promote", "shop"], "127.0.0.1:1"),
         (["rewind", "shop", "--to", "earliest"], "127.0.0.1:1"),
     ],
 )
