@@ -28,7 +28,8 @@ from pyspark.sql import functions as F
 from watertable import failpoints
 from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
 from watertable.errors import Fenced, RewindRefused
-from watertable.plan import Purity, TableDef, Topology, purity_of
+from watertable.plan import TableDef, Topology
+from watertable.purity import Purity, purity_of
 from watertable.reader import FOLD_LINE, ROWS_PROPERTY, materialise, number_of, offsets_passed, split_number
 from watertable.rewind import BACK
 from watertable.schema import Column, Type, quote
