@@ -17,9 +17,9 @@ from watertable.plan import TableDef, Topology
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases
-from watertable_platform.history import attempts, recorded_code
+from watertable_platform.history import attempts, breaking_code, recorded_code
 from watertable_platform.lease import Lease
-from watertable_platform.supervisor import Crash, Decision, GiveUp, HandOver, Leave, decide
+from watertable_platform.supervisor import Crash, Decision, GiveUp, HandOver, Hold, Leave, decide
 from watertable_platform.translator import table_key
 
 STREAM_ALIVE: Final = "stream_alive"
@@ -75,9 +75,8 @@ def build_checks(app: LoadedApp, settings: Settings, loaded_at: float) -> dg.Ass
     @dg.multi_asset_check(name=f"checks__{app.name}", specs=check_specs(app.topology), can_subset=True)
     def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         held = leases.read(settings, app.name)
-        decision = decide(
-            attempts(context.instance, settings, app.name), loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time()
-        )
+        past, breaking = attempts(context.instance, settings, app.name), breaking_code(settings, app)
+        decision = decide(past, loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time(), breaking=breaking)
         for table in app.topology.tables:
             key = table_key(app.name, table.name)
             for name, verdict in (
@@ -97,6 +96,8 @@ def stream_alive(decision: Decision) -> Verdict:
     match decision:
         case Leave(reason="running") | HandOver():
             return Verdict(True, "running")
+        case Hold():
+            return Verdict(True, "running, under the code from before")
         case GiveUp(crash=crash):
             return Verdict(False, decision.reason, metadata=place(crash))
         case Leave(reason=reason):
@@ -123,6 +124,11 @@ def deployed_code(table: TableDef, recorded: str | None) -> Verdict:
     same = recorded == table.fingerprint
     says = "the loaded code wrote it" if same else "the loaded code differs from what wrote it: launch the stream to hand over"
     return Verdict(same, says, dg.AssetCheckSeverity.WARN, {"recorded": recorded, "loaded": table.fingerprint})
+
+
+def held_back(reason: str) -> Verdict:
+    """Say of a running stream why it isn't handed over to the code that is loaded."""
+    return Verdict(False, f"it runs on under the code from before: {reason}", dg.AssetCheckSeverity.WARN)
 
 
 def freshness(held: Lease | None) -> Verdict:

@@ -8,6 +8,8 @@ from typing import Final
 import dagster as dg
 from dagster._core.definitions.data_version import CODE_VERSION_TAG  # the name of the tag is a public contract, its constant isn't
 
+from watertable.deployment import classify
+from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases
 from watertable_platform.lease import SILENT, Lease
@@ -27,6 +29,12 @@ def attempts(instance: dg.DagsterInstance, settings: Settings, app: str) -> list
     records = instance.get_run_records(dg.RunsFilter(job_name=job_name(app)), limit=LOOK_BACK)
     held = leases.read(settings, app)
     return [_attempt(record, held) for record in records]
+
+
+def breaking_code(settings: Settings, app: LoadedApp) -> str:
+    """Say what the loaded code would make wrong, after the code that the app goes on by; "" for nothing, or where that isn't known."""
+    before = leases.recorded_code(settings, app.name)
+    return "" if before is None or before.fingerprint == app.topology.fingerprint else classify(before, app.topology).words
 
 
 def recorded_code(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:

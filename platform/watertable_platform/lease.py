@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from watertable.errors import JobError
+from watertable.deployment import Outline
+from watertable.errors import FormatError, JobError
+from watertable.plan import Topology
 from watertable.settings import Settings
 from watertable_platform.child import alive, birth
 
@@ -99,13 +101,29 @@ def await_act(settings: Settings, app: str, seconds: float) -> None:
 
 def renew(settings: Settings, lease: Lease, **changes: Any) -> Lease:
     """Write the lease with what changed and with the time of day; the file is replaced whole."""
-    file = _file(settings, lease.app)
-    file.parent.mkdir(parents=True, exist_ok=True)
     renewed = dataclasses.replace(lease, **{"beat": time.time(), **changes})
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.stem}-", delete=False, encoding="utf-8") as out:
-        json.dump(dataclasses.asdict(renewed), out)
-    os.replace(out.name, file)
+    _replace(_file(settings, lease.app), json.dumps(dataclasses.asdict(renewed)))
     return renewed
+
+
+def record_code(settings: Settings, topology: Topology) -> None:
+    """Remember by which code the app goes on: as it was started, or as somebody has rewound it."""
+    _replace(_file(settings, topology.app).with_suffix(".plan"), Outline.of(topology).to_json())
+
+
+def recorded_code(settings: Settings, app: str) -> Outline | None:
+    """Return by which code the app goes on; None where it isn't known."""
+    try:
+        return Outline.from_json(_file(settings, app).with_suffix(".plan").read_text(encoding="utf-8"))
+    except (FileNotFoundError, FormatError):
+        return None
+
+
+def _replace(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.stem}-", delete=False, encoding="utf-8") as out:
+        out.write(text)
+    os.replace(out.name, file)
 
 
 def _file(settings: Settings, app: str) -> Path:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from watertable.project import LoadedApp
 from watertable.settings import Settings
+from watertable_platform import lease as leases
 from watertable_platform.child import Child, Event, command
 from watertable_platform.supervisor import Tag
 from watertable_platform.translator import table_key
@@ -176,6 +177,8 @@ def carry_out(
         last = child.tail()
         metadata = {name: value for event in said.values() for name, value in shown(event).items()}
         raise dg.Failure(last.splitlines()[-1] if last else f"exit code {code}", metadata=metadata, allow_retries=False)
+    if done is not None and done["event"] in ("rewound", "promoted"):
+        leases.record_code(settings, app.topology)  # what somebody has put in place under it goes on under it
     return said, done
 
 

@@ -22,8 +22,8 @@ from watertable.settings import Settings
 from watertable_platform import checks, topics
 from watertable_platform import lease as leases
 from watertable_platform.child import alive
-from watertable_platform.history import attempts, job_name, recorded_code
-from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Launch, Leave, Status, Tag, decide
+from watertable_platform.history import attempts, breaking_code, job_name, recorded_code
+from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Hold, Launch, Leave, Status, Tag, decide
 from watertable_platform.topics import Watched
 from watertable_platform.translator import table_key
 
@@ -55,7 +55,8 @@ def build_reconcile_sensor(
         outcome = _Outcome()
         for app in apps.values():
             past = attempts(context.instance, settings, app.name)
-            decision = decide(past, loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time())
+            breaking = breaking_code(settings, app)
+            decision = decide(past, loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time(), breaking=breaking)
             told[app.name] = _carry_out(decision, past, app, settings, context.instance, outcome, told.get(app.name, {}))
         return dg.SensorResult(
             run_requests=outcome.requests,
@@ -106,6 +107,11 @@ def _carry_out(
         case Launch(reason=reason):
             tags = {Tag.BY: "supervisor", "watertable/reason": reason}
             outcome.requests.append(dg.RunRequest(job_name=job_name(app.name), run_config=_config(instance, past), tags=tags))
+        case Hold(run_id=run_id, reason=reason) if now.get("held") != f"{run_id} {reason}":
+            now["held"] = f"{run_id} {reason}"
+            instance.add_run_tags(run_id, {Tag.HELD: reason})
+        case Leave(reason="running") if now.pop("held", ""):
+            instance.add_run_tags(past[0].run_id, {Tag.HELD: ""})
         case HandOver(run_id=run_id):
             instance.add_run_tags(run_id, {Tag.HAND_OVER: app.topology.fingerprint})
         case Bury(run_id=run_id):

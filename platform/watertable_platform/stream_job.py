@@ -76,11 +76,14 @@ class _Stream:
         self.reporter = Reporter(context, self.instance, app.topology, config.report_seconds, Days.of(settings, app.name))
         self.lease = Lease(app=app.name, run_id=context.run_id, environment=environment(settings, self.instance))
         self.failed: Event | None = None
+        self.held = ""
         self.began = self.heard = self.looked = time.monotonic()
 
     def run(self) -> None:
         """Keep the driver until there is a reason to end; return for a reason of ours, raise `Failure` for the driver's."""
-        self._tag({Tag.FINGERPRINT: "", Tag.ENDED: "", Tag.CRASH: "", Tag.HAND_OVER: ""})  # a re-executed run inherits its model's
+        self._tag(
+            {Tag.FINGERPRINT: "", Tag.ENDED: "", Tag.CRASH: "", Tag.HAND_OVER: "", Tag.HELD: ""}
+        )  # a re-executed run inherits its model's
         leases.await_act(self.settings, self.app.name, ACT_SECONDS)
         last = leases.read(self.settings, self.app.name)
         try:
@@ -141,6 +144,9 @@ class _Stream:
                 if run is None or run.is_finished:
                     self.context.log.warning("this run was canceled by force, or deleted: stopping its driver")
                     raise DagsterExecutionInterruptedError
+                if (held := run.tags.get(Tag.HELD, "")) != self.held:
+                    self.held = held
+                    self._judge_code()
                 if run.tags.get(Tag.HAND_OVER):
                     return Ended.HAND_OVER
 
@@ -183,8 +189,15 @@ class _Stream:
         self.context.log.info(f"{self.app.name} runs from {event['position']}, generation {event['generation']}")
         self.reporter.redeployed(event["position"])
         self.reporter.check(checks.STREAM_ALIVE, lambda _: checks.Verdict(True, "running"), always=True)
-        self.reporter.check(checks.DEPLOYED_CODE, lambda table: checks.deployed_code(table, table.fingerprint), always=True)
+        if event["fingerprint"] == self.app.topology.fingerprint:
+            leases.record_code(self.settings, self.app.topology)
+        self._judge_code()
         self._judge(always=True)
+
+    def _judge_code(self) -> None:
+        held = self.held
+        judge = (lambda _: checks.held_back(held)) if held else (lambda table: checks.deployed_code(table, table.fingerprint))
+        self.reporter.check(checks.DEPLOYED_CODE, judge, always=True)
 
     def _judge(self, *, always: bool = False) -> None:
         self.reporter.check(checks.FRESHNESS, lambda _: checks.freshness(self.lease), always=always)

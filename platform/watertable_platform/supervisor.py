@@ -28,6 +28,7 @@ class Tag(StrEnum):
     POSITION = "watertable/position"
     ENDED = "watertable/ended"
     CRASH = "watertable/crash"  # JSON of `Crash`
+    HELD = "watertable/held"  # why the loaded code isn't handed over to: what it would break, and the way out
     HAND_OVER = "watertable/hand_over"  # a fingerprint: the sensor asks the run to make way for it
 
 
@@ -137,6 +138,14 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Let the live run go on under the code that it has: what was loaded would make its tables wrong."""
+
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Bury:
     """Mark a run as ended whose worker is gone."""
 
@@ -158,11 +167,13 @@ class GiveUp:
         return f"stopped: {again}{place}: {self.crash.error}: {self.crash.message} {way_out(self.crash)}"
 
 
-Decision = Leave | Wait | Launch | HandOver | Bury | GiveUp
+Decision = Leave | Wait | Launch | HandOver | Hold | Bury | GiveUp
 
 
-def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: float) -> Decision:
+def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: float, breaking: str = "") -> Decision:
     """Say what to do about a stream; `attempts` come newest first, `loaded` is the fingerprint of the code as loaded here.
+
+    `breaking` says what that code would make wrong, after the one that runs.
 
     A run that began after this code was loaded read the files later than we did: if they differ, we are the ones behind.
     """
@@ -173,7 +184,7 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
     live = next((a for a in known if a.status is Status.LIVE), None)
     if live is not None:
         if live.fingerprint not in ("", loaded) and live.started_at < loaded_at and not live.handing_over:
-            return HandOver(live.run_id)
+            return Hold(live.run_id, breaking) if breaking else HandOver(live.run_id)
         return Leave("running")
     if not known:
         return Leave("stopped: nobody has launched it yet")
@@ -219,6 +230,8 @@ def backoff(crashes: int) -> float:
 def way_out(crash: Crash) -> str:
     """Say what a person can do about a stream that was given up."""
     match crash.error:
+        case "BreakingChange":
+            return "Then launch the stream."
         case "Fenced":
             return "Way out: another writer runs this app; stop that one, then launch the stream here."
         case _ if crash.final:

@@ -10,8 +10,10 @@ rows from after the new one's: no function of the records at all. That is *break
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +21,7 @@ from typing import Any, Final, Self, TypeGuard
 
 from watertable.errors import FormatError
 from watertable.fingerprints import DIALECT, canonical
-from watertable.plan import Format, Topology
+from watertable.plan import Format, TableDef, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema
 
@@ -51,7 +53,7 @@ class Outline:
         """Outline a topology."""
         return cls(
             topology.app, topology.fingerprint, DIALECT,
-            {t.name: OutlinedTable(t.fingerprint, t.state_version, t.key.sql(), t.value.sql(), canonical(t.node)) for t in topology.tables},
+            {t.name: OutlinedTable.of(t) for t in topology.tables},
             {s.topic: canonical(s) for s in topology.sinks},
         )  # fmt: skip
 
@@ -78,6 +80,25 @@ class OutlinedTable:
     key: str
     value: str
     node: object
+
+    @classmethod
+    def of(cls, table: TableDef) -> Self:
+        """Outline a table."""
+        return cls(table.fingerprint, table.state_version, table.key.sql(), table.value.sql(), canonical(table.node))
+
+    def packed(self) -> str:
+        """Write it, with what expressions mean, in letters and digits, as a property of a Delta table takes it; `unpack` reads it."""
+        text = json.dumps([DIALECT, dataclasses.asdict(self)], ensure_ascii=False, separators=(",", ":"))
+        return base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
+
+    @classmethod
+    def unpack(cls, packed: str) -> tuple[str, Self]:
+        """Give what expressions meant, and the table; raise `FormatError` for anything that `packed` didn't write."""
+        try:
+            dialect, body = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed)))
+            return dialect, cls(**body)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise FormatError(f"this is no outline of a table: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +130,18 @@ class Deployment:
     def of(self, kind: Kind) -> tuple[Change, ...]:
         """List the changes of one kind."""
         return tuple(c for c in self.changes if c.kind is kind)
+
+    @property
+    def words(self) -> str:
+        """Say what stands in the way of going on, and the ways out; "" where nothing does."""
+        if not (breaking := self.of(Kind.BREAKING)):
+            return ""
+        return (
+            f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
+            f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
+            f"`watertable rewind {self.app} --to earliest --apply` makes them anew; to keep what the older code made, rewind to the newest "
+            "commit, with --keep-old-code-before; or load the code from before"
+        )
 
     @property
     def rewind(self) -> str | None:

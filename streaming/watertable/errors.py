@@ -110,6 +110,10 @@ class PlanOutdated(RewindRefused):
         self.moved = moved
 
 
+class BreakingChange(DefinitionError):
+    """Refuse to go on under code by which tables would be neither what they were nor what it would make of their topics."""
+
+
 class UnknownPosition(StoreError, LookupError):
     """Refuse a position, version or time that no table can be read at."""
 

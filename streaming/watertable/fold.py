@@ -24,11 +24,13 @@ from watertable import failpoints
 from watertable.algebra import finish, render
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
 from watertable.deltalog import JVM_ERRORS, conflict
+from watertable.deployment import OutlinedTable
 from watertable.errors import Fenced
 from watertable.layout import moment
 from watertable.plan import JoinBuffer, Source, TableDef, walk
 from watertable.reader import (
     FOLD_LINE,
+    PLAN_PROPERTY,
     ROWS_PROPERTY,
     STATE_PROPERTY,
     Known,
@@ -256,7 +258,8 @@ class Folder:
         outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
         (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
         if outdated:  # only after the rows: until then readers compute them from the states
-            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{ROWS_PROPERTY}' = '{table.fingerprint}')")
+            pairs = f"'{ROWS_PROPERTY}' = '{table.fingerprint}', '{PLAN_PROPERTY}' = '{OutlinedTable.of(table).packed()}'"
+            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ({pairs})")
 
     def _create(self, table: TableDef, path: str, frame: DataFrame) -> None:
         """Create an empty base with its properties; losing the race to do so is no error."""
@@ -264,6 +267,7 @@ class Folder:
         properties = {
             "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
             "delta.logRetentionDuration": keep, STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint,
+            PLAN_PROPERTY: OutlinedTable.of(table).packed(),
         }  # fmt: skip
         columns = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields)
         pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())

@@ -33,7 +33,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from watertable import failpoints
 from watertable.changelog import OUT_PREFIX, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
-from watertable.errors import Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
+from watertable.deployment import classify
+from watertable.errors import BreakingChange, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
 from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
 from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
@@ -205,6 +206,7 @@ class _Job:
 
     def run(self, *, available_now: bool) -> str:
         """Work until there is a reason to stop, and give it."""
+        self._refuse_breaking_code()
         self._start()
         return self._work(self.admin.latest(self.offsets) if available_now else None)
 
@@ -261,6 +263,16 @@ class _Job:
         )  # fmt: skip
         self._started = True
         self._begin_workers()
+
+    def _refuse_breaking_code(self) -> None:
+        """Raise `BreakingChange` where the states are of code that this one can't go on from, and nobody has rewound them for it."""
+        head, ours = self.store.head(), self.topology.fingerprint
+        current = next((fork.fingerprint for fork in head.forks if fork.epoch == head.position.epoch), "")
+        if head.last is None or ours in (head.last.fingerprint, current):
+            return
+        found = classify(self.store.reader.deployed(head.last.fingerprint), self.topology)
+        if found.words:
+            raise BreakingChange(found.words)
 
     def _take_place(self) -> None:
         """Start a writer, and stand where it stands."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +22,10 @@ from watertable.aggregates import Merge
 from watertable.algebra import change_struct, finish, home, merge, spread, state_struct
 from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, batches
 from watertable.deltalog import DeltaLog, Files, Snapshot
+from watertable.deployment import Outline, OutlinedTable
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
+from watertable.fingerprints import DIALECT
 from watertable.layout import moment
 from watertable.plan import TableAggregate, TableDef, Topology
 from watertable.schema import quote
@@ -39,6 +41,8 @@ STATE_PROPERTY: Final = "watertable.state"
 """Table property: the state version that a base keeps; another one can't be merged with it."""
 ROWS_PROPERTY: Final = "watertable.fingerprint"
 """Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
+PLAN_PROPERTY: Final = "watertable.plan"
+"""Table property: the outline of that table, by which later code is classified."""
 SMALL_TAIL: Final = 16 << 20
 """Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
 
@@ -353,6 +357,23 @@ class Reader:
             self._check_tail(table.name, base, position, head, snapshot)
         self._check_state(table, base)
         return self._with_tombstones(table, base, head, snapshot)
+
+    def deployed(self, fingerprint: str) -> Outline:
+        """Outline the code that has folded the app's tables, of those that the topology has; `fingerprint` is the app's.
+
+        What an earlier release folded, with no outline, counts as what the topology has, as far as its state is laid out the same.
+        """
+        found, dialect = {}, DIALECT
+        for table in self.tables.values():
+            snapshot = self.log(table.name).latest()
+            if snapshot is None:
+                continue
+            if packed := snapshot.property(PLAN_PROPERTY):
+                dialect, found[table.name] = OutlinedTable.unpack(packed)
+            else:
+                kept = (snapshot.property(STATE_PROPERTY) or table.state_column).rpartition("_")[2]
+                found[table.name] = replace(OutlinedTable.of(table), state_version=kept, fingerprint="")
+        return Outline(self.changelog.app, fingerprint, dialect, found, {})
 
     def _check_state(self, table: TableDef, base: Base) -> None:
         """Raise `StoreError` when a base keeps another state version, which can't be merged with the table's changes."""

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+import watertable as wt
 from tests.kafka.test_job import World
 from watertable import job, rewind
-from watertable.errors import RewindRefused
+from watertable.errors import BreakingChange, RewindRefused
 from watertable.events import BatchCommitted, Event, Failed, Rewound, Stopped
 from watertable.kafka.config import Cluster
+from watertable.plan import Topology
 from watertable.project import load_apps
 from watertable.rewind import Target
 from watertable.settings import Settings
@@ -105,6 +107,41 @@ def test_records_that_retention_has_taken_are_refused_by_name(spark: SparkSessio
     rewind.apply(store, plan, topology.fingerprint, world.admin)
     world.run()
     assert world.stock() == {"a": (13, 2), "b": (1, 1)}
+
+
+def test_code_that_would_make_tables_wrong_is_refused_until_they_are_rewound_for_it(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+
+    def till(*, least: int | None = None, more: bool = False) -> Topology:
+        app = wt.App("till")
+        moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT").stream()
+        kept = moves if least is None else moves.filter(f"qty >= {least}")
+        kept.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+        if more:
+            moves.group_by_key().agg(n=wt.count()).materialized_as("counts")
+        return app.topology()
+
+    def run(topology: Topology) -> dict[str, int]:
+        job.run(topology, world.settings, available_now=True, spark=spark)
+        rows = Store(spark, world.settings.warehouse_uri, "till", topology.tables).reader.read("stock").collect()
+        return {r["sku"]: r["qty"] for r in rows}
+
+    world.produce(("a", 5), ("b", -1))
+    assert run(till()) == {"a": 5, "b": -1}
+    world.produce(("a", 2))
+    assert run(till(more=True)) == {"a": 7, "b": -1}  # what is new rolls in
+    world.produce(("c", -3))
+    positive = till(least=0, more=True)
+    with pytest.raises(BreakingChange, match="stock: a filter was put in"):
+        run(positive)
+    assert run(till(more=True)) == {"a": 7, "b": -1, "c": -3}  # the code from before goes on
+    store = Store(spark, world.settings.warehouse_uri, "till", positive.tables)
+    rewind.apply(store, rewind.plan(store, positive, world.admin, Target.parse(to="earliest")), positive.fingerprint, world.admin)
+    assert run(positive) == {"a": 7}
+    world.produce(("b", 4))
+    assert run(positive) == {"a": 7, "b": 4}
 
 
 APP = """

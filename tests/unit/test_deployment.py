@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 import watertable as wt
 from tests.apps import retail
-from watertable.deployment import Deployment, Kind, Outline, classify
+from watertable.deployment import Deployment, Kind, Outline, OutlinedTable, classify
 from watertable.dsl import Stream, Table
 from watertable.errors import FormatError
+from watertable.fingerprints import DIALECT
 from watertable.plan import Topology
 
 VALUE = "qty BIGINT, price DECIMAL(12,3), at TIMESTAMP"
@@ -148,6 +150,23 @@ def test_what_is_recorded_of_a_plan_classifies_as_the_plan_does() -> None:
         assert classify(recorded, new) == classify(old, new)
     with pytest.raises(FormatError, match="no outline"):
         Outline.from_json("{}")
+
+
+def test_a_table_is_outlined_in_letters_and_digits() -> None:
+    for table in retail().topology().tables:
+        packed = OutlinedTable.of(table).packed()
+        assert re.fullmatch(r"[A-Za-z0-9_=-]+", packed)
+        assert len(packed) < 2_000
+        assert OutlinedTable.unpack(packed) == (DIALECT, OutlinedTable.of(table))
+    with pytest.raises(FormatError, match="no outline"):
+        OutlinedTable.unpack("AAAA")
+
+
+def test_what_stands_in_the_way_is_said_with_the_ways_out() -> None:
+    assert classify(shop(), shop()).words == ""
+    words = classify(shop(), shop(records=lambda s: s.filter("qty > 0"))).words
+    for wanted in ("stock: a filter was put in; hourly: a filter was put in", "rewind shop --to earliest", "--keep-old-code-before"):
+        assert wanted in words
 
 
 def test_another_dialect_breaks_everything() -> None:

@@ -204,6 +204,30 @@ def test_it_hands_over_when_it_is_asked_to(run: Run, settings: Settings, instanc
     assert numbers(told(instance, "stock")[-1])["position"] == "shop@1.9"  # what it said last is not lost
 
 
+@pytest.mark.parametrize("instance", ["disk"], indirect=True)
+def test_it_says_why_it_runs_on_under_the_code_from_before(
+    run: Run, app: LoadedApp, settings: Settings, instance: dg.DagsterInstance
+) -> None:
+    def hold() -> None:
+        while not (runs := instance.get_runs(dg.RunsFilter(job_name=job_name("shop")))) or not runs[0].tags.get(Tag.FINGERPRINT):
+            time.sleep(0.05)
+        instance.add_run_tags(runs[0].run_id, {Tag.HELD: "stock: a filter was put in"})
+        while all(passed for passed, _ in evaluations(instance, "deployed_code")):
+            time.sleep(0.05)
+        instance.add_run_tags(runs[0].run_id, {Tag.HELD: ""})
+
+    threading.Thread(target=hold, daemon=True).start()
+    result = run(f"started({app.topology.fingerprint!r})\nfor _ in range(100): idle(); time.sleep(0.1)")
+    logged = instance.all_logs(result.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    said = [e.get_dagster_event().asset_check_evaluation_data for e in logged]
+    judged = [s for s in said if s.check_name == "deployed_code" and s.asset_key == dg.AssetKey(["shop", "stock"])]
+    assert [s.passed for s in judged] == [True, False, True]
+    assert "a filter was put in" in (judged[1].description or "")
+    known = leases.recorded_code(settings, "shop")
+    assert known is not None
+    assert known.fingerprint == app.topology.fingerprint
+
+
 def test_it_recycles_itself_after_so_many_events(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
     assert run("started()\nfor n in range(4, 9999): batch(n, stock=1); time.sleep(0.05)", recycle_events=20).success
     assert attempts(instance, settings, "shop")[0].ended is Ended.RECYCLE

@@ -15,6 +15,7 @@ from watertable_platform.supervisor import (
     Ended,
     GiveUp,
     HandOver,
+    Hold,
     Launch,
     Leave,
     Status,
@@ -46,6 +47,15 @@ def test_a_new_app_starts_stopped() -> None:
 
 def test_a_run_that_runs_is_left_alone() -> None:
     assert act(live()) == Leave("running")
+
+
+def test_a_run_goes_on_under_its_code_where_the_loaded_one_would_make_its_tables_wrong() -> None:
+    def decided(run: Attempt, loaded: str) -> object:
+        return decide([run], loaded=loaded, loaded_at=NOW - 60, now=NOW, breaking="stock: a filter was put in")
+
+    assert decided(live(started_at=NOW - 100), "f2") == Hold("l", "stock: a filter was put in")
+    assert decided(live(started_at=NOW - 100), "f1") == Leave("running")
+    assert decided(live(started_at=NOW - 10), "f2") == Leave("running")
 
 
 def test_a_persons_terminate_means_stopped() -> None:
