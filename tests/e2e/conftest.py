@@ -138,17 +138,41 @@ class Dagster:
         data: dict[str, Any] = said["data"]
         return data
 
-    def launch(self, job: str, assets: Sequence[Sequence[str]] = (), config: Mapping[str, object] | None = None) -> str:
+    def launch(
+        self,
+        job: str,
+        assets: Sequence[Sequence[str]] = (),
+        config: Mapping[str, object] | None = None,
+        days: tuple[str, str] | None = None,
+    ) -> str:
+        tags = zip(("start", "end"), days or (), strict=False)
+        metadata = {"tags": [{"key": f"dagster/asset_partition_range_{end}", "value": day} for end, day in tags]}
         selector = {"repositoryLocationName": "watertable", "repositoryName": "__repository__", "jobName": job}
         if assets:
             selector |= {"assetSelection": [{"path": list(path)} for path in assets]}  # type: ignore[dict-item]
         said = self.query(
             """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename ... on LaunchRunSuccess { run { runId } }
                  ... on RunConfigValidationInvalid { errors { message } } ... on PythonError { message } } }""",
-            p={"selector": selector, "runConfigData": json.dumps(config or {}), "mode": "default"},
+            p={"selector": selector, "runConfigData": json.dumps(config or {}), "mode": "default", "executionMetadata": metadata},
         )["launchRun"]
         assert said["__typename"] == "LaunchRunSuccess", said
         return str(said["run"]["runId"])
+
+    def backfill(self, assets: Sequence[Sequence[str]], days: Sequence[str], config: Mapping[str, object] | None = None) -> str:
+        """Launch a backfill of some partitions, as the page's dialog does; give its id."""
+        said = self.query(
+            """mutation($p: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $p) { __typename
+                 ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }""",
+            p={"assetSelection": [{"path": list(path)} for path in assets], "partitionNames": list(days), "runConfigData": config or {}},
+        )["launchPartitionBackfill"]
+        assert said["__typename"] == "LaunchBackfillSuccess", said
+        return str(said["backfillId"])
+
+    def backfilled(self, backfill: str) -> dict[str, Any]:
+        """Give a backfill's status, and its runs."""
+        one = """query($i: String!) { partitionBackfillOrError(backfillId: $i) { ... on PartitionBackfill {
+                   status numPartitions runs(limit: 9) { runId status runConfigYaml } } } }"""
+        return dict(self.query(one, i=backfill)["partitionBackfillOrError"])
 
     def launch_stream(self, app: str = "shop", **config: object) -> str:
         return self.launch(f"stream__{app}", config={"ops": {f"run__{app}": {"config": {"report_seconds": 1.0, **config}}}})
@@ -180,7 +204,10 @@ class Dagster:
                  dependencyKeys { path } dependedByKeys { path } metadataEntries { label __typename }
                  assetMaterializations(limit: 20) { runId timestamp partition tags { key value } metadataEntries { label
                    ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } ... on TextMetadataEntry { text } } }
-                 assetObservations(limit: 3) { metadataEntries { label ... on IntMetadataEntry { intValue } } }
+                 assetObservations(limit: 20) { runId metadataEntries { label ... on IntMetadataEntry { intValue }
+                   ... on FloatMetadataEntry { floatValue } ... on TextMetadataEntry { text }
+                   ... on MarkdownMetadataEntry { mdStr } } }
+                 assetPartitionStatuses { ... on TimePartitionStatuses { ranges { status startKey endKey } } }
                  assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization { status
                    evaluation { success severity description } } } } } } } }""",
             k={"path": list(path)},
@@ -225,21 +252,26 @@ class Dagster:
 
 
 def numbers(materialization: Mapping[str, Any]) -> dict[str, Any]:
-    values = ("intValue", "floatValue", "text")
+    values = ("intValue", "floatValue", "text", "mdStr")
     return {m["label"]: next((m[v] for v in values if m.get(v) is not None), None) for m in materialization["metadataEntries"]}
 
 
 @pytest.fixture(scope="module")
 def project(broker: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return make_project(broker, tmp_path_factory.mktemp("shop"))
+
+
+def make_project(broker: Cluster, root: Path, settings: str = "") -> Project:
+    """Make the folder, with further settings where they are given, and its topics anew."""
     from watertable.kafka.admin import Admin
 
-    root = tmp_path_factory.mktemp("shop")
     (root / "pyproject.toml").write_text(
         textwrap.dedent(f"""
             [tool.watertable]
             kafka = "{broker.bootstrap}"
             master = "local[2]"
             fold_seconds = 3
+            {settings}
             [tool.watertable.spark]
             "spark.driver.memory" = "1g"
         """)

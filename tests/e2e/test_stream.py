@@ -102,7 +102,7 @@ def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(proje
     assert len(drivers(project)) == 1
 
     # new code: drains, commits, resumes with it
-    project.write("app", project.app.replace("stock = sales.group_by", "stock = sales.filter('qty >= 0').group_by"))
+    project.write("app", project.app + "    sales.group_by('item').agg(most=wt.max('qty')).materialized_as('most')\n")
     dagster.reload()
     dagster.until("it hands over", lambda: dagster.run(fourth["runId"])["tags"].get("watertable/ended") == "hand-over")
     fifth = dagster.until("the new code runs", lambda: live(dagster))
