@@ -192,7 +192,7 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
     if last.status is Status.CANCELED and last.ended is None:
         return Leave("stopped by a person; launch it to run it again")
     if not last.crashed:
-        return Launch(last.ended or "it ended by itself")
+        return Launch(str(last.ended or "it ended by itself"))  # a tag takes text, and no enum
     crash = last.crash or Crash("Crash", "the driver died without a word", last.position)
     crashes = streak(known)
     if crash.final or crashes >= CRASHES:
