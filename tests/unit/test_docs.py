@@ -40,6 +40,23 @@ def test_every_operator_has_its_line() -> None:
     assert {name for name in names if not re.search(rf"\b{name}\(", operators)} == set()
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "operators").glob("*.md")), ids=lambda p: p.stem)
+def test_an_operators_page_has_a_picture_an_example_and_every_fact(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    missing = [fact for fact in ("Kafka Streams", "Purity", "Nulls", "Late", "Cost") if not re.search(rf"^\| {fact} \| \S", text, re.M)]
+    missing += [what for what, begins in (("a picture", "```text\n"), ("an example", "```python\n>>> ")) if begins not in text]
+    assert missing == []
+    for listed in ("operators.md", "../mkdocs.yml"):
+        assert f"operators/{page.name}" in (ROOT / "docs" / listed).read_text(encoding="utf-8")
+
+
+def test_every_operator_is_named_at_the_head_of_a_page() -> None:
+    heads = "".join(page.read_text(encoding="utf-8").partition("```text")[0] for page in (ROOT / "docs" / "operators").glob("*.md"))
+    shown = (dsl.Stream, dsl.GroupedStream, dsl.WindowedStream, dsl.CogroupedStream, dsl.Table, dsl.GroupedTable)
+    names = {name for kind in shown for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_")}
+    assert {name for name in names if not re.search(rf"\b{name}\b", heads)} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
