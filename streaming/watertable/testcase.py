@@ -159,7 +159,7 @@ def _needed(
         before = [n for n, k in enumerate(kept) if _offset(k.record)[:2] == _offset(one.record)[:2] and k.record.offset < one.record.offset]
         kept.insert(before[-1] + 1 if before else 0, one)
     found: dict[Key, Row | None] = {key: rows.get(key) for key in sorted(keys, key=repr)}
-    if table.sessions is not None:  # the bounds that a session had on its way are no rows that went
+    if table.windows is not None:  # the bounds that a session had on its way, say, are no rows that went
         found = {key: row for key, row in found.items() if row is not None} or found
     return kept, found
 
