@@ -11,7 +11,7 @@ import pytest
 
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger
-from tests.spark.test_rewind import FOLDED, Kafka, batch, planned, read, rewound, tell, told
+from tests.spark.test_rewind import FOLDED, Broker, Kafka, batch, deliver, emit, planned, read, rewound, tell, told
 from watertable import failpoints, rewind, shadow
 from watertable.changelog import Position
 from watertable.errors import Fenced, RewindRefused
@@ -137,6 +137,49 @@ def test_a_promote_is_undone_like_any_rewind(ledger: Ledger) -> None:
         planned(undone, target=Target("undo"))
 
 
+def test_a_promote_that_dies_at_any_point_has_changed_nothing_or_all_and_can_be_done_again(ledger: Ledger) -> None:
+    tell(ledger, folds=(3,))
+    for point in ("rewind.before_commit", "rewind.after_commit"):
+        with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
+            begun(ledger)
+        head = ledger.store.head()
+        assert (head.position, head.shadow is not None) == (Position("shop", 1, 6), point == "rewind.after_commit")
+    for point in ("store.fence.before_write", "store.fence.after_commit", "store.commit.before_write", "store.commit.after_write",
+                  "store.commit.after_commit", "rewind.promote.before_hold", "rewind.promote.after_hold",
+                  "rewind.promote.before_commit"):  # fmt: skip
+        with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
+            shadow.promote(ledger.store, ledger.topology, replay(ledger, 1, 2, 3, 4, 5))
+        head = ledger.store.head()
+        assert (head.position, read(ledger), head.forks) == (Position("shop", 1, 6), told(6), ()), point
+        assert head.shadow is not None, point
+    with failpoints.armed("rewind.promote.after_commit", "raise"), pytest.raises(failpoints.FailpointHit):
+        shadow.promote(ledger.store, ledger.topology, replay(ledger))
+    assert (ledger.store.head().position.epoch, read(ledger), ledger.store.head().shadow) == (3, told(6), None)
+    with pytest.raises(RewindRefused, match="has no shadow"):
+        shadow.promote(ledger.store, ledger.topology, replay(ledger))
+
+
+def test_nothing_is_published_twice_through_a_promote_and_its_undo(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    for upto in (10, 20):
+        emit(ledger, upto)
+    deliver(ledger, broker, monkeypatch)
+    begun(ledger)
+    emit(ledger, 30)  # committed, and not published
+    ours = beside(ledger)
+    for upto in (15, 30):
+        emit(ours, upto)
+    again = promoted(ledger)
+    deliver(again, broker, monkeypatch)
+    emit(again, 40)
+    deliver(again, broker, monkeypatch)
+    undone = rewound(again, target=Target("undo"))
+    emit(undone, 50)
+    deliver(undone, broker, monkeypatch)
+    for topic in (b"moves", b"names"):
+        assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(50)]
+
+
 def test_a_diff_counts_rows_and_columns_and_shows_keys(ledger: Ledger) -> None:
     tell(ledger, cuts=(2, 6), folds=(2,))
     begun(ledger)
@@ -160,3 +203,41 @@ def test_a_diff_counts_rows_and_columns_and_shows_keys(ledger: Ledger) -> None:
 
     assert Diff.from_json(json.loads(found.to_json())) == found
     assert "| stock | 1 | 1 | 2 | qty in 2 (sum -14, at most 8) |" in found.markdown()
+
+
+def test_a_shadow_of_other_code_is_compared_promoted_and_undone_by_the_code_that_was(spark: SparkSession, tmp_path: Path) -> None:
+    import watertable as wt
+    from watertable.store import Store
+
+    def till(column: str) -> Any:
+        app = wt.App("shop")
+        moves = app.topic("moves", key="k STRING", value="k STRING, qty BIGINT").stream()
+        app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")
+        agg = moves.group_by("value.k").agg(**({"qty": wt.sum("qty")} if column == "qty" else {"top": wt.max("qty"), "n": wt.count()}))
+        agg.materialized_as("stock")
+        return app.topology()
+
+    old, new = till("qty"), till("top")
+    session = tiny(spark)
+    live = Ledger.open(session, str(tmp_path), topology=old)
+    live.commit({"stock": live.sums("stock", {"a": 3, "b": 1})})
+    live.store.folder.fold_all()
+    changed = Ledger(session, Store(session, str(tmp_path), "shop", new.tables), new, live.writer, dict(live.offsets))
+    begun(changed)
+    ours = beside(changed)
+    live.commit({"stock": live.sums("stock", {"a": 2})})  # whose columns came beside it
+    first, second = (f.name for f in new.table("stock").state)
+    top = f"named_struct('k', 'a'), named_struct('{first}', 3L, '{second}', 2L), timestamp'2026-01-01 00:00:00'"
+    ours.offsets = {}
+    info = dataclasses.replace(ours.info(records=20), begin={("moves", 0): 0, ("names", 0): 0})
+    ours.writer.commit({"stock": ours.deltas("stock", [top])}, info)
+    found = shadow.diff(changed.store, new)
+    stock = next(t for t in found.tables if t.table == "stock")
+    assert (stock.added, stock.removed, stock.changed, stock.at) == (0, 1, 0, "shop@1.1"), "by its folded table, as it is"
+    assert "new: top, n; no more: qty" in stock.note
+    assert found.verdict.startswith(f"other code ({old.fingerprint} → {new.fingerprint})")
+    shadow.promote(changed.store, new, lambda goal: None)
+    assert {r[0]: (r[1], r[2]) for r in changed.store.reader.read("stock").collect()} == {"a": (3, 2)}
+    assert "load that code" in planned(changed, target=Target("undo")).refusals[0]
+    undone = rewound(live, target=Target("undo"))
+    assert undone.read("stock") == {"a": 5, "b": 1}
