@@ -270,13 +270,12 @@ def query(
     with _session(settings) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         answer = show.ask(reader, wanted, key=key, sql=sql, at=moment, limit=limit)
-    match as_json, as_csv:
-        case True, _:
-            show.print_json(answer)
-        case _, True:
-            show.print_csv(answer)
-        case _:
-            show.print_answer(out, answer)
+    if as_json:
+        show.print_json(answer)
+    elif as_csv:
+        show.print_csv(answer)
+    else:
+        show.print_answer(out, answer)
 
 
 @app.command(rich_help_panel="Tables")
@@ -300,8 +299,7 @@ def explain(
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
-    cluster = Cluster.of(settings)
-    kafka = Admin(cluster)
+    kafka = Admin(cluster := Cluster.of(settings))
     partitions = kafka.partitions([topic.name for topic in topology.topics])
     begin, end = kafka.earliest(partitions), kafka.latest(partitions) | kafka.mirrored(topology.app, partitions)
     with err.status("reading the topics", spinner="dots"):
@@ -310,9 +308,8 @@ def explain(
             again = read_records(cluster, begin, end)
             command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
             test = testcase.as_test(topology, wanted, show.key_texts(key), told, again, command)
-    for (topic, partition), offset in sorted(begin.items()):
-        if offset:
-            err.print(f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there")
+    for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
+        err.print(f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there")
     if as_test:
         print(test, end="")
     elif as_json:
@@ -349,8 +346,7 @@ def bisect(
         if found.at is not None:
             try:
                 begin, end = found.ranges(topology, wanted)
-                cluster = Cluster.of(settings)
-                kept = Admin(cluster).earliest(begin)
+                kept = Admin(cluster := Cluster.of(settings)).earliest(begin)
                 gone = [f"{topic}/{partition}" for (topic, partition), offset in begin.items() if offset < kept[topic, partition]]
                 if gone:
                     raise UnknownPosition(f"Kafka has deleted records of {', '.join(gone)} that the commit read")
@@ -361,6 +357,40 @@ def bisect(
         print(show.finding_json(found, culprit, unknown))
     else:
         show.print_finding(out, found, culprit, unknown, found.ranges(topology, wanted))
+
+
+@app.command(rich_help_panel="Tables")
+def preview(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    last: Annotated[int, typer.Option("--last", metavar="N", help="How many of the newest records to read.", min=1)] = 1000,
+    limit: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table's definition as it is here on the newest records, without a commit, and compare with the live table."""
+    from watertable import preview as trial
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.kafka.reading import read_records
+    from watertable.project import load_apps
+    from watertable.reader import Reader
+    from watertable.testcase import upstream
+    from watertable_platform import show
+
+    topology, wanted = show.find_table(load_apps(settings := _settings()), table)
+    kafka = Admin(cluster := Cluster.of(settings))
+    partitions = kafka.partitions([topic.name for topic in upstream(topology, wanted).topics])
+    earliest, latest = kafka.earliest(partitions), kafka.latest(partitions)
+    with _session(settings) as spark:
+        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+        live = trial.live_of(reader, topology, wanted)
+        end = latest | {p: max(offset, earliest[p]) for p, offset in (live.next if live else {}).items() if p in latest}
+        begin = trial.last(earliest, end, last)
+        with err.status("reading the topics", spinner="dots"):
+            seen = trial.preview(reader, topology, wanted, begin, end, read_records(cluster, begin, end), live)
+    if as_json:
+        print(show.preview_json(seen))
+    else:
+        show.print_preview(out, seen, limit)
 
 
 @app.command(rich_help_panel="Tables")

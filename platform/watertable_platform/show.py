@@ -33,12 +33,20 @@ if TYPE_CHECKING:
     from watertable.bisect import Culprit, Found
     from watertable.changelog import Offsets
     from watertable.explain import Explanation
+    from watertable.preview import Pair, Preview
     from watertable.reader import AppStatus, At, Reader
     from watertable.rewind import RewindPlan
     from watertable.shadow import Diff
 
 _ROWS = 20
 _KEYS = 5
+_PAIRS = {
+    "differs": ("≠", "yellow"),
+    "only here": ("+", "green"),
+    "only live": ("−", "red"),
+    "not compared": (" ", ""),
+    "same": ("=", "dim"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +360,56 @@ def finding_json(found: Found, culprit: Culprit | None, unknown: str) -> str:
         "record": None if culprit is None else asdict(culprit), "unknown": unknown or None,
     }  # fmt: skip
     return json.dumps(body, default=_plain, ensure_ascii=False)
+
+
+def print_preview(console: Console, seen: Preview, limit: int) -> None:
+    """Print what a definition makes of the last records: the rows that differ from the live table first, and in words what was compared."""
+    live = "no live table" if seen.live is None else f"live {seen.live.position}, as folded"
+    console.print(Text.assemble((seen.table, "bold"), f"  on the last {seen.records:,} records  ", (f"{seen.fingerprint}, {live}", "dim")))
+    places = [f"{t}/{n}@{begin} to {seen.end[t, n] - 1}" for (t, n), begin in seen.begin.items() if begin < seen.end[t, n]]
+    console.print(Text(", ".join([*places[:_KEYS], *(["…"] if len(places) > _KEYS else [])]), style="dim"))
+    pairs = sorted(seen.pairs, key=lambda pair: list(_PAIRS).index(pair.mark))
+    if pairs:
+        shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        keys, values = list(pairs[0].key), list(dict.fromkeys(n for p in pairs[:limit] for n in (p.here or p.live or {})))
+        shown.add_column("")
+        for name in (*keys, *values):
+            shown.add_column(name, overflow="fold")
+        for pair in pairs[:limit]:
+            mark, style = _PAIRS[pair.mark]
+            cells = [_beside(pair, name) for name in values]
+            shown.add_row(Text(mark, style=style), *(_cell(pair.key[name]) for name in keys), *cells, style="dim" if mark == "=" else "")
+        console.print(shown)
+    counts = (f"{sign} {seen.count(mark):,} {mark}".strip() for mark, (sign, _) in _PAIRS.items())
+    more = f"first {limit:,} of {len(pairs):,} rows; " if len(pairs) > limit else ""
+    console.print(f"{more}{', '.join(counts)}", style="dim", highlight=False)
+    console.print(seen.says, highlight=False)
+    for reason, count in seen.dropped.items():
+        console.print(Text.assemble(("dropped  ", "yellow"), f"{reason}  {count:,}"))
+    for node, location, count in seen.refused:
+        console.print(Text.assemble(("refused  ", "bold red"), f"{node}  {count:,}", (f"  {location}", "dim")))
+    console.print("nothing was committed", style="dim")
+
+
+def preview_json(seen: Preview) -> str:
+    """Write what `print_preview` shows, all of it, for programs."""
+    places = [{"topic": t, "partition": n, "from": begin, "to": seen.end[t, n]} for (t, n), begin in seen.begin.items()]
+    body = {
+        "table": seen.table, "fingerprint": seen.fingerprint, "records": seen.records, "ranges": places,
+        "live": seen.live and str(seen.live.position), "says": seen.says, "dropped": dict(seen.dropped),
+        "refused": [{"node": node, "location": location, "records": n} for node, location, n in seen.refused],
+        "rows": [{"mark": pair.mark, "key": pair.key, "here": pair.here, "live": pair.live} for pair in seen.pairs],
+    }  # fmt: skip
+    return json.dumps(body, default=_plain, ensure_ascii=False)
+
+
+def _beside(pair: Pair, name: str) -> Text:
+    """Show a value, and the live one before it where that is another."""
+    row = pair.here if pair.here is not None else pair.live or {}
+    value = _cell(row[name]) if name in row else Text("")
+    if pair.here is None or pair.live is None or name not in pair.live or pair.live[name] == row.get(name):
+        return value
+    return Text.assemble(_cell(pair.live[name]), (" → ", "yellow"), value)
 
 
 def _keys(count: int) -> str:

@@ -36,6 +36,7 @@ SPARK_ROOMS = {
         "deltalog",
         "fold",
         "lake",
+        "preview",
         "upkeep",
         "reader",
         "rewind",

@@ -1,0 +1,129 @@
+"""The commands that look into a table, on a real broker and a store that an app has run on: explain, bisect, preview."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from rich.console import Console
+
+from watertable import job
+from watertable.kafka.admin import Admin
+from watertable.kafka.config import Cluster
+from watertable.project import load_apps
+from watertable.settings import Settings
+from watertable_platform import cli
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+APP = """
+import watertable as wt
+app = wt.App("till")
+moves = app.topic("{moves}", key="sku STRING", value="qty BIGINT, at TIMESTAMP", timestamp="at").stream()
+stock = moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+hourly = moves.group_by_key().windowed_by(wt.tumbling(hours=1)).agg(qty=wt.sum("qty")).materialized_as("hourly")
+last = moves.to_table().materialized_as("last")
+"""
+
+
+class Till:
+    """Hold a project of one app, on the shared broker and session, and call its commands."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, moves: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.spark, self.moves, self.home, self.capsys, self.admin = spark, moves, home, capsys, Admin(cluster)
+        (home / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{cluster.bootstrap}'\n")
+        (home / "assets" / "till").mkdir(parents=True)
+        self.write(APP)
+        self._producer = Producer(cluster.client_config())
+
+    def write(self, app: str) -> None:
+        (self.home / "assets" / "till" / "app.py").write_text(app.format(moves=self.moves))
+
+    def produce(self, *moves: tuple[str, int, str]) -> None:
+        for sku, qty, at in moves:
+            self._producer.produce(self.moves, json.dumps({"qty": qty, "at": f"2026-03-01T{at}:00Z"}), sku, partition=ord(sku) % 2)
+        self._producer.flush(20)
+
+    def run(self) -> None:
+        settings = Settings.load(self.home)
+        job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=self.spark)
+
+    def said(self, *arguments: str) -> str:
+        self.capsys.readouterr()
+        assert cli.main(list(arguments)) == 0, self.capsys.readouterr().err
+        return self.capsys.readouterr().out
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.said(*arguments, "--json"))
+
+
+@pytest.fixture
+def till(
+    spark: SparkSession, broker: Cluster, topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Till:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(cli, "out", Console(width=150))
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=150))
+    made = Till(spark, broker, topic("moves", partitions=2), tmp_path, capsys)
+    made.produce(("a", 5, "08:00"), ("b", 2, "08:10"))
+    made.run()
+    made.produce(("a", 3, "08:20"), ("a", -9, "08:30"), ("b", 1, "08:40"))
+    made.run()
+    made.produce(("a", 30, "09:10"), ("b", 4, "09:50"), ("a", 1, "10:20"), ("b", -1, "10:30"))
+    made.run()
+    return made
+
+
+def test_a_row_is_written_as_a_test_and_its_first_bad_record_is_found(till: Till) -> None:
+    (till.home / "test_a.py").write_text(till.said("explain", "stock", "--key", "a", "--as-test"))
+    told = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"], cwd=till.home, check=False)
+    assert told.returncode == 0
+    found = till.json("bisect", "stock", "qty < 0")
+    assert (found["at"], found["record"]["offset"], found["record"]["record"]["qty"]) == ("till@1.2", 2, -9)
+    assert (found["record"]["old"], found["record"]["new"], found["now"]) == ({"qty": 8}, {"qty": -1}, 0)
+    shown = till.said("bisect", "stock", "qty < 0", "--key", "a")
+    for wanted in ("stock  qty < 0", "till@1.2", f"{till.moves}/1@2", "qty 8  →  qty -1", "true of 1 key at some time, of 0 keys now"):
+        assert wanted in shown
+    assert "never" in till.said("bisect", "stock", "qty > 1000")
+    till.admin.delete_records({(till.moves, 1): 3})
+    shown = till.said("bisect", "stock", "qty < 0")
+    assert "till@1.2" in shown
+    assert f"among {till.moves}/0@1 to 1, {till.moves}/1@1 to 2" in shown
+    assert "Kafka has deleted records" in " ".join(shown.split())
+
+
+def test_an_edited_definition_is_shown_beside_the_live_table_and_nothing_is_committed(till: Till) -> None:
+    same = till.json("preview", "stock", "--last", "100")
+    assert ({row["mark"] for row in same["rows"]}, same["records"], same["live"]) == ({"same"}, 9, "till@1.3")
+    assert "the whole table" in same["says"]
+    sums = till.json("preview", "stock", "--last", "4")
+    assert {row["mark"] for row in sums["rows"]} == {"not compared"}
+    assert "adds up these records alone" in sums["says"]
+    windows = till.json("preview", "hourly", "--last", "4")
+    marks = {(row["key"]["sku"], row["key"]["window_start"][11:13]): row["mark"] for row in windows["rows"]}
+    assert marks["a", "10"] == marks["b", "10"] == "same"
+    assert marks["a", "09"] == "same", "by then neither partition had come beyond 08:40"
+    latest = till.json("preview", "last", "--last", "2")
+    assert {(row["key"]["sku"], row["mark"], row["here"]["qty"]) for row in latest["rows"]} == {("a", "same", 1), ("b", "same", -1)}
+    till.write(APP.replace('qty=wt.sum("qty")).materialized_as("stock")', 'qty=wt.sum("2 * qty"), n=wt.count()).materialized_as("stock")'))
+    edited = till.json("preview", "stock", "--last", "100")
+    assert {(row["key"]["sku"], row["mark"], row["here"]["qty"], row["live"]["qty"]) for row in edited["rows"]} == {
+        ("a", "differs", 60, 30), ("b", "differs", 12, 6),
+    }  # fmt: skip
+    shown = till.said("preview", "stock", "--last", "100")
+    for wanted in ("stock  on the last 9 records", "30 → 60", "≠ 2 differs", "nothing was committed"):
+        assert wanted in shown
+    assert Admin(Cluster(Settings.load(till.home).kafka)).mirrored("till", [(till.moves, 0), (till.moves, 1)])
+    till.write(APP)
+    assert till.json("preview", "stock", "--last", "100")["live"] == "till@1.3"

@@ -1,0 +1,39 @@
+"""A definition's rows beside the live ones: where to begin, what two rows are to each other, and what is said without a live table."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import watertable as wt
+from watertable.interpreter import Record
+from watertable.preview import Pair, last, preview
+from watertable.windows import EPOCH
+
+
+def test_the_last_records_are_shared_by_the_partitions_as_far_as_each_has_them() -> None:
+    assert last({("a", 0): 0, ("a", 1): 0}, {("a", 0): 10, ("a", 1): 10}, 6) == {("a", 0): 7, ("a", 1): 7}
+    assert last({("a", 0): 0, ("b", 0): 8}, {("a", 0): 10, ("b", 0): 10}, 8) == {("a", 0): 4, ("b", 0): 8}
+    assert last({("a", 0): 3, ("b", 0): 0}, {("a", 0): 10, ("b", 0): 0}, 100) == {("a", 0): 3, ("b", 0): 0}
+
+
+def test_only_columns_that_both_have_are_held_against_each_other() -> None:
+    assert Pair({"k": 1}, {"n": 1, "new": 2}, {"n": 1, "gone": 3}, True).mark == "same"
+    assert Pair({"k": 1}, {"n": 2}, {"n": 1}, True).mark == "differs"
+    assert Pair({"k": 1}, {"n": 2}, None, True).mark == "only here"
+    assert Pair({"k": 1}, None, {"n": 2}, True).mark == "only live"
+    assert Pair({"k": 1}, {"n": 2}, {"n": 1}, False).mark == "not compared"
+
+
+def test_without_a_live_table_rows_drops_and_refusals_are_told_and_nothing_is_compared() -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+    moves.expect("whole", "qty > 0").group_by("shelf").agg(qty=wt.sum("qty")).materialized_as("shelves")
+    topology = app.topology()
+    values = [{"qty": 1, "shelf": 1}, {"qty": -1, "shelf": 1}, {"qty": 4}]
+    records = [Record("moves", 0, n, EPOCH + timedelta(seconds=n), b"a", json.dumps(value).encode()) for n, value in enumerate(values)]
+    seen = preview(None, topology, topology.table("shelves"), {("moves", 0): 0}, {("moves", 0): 3}, records, None)
+    assert [(pair.key, pair.here, pair.mark) for pair in seen.pairs] == [({"shelf": 1}, {"qty": 1}, "not compared")]
+    assert (seen.records, dict(seen.dropped)) == (3, {"shelves: null_key": 1})
+    assert [(node, n) for node, _, n in seen.refused] == [("expect:whole", 1)]
+    assert "no live table yet" in seen.says
