@@ -159,6 +159,24 @@ def test_a_promote_that_dies_at_any_point_has_changed_nothing_or_all_and_can_be_
         shadow.promote(ledger.store, ledger.topology, replay(ledger))
 
 
+def test_a_promote_behind_the_app_or_beyond_it_is_refused(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3, 4))
+    begun(ledger)
+
+    def lazy(goal: Offsets | None) -> None:
+        if beside(ledger).writer.position.seq == 0:
+            tell(beside(ledger), cuts=(3,))
+
+    with pytest.raises(RewindRefused, match="moves/0: 30, not 40"):
+        shadow.promote(ledger.store, ledger.topology, lazy)
+    replay(ledger)(None)
+    again = rewound(ledger, "2")
+    with pytest.raises(RewindRefused, match="was the app rewound since"):
+        shadow.promote(again.store, again.topology, replay(again))
+    tell(again.restart(), cuts=(5,))
+    assert read(promoted(again.restart())) == told(5)
+
+
 def test_nothing_is_published_twice_through_a_promote_and_its_undo(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     for upto in (10, 20):
