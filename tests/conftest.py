@@ -21,7 +21,7 @@ settings.load_profile("watertable")
 _numbers = itertools.count(1)
 
 # Each JVM of a test lives for seconds: compiling its hottest code twice, and collecting garbage in parallel, costs more than it saves.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
 
 
 @pytest.fixture(autouse=True, scope="session")
