@@ -26,6 +26,7 @@ they depend on it, and parity checks hold them to a tolerance only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -252,6 +253,22 @@ def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, wh
 def row_count(scope: Scope, where: str) -> SignedField:
     """Count the rows of a group: where none is left, there is no group."""
     return _tally("__rows", None, scope, where)
+
+
+def held_row(name: str, row: Schema, users: Sequence[Expr], scope: Scope, where: str) -> SignedField:
+    """Hold a row, as a bag of one: those of its columns that somebody reads as `left.x` or `right.x`, as the name says, or one of them.
+
+    Raises `ExpressionError` for a column whose values can't be told from others.
+    """
+    side = name.removeprefix("__")
+    used = {ref.split(".")[1] for user in users for ref in user.refs if ref.startswith(f"{side}.")}
+    columns = [c for c in row if c.name in used] or list(row.columns[:1])
+    for column in columns:
+        if not sortable(column.type):
+            raise ExpressionError(f"{where}: {side}.{column.name}: a {column.type.sql()} can't be told from others among rows")
+    member = "named_struct(" + ", ".join(f"'{c.name}', value.`{c.name}`" for c in columns) + ")"
+    plus, minus = (parse(f"named_struct('value', {member}, 'n', CAST({n} AS BIGINT))", scope, where) for n in (1, -1))
+    return SignedField(name, _array(plus.type), Merge.BAG, plus, minus)
 
 
 def placed(kind: Type) -> Type:

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from watertable import plan
 from watertable.aggregates import PLACE, Merge, StateField, TopField
 from watertable.expressions import Expr
-from watertable.plan import Part, TableDef
+from watertable.plan import ForeignJoin, Part, TableDef
 from watertable.schema import Column, Type, quote
-from watertable.stages import How, Match, Named, Project, Side, Stage, Where
+from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import SessionWindows
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def state_struct(table: TableDef) -> Type:
 
 def change_struct(table: TableDef) -> Type:
     """Give the type of a table's changelog column: key, state delta, and the stream time of the latest record in it."""
-    return Type("struct", fields=(Column("key", table.key.struct()), Column("state", state_struct(table)), Column("st", Type("timestamp"))))
+    key, state = Column("key", table.state_key.struct()), Column("state", state_struct(table))
+    return Type("struct", fields=(key, state, Column("st", Type("timestamp"))))
 
 
 def place(prefix: str = "") -> str:
@@ -154,7 +155,7 @@ def _added_up(array: str) -> str:
 def placed_in(table: TableDef, part: Part) -> list[str]:
     """Write the selects that put the key and state of one of a table's leaves in their places in the table's."""
     theirs = plan.key_of(part.leaf).names
-    key = ", ".join(f"'{mine}', key.{quote(name)}" for mine, name in zip(table.key.names, theirs, strict=True))
+    key = ", ".join(f"'{mine}', key.{quote(name)}" for mine, name in zip(table.state_key.names, theirs, strict=True))
     fed = {name: f"state.{quote(own)}" for own, name in part.fields} | ({part.there: "TRUE"} if part.there is not None else {})
     state = ", ".join(f"'{f.name}', {fed.get(f.name) or f'CAST(NULL AS {f.type.sql()})'}" for f in table.state)
     return [f"named_struct({key}) AS key", f"named_struct({state}) AS state"]
@@ -163,6 +164,41 @@ def placed_in(table: TableDef, part: Part) -> list[str]:
 def home(table: TableDef) -> str:
     """Write the part of a `key` under which states meet: all of it, but the group alone of a session, whose bounds move."""
     return "key" if table.sessions is None else _struct_of("key", table.key.names[:-2])
+
+
+def company(table: TableDef) -> str:
+    """Write the part of a `key` whose rows are made together: where states meet, but of a foreign-key join the foreign key alone."""
+    names = _foreign(table)
+    return _struct_of("key", names) if names else home(table)
+
+
+def _foreign(table: TableDef) -> tuple[str, ...]:
+    """Name the columns of the foreign key in the keys of a foreign-key join's states; none in those of other tables."""
+    return table.state_key.names[: -len(table.key)] if isinstance(table.root, ForeignJoin) else ()
+
+
+def stays(table: TableDef) -> str | None:
+    """Write the condition under which a `state` must be kept; None means always."""
+    if isinstance(table.root, ForeignJoin):
+        return " OR ".join(f"size(state.{quote(f.name)}) > 0" for f in table.state)
+    return None if table.alive is None else render(table.alive.safe_sql, {"state": "state"})
+
+
+def paired(table: TableDef, rows: DataFrame) -> DataFrame:
+    """Put each left row of a foreign-key join beside the right row that it names: `key` is the left one, `state` holds `left` and `right`.
+
+    Both are among the rows of their foreign key: the right one has no left key.
+    """
+    left, right = (f"state.{quote(f.name)}" for f in table.state)
+    group = ", ".join(f"key.{quote(name)}" for name in _foreign(table))
+    over = f"OVER (PARTITION BY {group})"
+    named = rows.withColumn("_right", F.expr(f"any_value(get({right}, 0), true) {over}"))
+    for name in [name for name in ("epoch", "seq") if name in rows.columns]:
+        last = f"greatest({name}, max(CASE WHEN size({right}) > 0 THEN {name} END) {over})"
+        named = named.withColumn(name, F.expr(last))
+    both = f"named_struct('left', get({left}, 0).value, 'right', _right.value) AS state"
+    others = [quote(c) for c in rows.columns if c not in ("key", "state")]
+    return named.where(f"size({left}) > 0").selectExpr(f"{_struct_of('key', table.key.names)} AS key", both, *others)
 
 
 def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFrame:
@@ -227,8 +263,10 @@ def finish(table: TableDef, rows: DataFrame) -> DataFrame:
     """Add what readers see to absolute rows (`key`, `state`, ...): `row`, a struct of the table's columns, and `alive`.
 
     A row that isn't alive (deleted, or refused by a filter of the table) has a null `row`. An expression that fails gives null: a
-    table's stages run where it is read, and there is no record to refuse any more.
+    table's stages run where it is read, and there is no record to refuse any more. The states of a foreign-key join are paired first: of a
+    foreign key, all of them must be there.
     """
+    rows = paired(table, rows) if isinstance(table.root, ForeignJoin) else rows
     columns = [quote(c) for c in rows.columns]
     for level in finishing(table, state="state", key="key", into="_v"):
         rows = rows.selectExpr("*", *level)
@@ -262,6 +300,10 @@ def _finishing(
                 sql = f"CASE WHEN {before} THEN {named_struct(stage.columns, here)} END"
             case Where():
                 sql = f"CASE WHEN {before} AND COALESCE({render(stage.condition.safe_sql, here)}, FALSE) THEN {here['value']} END"
+            case Beside():
+                left, right = (f"{here['state']}.{side}" for side in ("left", "right"))
+                found = f"{before} AND {right} IS NOT NULL" if stage.how is How.INNER else before
+                sql = f"CASE WHEN {found} THEN {named_struct(stage.columns, {**here, 'left': left, 'right': right})} END"
             case Match():
                 sides = [_side(side, key, here, f"{into}{name}") for name, side in (("l", stage.left), ("r", stage.right))]
                 levels += [a + b for a, b in zip_longest(*sides, fillvalue=[])]

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from watertable import plan
 from watertable.aggregates import StateField
-from watertable.algebra import finishing, gathered, home, in_sessions, lifted, merged, placed_in, single
+from watertable.algebra import company, finishing, gathered, home, in_sessions, lifted, merged, placed_in, single
 from watertable.layout import Fold, Layout, Segment, literal, moment
 from watertable.plan import Aggregate, TableAggregate, TableDef, Topology
 from watertable.schema import quote
@@ -367,7 +367,11 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         """Run the states of the touched keys forward, record by record in log order, from the old rows."""
         table = self.layout.topology.table(node.table)
         rows = self.singles(table, frames).withColumn("present", F.lit(True))
-        old = self.lookup(table, rows.selectExpr(f"{home(table)} AS key").distinct())
+        keys = rows.selectExpr(f"{company(table)} AS key").distinct()
+        if isinstance(table.root, plan.ForeignJoin):
+            named = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name, _ in table.root.left.group[: -len(table.key)])
+            return self._told(table, foreign_changes(table, rows, self.lookup(table, keys.where(named))))
+        old = self.lookup(table, keys)
         if table.sessions is not None:
             return self._told(table, session_changes(table, table.sessions, rows, old))
         seeds = old.selectExpr("key", "state", "FALSE AS present")
@@ -528,6 +532,45 @@ def session_changes(table: TableDef, sessions: SessionWindows, rows: DataFrame, 
     told = both.withColumn("_i", F.expr(f"row_number() OVER ({order}) - 1"))
     record = numbered.withColumn("_group", F.expr(group)).withColumnRenamed("_n", "_of").drop("key", "state")
     return told.join(record, ["_group", "_of"]).withColumn("ord", F.expr(f"ord * {FAN_OUT} + _i"))
+
+
+def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFrame:
+    """Give the rows of a foreign-key join that each record of a batch touches, as pairs of rows `before` and `after` it.
+
+    `rows` are what enters and leaves either side, in places; `old` what was there of the foreign keys in it. A left row comes and goes with
+    the right one that is there then. A right row touches what names it then: every left row whose stay, from its coming to its going, it
+    falls into. A left row that leaves one group and enters another is one Change, where it enters.
+    """
+    left, right = (f"get(state.{quote(f.name)}, 0)" for f in table.state)
+    own = ", ".join(f"'{name}', key.{quote(name)}" for name in table.key.names)
+    seeds = old.selectExpr("key", "state", "FALSE AS present")
+    each = rows.unionByName(seeds, allowMissingColumns=True).selectExpr("*", f"{left} AS _l", f"{right} AS _r", f"{company(table)} AS _of")
+    forward = "PARTITION BY _of ORDER BY present, st, topic, partition, offset, ord, step"
+    each = each.withColumn("_n", F.expr(f"row_number() OVER ({forward})"))
+    came = "CASE WHEN _r IS NOT NULL THEN named_struct('row', CASE WHEN _r.n > 0 THEN _r.value END) END"
+    past = "OVER (PARTITION BY _of ORDER BY _n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    each = each.selectExpr(
+        "*", f"named_struct({own}) AS _key", f"(last_value({came}) IGNORE NULLS {past}).row AS _there",
+        "CASE WHEN paired THEN lag(_r.value) OVER (PARTITION BY _of ORDER BY _n) WHEN _r.n < 0 THEN _r.value END AS _before",
+        "lead(_n) OVER (PARTITION BY _of, key ORDER BY _n) AS _until",
+    )  # fmt: skip
+    pair = "named_struct('left', _l.value, 'right', _there)"
+    place = [c for c in _PLACE if c != "ord"]
+    moves = each.where("present AND _l IS NOT NULL").groupBy("_key", *place, F.expr("ord div 4")).agg(
+        F.expr(f"any_value(CASE WHEN _l.n < 0 THEN {pair} END, true) AS before"),
+        F.expr(f"any_value(CASE WHEN _l.n > 0 THEN {pair} END, true) AS after"),
+        F.expr(f"max(ord) * {FAN_OUT} AS ord"), *(F.expr(f"any_value({c}) AS {c}") for c in ("ts", *_RAW)),
+    ).withColumnRenamed("_key", "key")  # fmt: skip
+    stays = each.where("_l.n > 0").selectExpr("_of", "_key AS key", "_l.value AS _left", "_n AS _from", "_until")
+    named = each.where("present AND step = 1 AND _r IS NOT NULL").selectExpr(
+        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *_PLACE, *_RAW
+    )
+    touched = named.join(stays, "_of").where("_from < _n AND COALESCE(_n < _until, TRUE)")
+    number = f"ord * {FAN_OUT} + row_number() OVER (PARTITION BY _of, _n ORDER BY key) - 1 AS ord"
+    sides = (f"named_struct('left', _left, 'right', _{side}) AS {side}" for side in ("before", "after"))
+    others = ("ts", *place, *_RAW)
+    both = moves.select("key", "before", "after", "ord", *others).unionByName(touched.selectExpr("key", *sides, number, *others))
+    return both.withColumn("present", F.lit(True))
 
 
 _RAW: Final = ("raw_key", "raw_value", "raw_ts")

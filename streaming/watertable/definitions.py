@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from watertable.errors import SchemaError
+from watertable import plan
+from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.plan import Format
-from watertable.schema import Schema
+from watertable.schema import Schema, check_identifier
+from watertable.windows import SessionWindows
 
 _PACKAGE: Final = str(Path(__file__).parent)
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -61,3 +63,40 @@ def here() -> str:
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}:{frame.f_lineno}"
+
+
+def check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:
+    """Refuse keys that can't be equal: of other types, or of another number of columns."""
+    if [c.type for c in left] != [c.type for c in right]:
+        mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
+        raise DefinitionError(f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one of them")
+
+
+def check_key(key: Schema, where: str, operator: str) -> None:
+    """Refuse key columns by which rows can't be told apart exactly, or not at all."""
+    for name, kind in ((c.name, c.type) for c in key):
+        if kind.kind in ("map", "array", "struct", "void", "float", "double"):
+            raise ExpressionError(f"{where}: {operator}: {name} is a {kind.sql()}, which makes no key; cast it, e.g. to STRING")
+
+
+def identifier(name: str, what: str, where: str) -> str:
+    """Check a name that the user gives; raise `SchemaError`, with the place, for one that is no identifier."""
+    try:
+        return check_identifier(name, what)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from None
+
+
+def check_columns(schema: Schema, other: Schema, where: str) -> None:
+    """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
+    both = sorted(set(schema.names) & set(other.names))
+    if both:
+        raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
+
+
+def check_found_by_key(node: plan.Table, where: str, operator: str) -> None:
+    """Refuse sessions where rows are found by their key: its bounds move as records come."""
+    if isinstance(plan.root_of(node), plan.ForeignJoin):
+        raise DefinitionError(f"{where}: {operator} can't find rows of a join with on= by their key; join tables with on= to them instead")
+    if isinstance(plan.windows_of(node), SessionWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; group_by them first")

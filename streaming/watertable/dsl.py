@@ -16,16 +16,27 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from watertable import plan
-from watertable.aggregates import Aggregation, BoundAggregate, bind, bind_rows, row_count, sortable
-from watertable.definitions import check_topic_name, chosen_format, declared, here, key_format_of
+from watertable.aggregates import Aggregation, BoundAggregate, bind, bind_rows, held_row, row_count, sortable
+from watertable.definitions import (
+    check_columns,
+    check_found_by_key,
+    check_key,
+    check_same_key,
+    check_topic_name,
+    chosen_format,
+    declared,
+    here,
+    identifier,
+    key_format_of,
+)
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse, parse_predicate
 from watertable.plan import Format, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
-from watertable.schema import Schema, check_identifier
+from watertable.schema import Schema
 from watertable.scopes import join_scope, lookup_scope, pair_scope, scope_of
 from watertable.stages import How, Named
-from watertable.windows import JoinWindows, SessionWindows, Windows
+from watertable.windows import JoinWindows, Windows
 
 
 class App:
@@ -36,7 +47,7 @@ class App:
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
         self.location = here()
-        self.name = _identifier(name, "app", self.location)
+        self.name = identifier(name, "app", self.location)
         self.owner = owner
         self.description = description
         self._topics: dict[str, Topic] = {}
@@ -139,8 +150,8 @@ class TopicSource:
         A record without a key can't be placed and goes to quarantine. Within a partition offset order decides, as in Kafka Streams.
         """
         where = here()
-        _check_key(self.topic.key, where, "table")
-        plan.check_columns(self.topic.key, self.topic.value, where)
+        check_key(self.topic.key, where, "table")
+        check_columns(self.topic.key, self.topic.value, where)
         return Table(self.app, plan.Latest(parent=plan.Source(topic=self.topic, location=where), is_source=True, location=where))
 
 
@@ -227,7 +238,7 @@ class Stream:
     def peek(self, name: str) -> Stream:
         """Count the records that pass here, under a name that the app's metrics show; nothing else changes."""
         where = here()
-        return self._with(plan.Peek(parent=self.node, name=_identifier(name, "peek", where), location=where))
+        return self._with(plan.Peek(parent=self.node, name=identifier(name, "peek", where), location=where))
 
     def merge(self, *others: Stream) -> Stream:
         """Interleave streams of the same key and value columns, in log order; raise `SchemaError` when they differ."""
@@ -293,8 +304,8 @@ class Stream:
         where = here()
         if plan.is_change(self.node):
             raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
-        _check_key(self.key, where, "to_table")
-        plan.check_columns(self.key, self.value, where)
+        check_key(self.key, where, "to_table")
+        check_columns(self.key, self.value, where)
         return Table(self.app, plan.Latest(parent=self.node, location=where))
 
     def group_by(self, *columns: str, **named: str) -> GroupedStream:
@@ -305,7 +316,7 @@ class Stream:
     def group_by_key(self) -> GroupedStream:
         """Group by the key as it is."""
         where = here()
-        _check_key(self.key, where, "group_by_key")
+        check_key(self.key, where, "group_by_key")
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
 
     def _look_up(self, how: How, table: Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str) -> Stream:
@@ -315,11 +326,11 @@ class Stream:
         _check_same_app(self.app, table.app, f"{where}: {what} wants a table of the same app")
         if table.name is None:
             raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
-        _check_bounds(table, where, what)
+        check_found_by_key(table.node, where, what)
         made = _named(columns, lookup_scope(self.node, table.node), where)
         texts = (on,) if isinstance(on, str) else on or ()
         exprs = [parse(text, self._scope(), where) for text in texts]
-        _check_same_key(Schema.of((f"on{n}", e.type) for n, e in enumerate(exprs)) if on else self.key, table.key, where, what)
+        check_same_key(Schema.of((f"on{n}", e.type) for n, e in enumerate(exprs)) if on else self.key, table.key, where, what)
         wanted = tuple(zip(table.key.names, exprs, strict=True)) if on else None
         node = plan.StreamJoin(
             parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, location=where
@@ -334,8 +345,8 @@ class Stream:
             raise DefinitionError(f"{where}: join: streams pair by their keys: select_key before it, not on=")
         if within is None:
             raise DefinitionError(f"{where}: join of two streams wants within=wt.join_windows(before=..., after=..., grace=...)")
-        _check_same_key(self.key, right.key, where, "join")
-        _check_key(self.key, where, "join")
+        check_same_key(self.key, right.key, where, "join")
+        check_key(self.key, where, "join")
         for side, value in (("left", self.value), ("right", right.value)):
             unsorted = [c.name for c in value if not sortable(c.type)]
             if unsorted:
@@ -441,7 +452,7 @@ class CogroupedStream:
         """Add a grouped stream; raise `DefinitionError` when its key has other types, or an aggregate's name is taken."""
         where, (first, _) = here(), self.inputs[0]
         mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
-        _check_same_key(mine, theirs, where, "cogroup")
+        check_same_key(mine, theirs, where, "cogroup")
         _check_same_app(first.stream.app, grouped.stream.app, f"{where}: cogroup wants streams of one app")
         taken = sorted({name for _, other in self.inputs for name in other} & {*aggregates})
         if taken:
@@ -457,7 +468,7 @@ class CogroupedStream:
         where = here()
         made = [_aggregate(grouped.stream, grouped.group, self.windows, aggregates, where).node for grouped, aggregates in self.inputs]
         node = plan.Cogroup(inputs=tuple(n for n in made if isinstance(n, plan.Aggregate)), location=where)
-        plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+        check_columns(plan.key_of(node), plan.value_of(node), where)
         return Table(self.inputs[0][0].stream.app, node)
 
 
@@ -496,20 +507,24 @@ class Table:
         """Make new value columns from each row; the key stays."""
         where = here()
         made = _named(columns, scope_of(self.node), where)
-        plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableMapValues(parent=self.node, columns=made, location=where))
 
-    def join(self, other: Table, /, **columns: str) -> Table:
+    def join(self, other: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Table:
         """Join with another table by key: a row of these expressions for each key that both have.
 
         Columns are named `left.x`, `right.x` and `key.x`, where `left` is this table. The keys must have the same types, and take the
-        names of this table's. Raises `DefinitionError` when the keys or windows differ.
+        names of this table's. With `on`, an expression over this table's row for each of the other's key columns, each row is joined
+        with the row that it names (a foreign-key join); the key is this table's. Raises `DefinitionError` when the keys or windows differ,
+        and, with `on`, for tables without a name and for those that `group_by` refuses.
         """
-        return self._join(How.INNER, other, columns, here())
+        where = here()
+        return self._join(How.INNER, other, columns, where) if on is None else self._join_on(How.INNER, other, on, columns, where)
 
-    def left_join(self, other: Table, /, **columns: str) -> Table:
-        """Join, with a row for each key of this table; `right` is null where the other has none."""
-        return self._join(How.LEFT, other, columns, here())
+    def left_join(self, other: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Table:
+        """Join, with a row for each key of this table; `right` is null where the other has none, or where `on` is null."""
+        where = here()
+        return self._join(How.LEFT, other, columns, where) if on is None else self._join_on(How.LEFT, other, on, columns, where)
 
     def outer_join(self, other: Table, /, **columns: str) -> Table:
         """Join, with a row for each key that either table has; the side without a row is null."""
@@ -517,22 +532,45 @@ class Table:
 
     def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
         _check_same_app(self.app, other.app, f"{where}: {how.operator} wants two tables of one app")
-        _check_same_key(self.key, other.key, where, how.operator)
+        check_same_key(self.key, other.key, where, how.operator)
         for table in (self, other):
-            _check_bounds(table, where, how.operator)
+            check_found_by_key(table.node, where, how.operator)
         windows = [plan.windows_of(table.node) for table in (self, other)]
         if len({w and (w.size, w.advance) for w in windows}) != 1:
             raise DefinitionError(
                 f"{where}: {how.operator} wants the same windows: {windows[0] or 'none'} here, {windows[1] or 'none'} there"
             )
         made = _named(columns, join_scope(self.node, other.node), where)
-        plan.check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
+
+    def _join_on(self, how: How, other: Table, on: str | tuple[str, ...], columns: dict[str, str], where: str) -> Table:
+        what = how.operator
+        _check_same_app(self.app, other.app, f"{where}: {what} wants two tables of one app")
+        scope, own = scope_of(self.node), Scope({"key": self.key}, bare=("key",))
+        theirs = Scope({"key": other.key}, bare=("key",))
+        named = tuple((f"__on{n}", parse(text, scope, where)) for n, text in enumerate((on,) if isinstance(on, str) else on))
+        check_same_key(Schema.of((name, expr.type) for name, expr in named), other.key, where, what)
+        made = _named(columns, join_scope(self.node, other.node), where)
+        check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        keyed = tuple((c.name, parse(f"key.`{c.name}`", own, where)) for c in self.key)
+        nothing = tuple((c.name, parse(f"CAST(NULL AS {c.type.sql()})", Scope({}), where)) for c in self.key)
+        foreign = tuple((name, parse(f"key.`{c.name}`", theirs, where)) for (name, _), c in zip(named, other.key, strict=True))
+        left, right = (
+            plan.ForeignSide(
+                parent=table._exact_changes(what, where), group=group, aggregates=(), optional=optional, location=where,
+                rows=held_row(f"__{side}", table.value, [e for _, e in made], scope_of(table.node), where),
+            ) for side, table, group, optional in (
+                ("left", self, named + keyed, tuple(name for name, _ in named) if how is How.LEFT else ()),
+                ("right", other, foreign + nothing, self.key.names),
+            )
+        )  # fmt: skip
+        return Table(self.app, plan.ForeignJoin(how=how, left=left, right=right, columns=made, location=where))
 
     def materialized_as(self, name: str, *, description: str = "") -> Table:
         """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
         where = here()
-        _identifier(name, "table", where)
+        identifier(name, "table", where)
         if name.startswith("_"):
             raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
         self.app._add_table(TableDef(name=name, node=self.node, description=description, location=where))
@@ -553,15 +591,19 @@ class Table:
         """
         where = here()
         group = _group(columns, named, scope_of(self.node), where, "group_by")
-        changes, root = self._changes("group_by", where), plan.root_of(self.node)
-        leaves = [leaf for leaf in plan.leaves_of(root) if not isinstance(leaf, plan.Latest | plan.JoinSide)]
+        return GroupedTable(self, group, self._exact_changes("group_by", where))
+
+    def _exact_changes(self, operator: str, where: str) -> plan.ToStream:
+        """Give the Changes that others take from and add to; refuse rows that can't leave exactly as they came."""
+        changes = self._changes(operator, where)
+        leaves = [leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if not isinstance(leaf, plan.Latest | plan.JoinSide)]
         inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
         if inexact:
             raise DefinitionError(
-                f"{where}: group_by: {', '.join(inexact)} of {self.name} adds up floating point, whose last digits depend on the order: a "
-                "row couldn't leave its group as it entered it; aggregate a DECIMAL instead"
+                f"{where}: {operator}: {', '.join(inexact)} of {self.name} adds up floating point, whose last digits depend on the order: "
+                "a row couldn't leave its group as it entered it; aggregate a DECIMAL instead"
             )
-        return GroupedTable(self, group, changes)
+        return changes
 
     def _changes(self, operator: str, where: str) -> plan.ToStream:
         if self.name is None:
@@ -590,7 +632,7 @@ class GroupedTable:
         bound = _bound(aggregates, where, lambda name, aggregation: bind_rows(name, aggregation, scope, key, where))
         rows = row_count(scope, where)
         node = plan.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
-        plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+        check_columns(plan.key_of(node), plan.value_of(node), where)
         return Table(self.table.app, node)
 
 
@@ -598,7 +640,7 @@ def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates
     scope = scope_of(stream.node)
     bound = _bound(aggregates, where, lambda name, aggregation: bind(name, aggregation, scope, where))
     node = plan.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
-    plan.check_columns(plan.key_of(node), plan.value_of(node), where)
+    check_columns(plan.key_of(node), plan.value_of(node), where)
     return Table(stream.app, node)
 
 
@@ -608,7 +650,7 @@ def _bound(
     if not aggregates:
         raise DefinitionError(f"{where}: agg wants at least one aggregate: agg(n=wt.count())")
     for name, aggregation in aggregates.items():
-        _identifier(name, "column", where)
+        identifier(name, "column", where)
         if not isinstance(aggregation, Aggregation):
             raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
     bound = tuple(bind_one(name, aggregation) for name, aggregation in aggregates.items())
@@ -623,7 +665,7 @@ def _named(columns: dict[str, str], scope: Scope, where: str) -> Named:
     if not columns:
         raise DefinitionError(f"{where}: no columns; write name='expression'")
     for name in columns:
-        _identifier(name, "column", where)
+        identifier(name, "column", where)
     return tuple((name, parse(text, scope, where)) for name, text in columns.items())
 
 
@@ -638,44 +680,17 @@ def _group(columns: tuple[str, ...], named: dict[str, str], scope: Scope, where:
         made.append((expr.refs[0].rsplit(".", 1)[-1], expr))
     made += [(name, parse(text, scope, where)) for name, text in named.items()]
     for name, _ in made:
-        _identifier(name, "column", where)
+        identifier(name, "column", where)
     repeated = sorted({name for name, _ in made if sum(name == other for other, _ in made) > 1})
     if repeated:
         raise SchemaError(f"{where}: {operator}: column {', '.join(repeated)} is named twice")
-    _check_key(Schema.of((name, expr.type) for name, expr in made), where, operator)
+    check_key(Schema.of((name, expr.type) for name, expr in made), where, operator)
     return tuple(made)
 
 
 def _check_same_app(mine: App, theirs: App, wanted: str) -> None:
     if theirs is not mine:
         raise DefinitionError(f"{wanted}: {mine.name!r} here, {theirs.name!r} there")
-
-
-def _check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:
-    """Refuse keys that can't be equal: of other types, or of another number of columns."""
-    if [c.type for c in left] != [c.type for c in right]:
-        mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
-        raise DefinitionError(f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one of them")
-
-
-def _check_bounds(table: Table, where: str, operator: str) -> None:
-    """Refuse sessions where rows are found by their key: its bounds move as records come."""
-    if isinstance(plan.windows_of(table.node), SessionWindows):
-        raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; group_by them first")
-
-
-def _check_key(key: Schema, where: str, operator: str) -> None:
-    """Refuse key columns by which rows can't be told apart exactly, or not at all."""
-    for name, kind in ((c.name, c.type) for c in key):
-        if kind.kind in ("map", "array", "struct", "void", "float", "double"):
-            raise ExpressionError(f"{where}: {operator}: {name} is a {kind.sql()}, which makes no key; cast it, e.g. to STRING")
-
-
-def _identifier(name: str, what: str, where: str) -> str:
-    try:
-        return check_identifier(name, what)
-    except SchemaError as error:
-        raise SchemaError(f"{where}: {error}") from None
 
 
 def _identity(schema: Schema, scope: Scope, where: str) -> dict[str, Expr]:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.algebra import finish, render
+from watertable.algebra import finish, stays
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
 from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.deployment import OutlinedTable
@@ -183,7 +183,7 @@ class Folder:
             return
         rows = finish(table, states_in(states.snapshot, table))
         epoch, seq = split_number(done)
-        lets_go = table.alive is not None or table.sessions is not None
+        lets_go = stays(table) is not None or table.sessions is not None
         whole = lets_go or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
         whole = whole or (shown is not None and shown.property(ROWS_PROPERTY) != table.fingerprint)
         try:
@@ -226,7 +226,8 @@ class Folder:
 
         A session is known by its start: no other of its group has the same, and its end moves.
         """
-        on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in (table.key.names if table.sessions is None else table.key.names[:-1])]
+        names = table.state_key.names if name == base_name(table) else table.key.names
+        on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in (names if table.sessions is None else names[:-1])]
         if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
             first = source.agg(F.expr("unix_micros(min(window_start))")).head()
             on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
@@ -329,8 +330,8 @@ def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
     """
     kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state)"
     if hides(table):
-        keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
-        alive = render(table.alive.safe_sql, {"state": "state"}) if table.alive is not None else "state IS NOT NULL"
+        keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.state_key.names]
+        alive = stays(table) or "state IS NOT NULL"
         return states.selectExpr(f"{alive} AS _wt_alive", *keys, f"{kept} AS _wt")
     return _columns(table, finish(table, states), kept)
 

@@ -26,8 +26,9 @@ from watertable.expressions import Expr
 from watertable.kafka import serdes
 from watertable.merges import MERGE
 from watertable.plan import Sink, Topic, Topology
+from watertable.rows import finished
 from watertable.rules import OnFail
-from watertable.stages import How, Match, Named, Project, Side, Stage, Where
+from watertable.stages import How, Named, Stage
 from watertable.windows import EPOCH
 
 FAN_OUT: Final = 65536
@@ -152,6 +153,7 @@ class _Kept:
     parts: tuple[_Part, ...]
     windowed: bool
     gap: timedelta | None
+    foreign: int
     alive: Expr | None
     stages: tuple[Stage, ...]
     watched: bool
@@ -203,9 +205,11 @@ class Interpreter:
             t.name: _Kept(
                 t.name, t.key.names, t.state,
                 tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
-                bool(t.windows), t.sessions.gap if t.sessions else None, t.alive, t.stages, t.name in self.changes,
+                bool(t.windows), t.sessions.gap if t.sessions else None,
+                len(t.state_key) - len(t.key), t.alive, t.stages, t.name in self.changes,
             ) for t in topology.tables
         }  # fmt: skip
+        self._members: dict[tuple[str, Key], set[Key]] = {}
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
         joins = (n for root in roots for n in plan.walk(root) if isinstance(n, plan.StreamStreamJoin))
         self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
@@ -251,7 +255,9 @@ class Interpreter:
         """Give every table as its readers see it: rows of all columns in their declared order, by key."""
         return {
             table.name: {
-                key: self._key_row(table, key) | row for key in self.states[table.name] if (row := self._row(table, key)) is not None
+                key[table.foreign :]: self._key_row(table, key) | row
+                for key in self.states[table.name]
+                if (row := self._row(table, key)) is not None
             }
             for table in self._tables.values()
         }
@@ -421,8 +427,11 @@ class Interpreter:
         if table.name not in self._folded:
             found = [arrived for n, part in enumerate(table.parts) for arrived in self._arrived(table, n, part)]
             found.sort(key=lambda arrived: arrived[2].place)
-            merged = (change for key, states, event in found for change in self._merge(table, key, states, event))
-            self._folded[table.name] = [change for change in merged if change.old is not None or change.value is not None]
+            if table.foreign:
+                made = sorted(self._pair(table, found), key=lambda change: change.place)
+            else:
+                made = [change for key, states, event in found for change in self._merge(table, key, states, event)]
+            self._folded[table.name] = [change for change in made if change.old is not None or change.value is not None]
             if table.watched:
                 self.changes[table.name] += self._folded[table.name]
         return self._folded[table.name]
@@ -488,7 +497,7 @@ class Interpreter:
                 if n == 1:
                     self._refuse(table, root.location, str(error))
                 continue
-            if not _is_null(group):
+            if all(group[name] is not None for name in root.wanted):
                 sides.append((_key(group), states[n], side))
             elif n == 1:
                 self._drop(table, "null_key")
@@ -530,13 +539,45 @@ class Interpreter:
             place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
             yield Event(place, event.timestamp, self._key_row(table, told), after, before, self._window(table, told))
 
+    def _pair(self, table: _Kept, found: list[tuple[Key, list[Row], Event]]) -> list[Event]:
+        """Merge what the current record becomes on either side of a foreign-key join; give the Changes of the rows that it touches.
+
+        A right row touches all that name it, the n-th at `ord * FAN_OUT + n`. A left row that leaves one group and enters another is one
+        Change, where it enters.
+        """
+        made: dict[tuple[Key, int], Event] = {}
+        for key, states, event in found:
+            named, own = key[: table.foreign], key[table.foreign :]
+            members = self._members.setdefault((table.name, named), set())
+            of_left = own[0] is not None
+            touched = [(*named, *other) for other in ([own] if of_left else sorted(members))]
+            old = [self._row(table, other) for other in touched] if table.watched else []
+            for state in states:
+                known = self.states[table.name].get(key)
+                self.states[table.name][key] = state if known is None else _merged(table, known, state)
+            if of_left and self.states[table.name][key][table.state[0].name]:
+                members.add(own)
+            elif of_left:
+                members.discard(own)
+            for n, (other, before) in enumerate(zip(touched, old, strict=False)):
+                place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
+                move = (own, event.place.ord // 4) if of_left else (other, place.ord)
+                before = made[move].old if move in made else before
+                made[move] = Event(place, event.timestamp, self._key_row(table, other), self._row(table, other), before)
+        return list(made.values())
+
     def _row(self, table: _Kept, key: Key) -> Row | None:
         """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
-        state, window = self.states[table.name][key], self._window(table, key)
-        return _finished(table.alive, table.stages, {"state": state, "key": self._key_row(table, key), "window": window})
+        states = self.states[table.name]
+        spaces = {"state": states.get(key), "key": self._key_row(table, key), "window": self._window(table, key)}
+        if table.foreign:
+            left, right = (f.name for f in table.state)
+            beside = states.get((*key[: table.foreign], *(None for _ in table.key)))
+            spaces |= {"left": _held(spaces["state"], left), "right": _held(beside, right)}
+        return finished(table.alive, table.stages, spaces)
 
     def _key_row(self, table: _Kept, key: Key) -> Row:
-        return dict(zip(table.key, key, strict=True))
+        return dict(zip(table.key, key[table.foreign :], strict=True))
 
     def _window(self, table: _Kept, key: Key) -> Row | None:
         return {"start": key[-2], "end": key[-1]} if table.windowed else None
@@ -615,45 +656,14 @@ def _elements(array: object) -> list[object]:
     return array if isinstance(array, list) else []
 
 
-def _finished(alive: Expr | None, stages: tuple[Stage, ...], spaces: dict[str, Row | None]) -> Row | None:
-    """Take a state to the value that readers see, None where they see no row."""
-    if alive is not None and _evaluate_or_null(alive, spaces) is not True:
-        return None
-    for stage in stages:
-        match stage:
-            case Project():
-                spaces["value"] = {name: _evaluate_or_null(expr, spaces) for name, expr in stage.columns}
-            case Where():
-                if _evaluate_or_null(stage.condition, spaces) is not True:
-                    return None
-            case Match():
-                left, right = _side(stage.left, spaces), _side(stage.right, spaces)
-                missing = {How.INNER: left is None or right is None, How.LEFT: left is None, How.OUTER: left is None and right is None}
-                if missing[stage.how]:
-                    return None
-                both = spaces | {"left": left, "right": right}
-                spaces["value"] = {name: _evaluate_or_null(expr, both) for name, expr in stage.columns}
-    return spaces["value"]
-
-
-def _side(side: Side, spaces: dict[str, Row | None]) -> Row | None:
-    """Give the row of one side of a join."""
-    state, key = spaces["state"] or {}, spaces["key"] or {}
-    if side.there and all(state[name] is None for name in side.there):
-        return None
-    own: Row = {mine: state[name] for mine, name in side.state}
-    return _finished(side.alive, side.stages, {**spaces, "state": own, "key": dict(zip(side.key, key.values(), strict=True))})
+def _held(state: Row | None, name: str) -> Row | None:
+    """Give the row in a bag of one, None where there is none."""
+    bag: Any = state and state[name]
+    return bag[0]["value"] if bag else None
 
 
 def _merged(table: _Kept, a: Row, b: Row) -> Row:
     return {f.name: MERGE[f.merge](f, a[f.name], b[f.name]) for f in table.state}
-
-
-def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:
-    try:
-        return evaluate(expr, spaces)
-    except EvaluationError:
-        return None
 
 
 def _contribution(fields: tuple[StateField, ...], event: Event, *, retract: bool = False) -> Row:

@@ -397,7 +397,7 @@ class Layout:
 
         A row that couldn't be put into a group, for what fails on it or is null, isn't taken out again either.
         """
-        segment, names = flow.segment, tuple(name for name, _ in root.group)
+        segment, names = flow.segment, root.wanted
         fields = [f for f in plan.state_of(root) if isinstance(f, SignedField)]
         lifts = {"old": tuple((f.name, f.retract) for f in fields), "new": tuple((f.name, f.lift) for f in fields if f.lift)}
         checked = [e for _, e in (*root.group, *lifts["new"], *lifts["old"]) if e.fails_sql is not None]

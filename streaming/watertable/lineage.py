@@ -115,6 +115,11 @@ def label(node: Stream | plan.Table) -> str:
             return f"to_stream of table {node.table} ({purity_of(node)})"
         case plan.Latest():
             return "latest value by key"
+        case plan.ForeignSide():
+            return f"kept by {_named(node.group)}"
+        case plan.ForeignJoin():
+            on = ", ".join(_plain(expr.sql) for name, expr in node.left.group if name not in plan.key_of(node))
+            return f"{node.how.operator} on {on} {_named(node.columns)}"
         case plan.Aggregate() | plan.TableAggregate():
             windows = f" windowed_by {plan.windows_of(node)}" if plan.windows_of(node) else ""
             aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
@@ -142,7 +147,7 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
         case _:
             name = {plan.MapValues: "map_values", plan.TableMapValues: "map_values", plan.FlatMapValues: "flat_map_values",
                     plan.Map: "map", plan.Filter: "filter", plan.TableFilter: "filter", plan.Expect: "expect"}.get(type(node))  # fmt: skip
-            name = node.how.operator if isinstance(node, plan.TableJoin | plan.StreamJoin) else name
+            name = node.how.operator if isinstance(node, plan.TableJoin | plan.ForeignJoin | plan.StreamJoin) else name
             name = "join" if isinstance(node, plan.StreamStreamJoin) else name
             if isinstance(node, plan.StreamJoin):
                 yield f"k_{node.table}", node.how.operator
@@ -152,7 +157,7 @@ def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
 
 
 def _what(table: TableDef) -> str:
-    kind = {plan.Latest: "latest ", plan.Cogroup: "cogroup ", plan.TableJoin: "join "}.get(type(table.root), "")
+    kind = {plan.Latest: "latest ", plan.Cogroup: "cogroup ", plan.TableJoin: "join ", plan.ForeignJoin: "join "}.get(type(table.root), "")
     by = ", ".join(table.key.names[:-2] if table.windows else table.key.names)
     return f"{kind}by {by}" + (f" · {table.windows}" if table.windows else "")
 
@@ -177,6 +182,9 @@ def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
         case plan.TableMapValues():
             key, values = _of_table(node.parent)
             return key, {name: _through(expr, {"key": key, "value": values}) for name, expr in node.columns}
+        case plan.ForeignJoin():
+            (key, left), (_, right) = (_of_table(side.parent.parent) for side in (node.left, node.right))
+            return key, {name: _through(expr, {"key": key, "left": left, "right": right}) for name, expr in node.columns}
         case plan.TableJoin():
             (one, left), (other, right) = _of_table(node.left), _of_table(node.right)
             key = _same(one, other)

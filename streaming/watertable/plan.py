@@ -15,12 +15,11 @@ from enum import StrEnum
 from typing import Final
 
 from watertable.aggregates import BIGINT, BoundAggregate, Merge, SignedField, StateField, placed, state_schema
-from watertable.errors import DefinitionError
 from watertable.expressions import Expr, Scope, parse
 from watertable.fingerprints import canonical, digest
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
-from watertable.stages import How, Match, Named, Project, Side, Stage, Where
+from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import JoinWindows, SessionWindows, Windows
 
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
@@ -203,6 +202,26 @@ class TableAggregate(Node):
     aggregates: tuple[BoundAggregate, ...]
     rows: SignedField
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Name the parts of the group without which a row is left out."""
+        return tuple(name for name, _ in self.group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSide(TableAggregate):
+    """Keep the rows of one side of a foreign-key join by foreign key and left key: `rows` is a bag that holds one row, or none.
+
+    The right side's rows have no left key, so they are beside all rows of the left side that name them. Of `optional` may be null.
+    """
+
+    optional: tuple[str, ...]
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Name the parts of the key without which a row is left out."""
+        return tuple(name for name, _ in self.group if name not in self.optional)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSide(Node):
@@ -255,23 +274,27 @@ class TableJoin(Node):
     columns: Named
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignJoin(Node):
+    """Join each row of a table with the row of another that it names: one row for each left key, of `columns` over both.
+
+    Both sides are fed by their tables' Changes, and kept by foreign key and left key: a left row that names another right one leaves
+    its old place and takes a new one, and a right row is kept once for all that name it.
+    """
+
+    how: How
+    left: ForeignSide
+    right: ForeignSide
+    columns: Named
+
+
 Stream = (
-    Source
-    | Filter
-    | Expect
-    | MapValues
-    | Map
-    | FlatMapValues
-    | Peek
-    | MergeStreams
-    | Repartition
-    | ToStream
-    | StreamJoin
+    Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
     | StreamStreamJoin
-)
-Leaf = Latest | Aggregate | TableAggregate | JoinSide
+)  # fmt: skip
+Leaf = Latest | Aggregate | TableAggregate | ForeignSide | JoinSide
 """A table node that folds the records of a stream, or the Changes of a table; the buffer of a join is no table of the user's."""
-Root = Leaf | Cogroup | TableJoin | JoinBuffer
+Root = Leaf | Cogroup | TableJoin | ForeignJoin | JoinBuffer
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues
 
@@ -312,6 +335,11 @@ class TableDef:
     def key(self) -> Schema:
         """Give the key columns; those of a windowed table end with window_start and window_end."""
         return key_of(self.node)
+
+    @property
+    def state_key(self) -> Schema:
+        """Give the columns by which states are kept: the key's, but of a foreign-key join the foreign key's and the left one's."""
+        return key_of(self.root.left) if isinstance(self.root, ForeignJoin) else self.key
 
     @property
     def value(self) -> Schema:
@@ -357,7 +385,7 @@ class TableDef:
     @property
     def state_version(self) -> str:
         """Identify the layout of key and state: eight hex digits, the same for the same layout in any process."""
-        layout = self.key.sql() + "|" + ", ".join(f.layout for f in self.state) + ("|sessions" if self.sessions else "")
+        layout = self.state_key.sql() + "|" + ", ".join(f.layout for f in self.state) + ("|sessions" if self.sessions else "")
         return hashlib.sha256(layout.encode()).hexdigest()[:8]
 
     @property
@@ -440,7 +468,7 @@ def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
             return node.parents
         case Cogroup():
             return node.inputs
-        case TableJoin() | StreamStreamJoin() | JoinBuffer():
+        case TableJoin() | ForeignJoin() | StreamStreamJoin() | JoinBuffer():
             return (node.left, node.right)
         case StreamJoin():
             return (node.parent, node.right)
@@ -474,6 +502,8 @@ def key_of(node: Stream | Table) -> Schema:
             return key_of(node.left)
         case JoinSide():
             return node.key
+        case ForeignJoin():
+            return key_of(node.left.parent)
         case _:
             return key_of(node.parent)
 
@@ -483,7 +513,7 @@ def value_of(node: Stream | Table) -> Schema:
     match node:
         case Source():
             return node.topic.value
-        case MapValues() | TableMapValues() | TableJoin() | StreamJoin() | StreamStreamJoin():
+        case MapValues() | TableMapValues() | TableJoin() | ForeignJoin() | StreamJoin() | StreamStreamJoin():
             return _schema(node.columns)
         case Map():
             return value_of(node.parent) if node.columns is None else _schema(node.columns)
@@ -517,7 +547,7 @@ def is_change(node: Stream) -> bool:
 def windows_of(node: Stream | Table) -> Windows | None:
     """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
     match node:
-        case Source() | Map() | TableAggregate() | StreamStreamJoin() | JoinSide() | JoinBuffer():
+        case Source() | Map() | TableAggregate() | ForeignJoin() | StreamStreamJoin() | JoinSide() | JoinBuffer():
             return None
         case Aggregate():
             return node.windows
@@ -555,7 +585,7 @@ def leaves_of(root: Root) -> tuple[Leaf, ...]:
     match root:
         case Cogroup():
             return root.inputs
-        case JoinBuffer():
+        case ForeignJoin() | JoinBuffer():
             return (root.left, root.right)
         case TableJoin():
             return tuple(dict.fromkeys(leaf for side in (root.left, root.right) for leaf in leaves_of(root_of(side))))
@@ -588,7 +618,7 @@ def state_of(root: Root) -> tuple[StateField, ...]:
         case JoinSide():
             waiting = Type("struct", fields=(Column("ts", Type("timestamp")), Column("value", value_of(root.parent).struct())))
             return (StateField(root.name, Type("array", element=placed(waiting)), Merge.LIST, None),)
-        case Cogroup() | TableJoin() | JoinBuffer():
+        case Cogroup() | TableJoin() | ForeignJoin() | JoinBuffer():
             return tuple(field for part in parts_of(root) for field in _fields(part))
 
 
@@ -608,17 +638,12 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((name, parse(number, scope, node.location)) for name, number in numbers)),)
         case TableJoin():
             return (Match(node.how, _side(node, node.left), _side(node, node.right), node.columns),)
+        case ForeignJoin():
+            return (Beside(node.how, node.columns),)
         case TableFilter():
             return (*stages_of(node.parent), Where(node.condition))
         case TableMapValues():
             return (*stages_of(node.parent), Project(node.columns))
-
-
-def check_columns(schema: Schema, other: Schema, where: str) -> None:
-    """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
-    both = sorted(set(schema.names) & set(other.names))
-    if both:
-        raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
 
 
 def _fields(part: Part) -> Iterator[StateField]:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge
-from watertable.algebra import change_struct, finish, home, merge, spread, state_struct
+from watertable.algebra import change_struct, company, finish, home, merge, spread, state_struct
 from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, batches
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.deployment import Outline, OutlinedTable
@@ -27,7 +27,7 @@ from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
-from watertable.plan import TableAggregate, TableDef, Topology
+from watertable.plan import ForeignJoin, TableAggregate, TableDef, Topology
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
 
@@ -272,7 +272,7 @@ class Reader:
         touched = [v.changes(wanted, common, v.position.seq) for v in (older, newer) if v.position.seq > common]
         if not touched:
             touched = [newer.changes(wanted, 0, 0)]
-        keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{home(wanted)} AS key").distinct())
+        keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{company(wanted)} AS key").distinct())
         values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
         sides = [
             finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS {name}")
@@ -496,8 +496,11 @@ def forgets(table: TableDef) -> bool:
 def hides(table: TableDef) -> bool:
     """Tell whether a state without a row must be kept (a sum goes on while a filter hides it): then states have a table beside.
 
-    An emptied group is not hidden but gone: its state is zero, as if it had never been, so there is nothing to keep.
+    An emptied group is not hidden but gone: its state is zero, as if it had never been, so there is nothing to keep. A foreign-key join's
+    states are none of its rows.
     """
+    if isinstance(table.root, ForeignJoin):
+        return True
     if isinstance(table.root, TableAggregate):
         return any(isinstance(stage, Where) for stage in table.stages)
     return mortal(table) and not forgets(table)
@@ -519,7 +522,7 @@ def base_name(table: TableDef) -> str:
 
 def states_in(snapshot: Snapshot, table: TableDef) -> DataFrame:
     """Read the absolute states that a version of a base holds: `key`, `state`, `epoch`, `seq`."""
-    key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
+    key = ", ".join(f"'{n}', {quote(n)}" for n in table.state_key.names)
     return snapshot.frame().selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
 
 

@@ -63,5 +63,13 @@ class Match:
     columns: Named
 
 
-Stage = Project | Where | Match
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Make a row of two rows, `left` and `right` in the state, of which the right one may be missing; an inner join needs both."""
+
+    how: How
+    columns: Named
+
+
+Stage = Project | Where | Match | Beside
 """A step from a table's state to what its readers see."""

@@ -131,10 +131,10 @@ class CompilerRun:
         made.close()
 
     def _lookup(self, table: TableDef, keys: DataFrame) -> DataFrame:
-        from watertable.algebra import home
+        from watertable.algebra import company
 
-        known = self._merged(table).selectExpr("*", f"{home(table)} AS home")
-        cut = known.join(keys.withColumnRenamed("key", "home"), "home", "left_semi").drop("home")
+        known = self._merged(table).selectExpr("*", f"{company(table)} AS wanted")
+        cut = known.join(keys.withColumnRenamed("key", "wanted"), "wanted", "left_semi").drop("wanted")
         return cut.localCheckpoint(eager=False)  # its lineage cut, as a store's look-up has it
 
     def _merged(self, table: TableDef) -> DataFrame:
@@ -142,7 +142,7 @@ class CompilerRun:
         from watertable.algebra import merge, spread
 
         if not self.deltas[table.name]:
-            ddl = f"key {table.key.struct().sql()}, state {state_schema(table.state).struct().sql()}, st TIMESTAMP"
+            ddl = f"key {table.state_key.struct().sql()}, state {state_schema(table.state).struct().sql()}, st TIMESTAMP"
             return merge(table, spread(table, self.spark.createDataFrame([], ddl)))
         changes = pa.concat_tables(self.deltas[table.name]).combine_chunks()  # PySpark loses what follows an empty chunk
         return merge(table, spread(table, self.spark.createDataFrame(changes).coalesce(1)))

@@ -182,8 +182,8 @@ def windows(draw: st.DrawFn) -> Windows:
     if draw(st.integers(0, 9)) == 9:
         return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
     grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
-    if draw(st.integers(0, 3)) == 3:
-        return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 6, 15]))), grace=grace)
+    if draw(st.integers(0, 4)) == 4:
+        return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 4, 10]))), grace=grace)
     size = draw(st.sampled_from([5, 10, 20]))
     if draw(st.booleans()):
         return wt.tumbling(seconds=size, grace=grace)
@@ -256,7 +256,7 @@ def joined(draw: st.DrawFn, table: Table, kept: Sequence[Table], stream: Stream)
         windows = plan.windows_of(table.node)
         return [c.type for c in table.key], windows and (windows.size, windows.advance)
 
-    alike = [t for t in kept if kind(t) == kind(table)]
+    alike = [t for t in kept if _found_by_key(t) and kind(t) == kind(table)]
     fresh = [draw(partners(table, stream))] if "window_start" not in table.key.names or plan.windows_of(table.node) else []
     other = draw(derived(draw(st.sampled_from([*fresh, *fresh, *alike, *alike, table]))))
     left, right = (table, other) if draw(st.booleans()) else (other, table)
@@ -264,6 +264,15 @@ def joined(draw: st.DrawFn, table: Table, kept: Sequence[Table], stream: Stream)
     columns = {"v": draw(texts(scope)), "w": draw(numbers(scope)), "z": draw(amounts(scope)), "alone": "right IS NULL"}
     join = draw(st.sampled_from([Table.join, Table.left_join, Table.outer_join]))
     return draw(derived(join(left, right, **columns)))
+
+
+@st.composite
+def joined_on(draw: st.DrawFn, left: Table, right: Table) -> Table:
+    """Join a named table with the rows of another that its own name, and derive another from it at times."""
+    on = tuple(draw(texts(left)) if c.type.kind == "string" else f"CAST({draw(numbers(left))} AS {c.type.sql()})" for c in right.key)
+    scope = join_scope(left.node, right.node)
+    columns = {"v": draw(texts(scope)), "w": draw(numbers(scope)), "z": draw(amounts(scope)), "alone": "right IS NULL"}
+    return draw(derived(draw(st.sampled_from([Table.join, Table.left_join]))(left, right, on=on, **columns)))
 
 
 @st.composite
@@ -306,7 +315,7 @@ def topologies(draw: st.DrawFn) -> Topology:
         if len(pool) < MAX_STREAMS and draw(st.integers(0, 3)) == 3:
             pool.append((depth, draw(paired(draw(st.sampled_from(level)), level))))
             continue
-        fixed = [table for table in kept if not _of_sessions(table)]
+        fixed = [table for table in kept if _found_by_key(table)]
         if fixed and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 3)) == 3:
             pool.append((depth + 1, draw(looked_up(draw(st.sampled_from(level)), fixed))))
             continue
@@ -315,12 +324,17 @@ def topologies(draw: st.DrawFn) -> Topology:
             pool += [(depth, stream) for stream in made]
             continue
         sources = [table for table in kept if _level(table.node) < MAX_DEPTH]
-        if sources and draw(st.integers(0, 2)) == 2:
+        named = [table for table in sources if all(c.type.kind in ("string", "int", "bigint") for c in table.key)]
+        choice = draw(st.integers(0, 7)) if sources else 0
+        if choice > 5 and named:
+            table = draw(joined_on(draw(st.sampled_from(sources)), draw(st.sampled_from(named))))
+            depth = _level(table.node)
+        elif choice > 2:
             table = draw(grouped_rows(draw(st.sampled_from(sources))))
             depth = _level(table.node)
         else:
             table = draw(tables(draw(st.sampled_from(level))))
-        if draw(st.integers(0, 2)) == 2 and not _of_sessions(table):
+        if draw(st.integers(0, 2)) == 2 and _found_by_key(table):
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
         kept.append(table.materialized_as(f"t{number}"))
         if draw(st.booleans()):
@@ -333,9 +347,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     return app.topology()
 
 
-def _of_sessions(table: Table) -> bool:
-    """Tell whether a table's rows are sessions, which can't be found by their keys."""
-    return isinstance(plan.windows_of(table.node), SessionWindows)
+def _found_by_key(table: Table) -> bool:
+    """Tell whether a table's rows can be found by their keys: sessions can't, nor can rows of a foreign-key join."""
+    return not isinstance(plan.windows_of(table.node), SessionWindows) and not isinstance(plan.root_of(table.node), plan.ForeignJoin)
 
 
 def _level(node: plan.Stream | plan.Table) -> int:

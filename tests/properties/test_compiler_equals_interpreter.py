@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.properties.engines import run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases, drawn
-from watertable.plan import TableAggregate
+from watertable.plan import ForeignJoin, TableAggregate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +47,10 @@ def hits(case: Case) -> dict[str, bool]:
         "rows of a group come and go": any(
             isinstance(t.root, TableAggregate) and any(state["__rows"] == 0 for state in engine.states[t.name].values())
             for t in case.topology.tables
+        ),
+        "sessions": any(t.sessions and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)),
+        "rows beside those they name": any(
+            isinstance(t.root, ForeignJoin) and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)
         ),
         "outputs": bool(engine.outputs),
         "rows": any(engine.tables.values()),

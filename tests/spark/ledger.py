@@ -71,7 +71,7 @@ class Ledger:
     def deltas(self, name: str, values: Sequence[str]) -> DataFrame:
         """Make a frame of changes from SQL: each value is `key fields..., state fields..., st`, as the text of structs."""
         table = self.table(name)
-        key, state = table.key.struct().sql(), "STRUCT<" + ", ".join(f"{f.name}: {f.type.sql()}" for f in table.state) + ">"
+        key, state = table.state_key.struct().sql(), "STRUCT<" + ", ".join(f"{f.name}: {f.type.sql()}" for f in table.state) + ">"
         rows = ", ".join(f"({v})" for v in values)
         return self.spark.sql(
             f"SELECT CAST(k AS {key}) AS key, CAST(s AS {state}) AS state, CAST(t AS TIMESTAMP) AS st FROM VALUES {rows} AS v(k, s, t)"
