@@ -195,7 +195,7 @@ def diff(
 
 @app.command(rich_help_panel="Apps")
 def promote(name: AppName, apply: Apply = False, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Show what the shadow would change; with --apply, let it take the app's place: all tables at once, and nothing is published again."""
+    """Show what the shadow would change; with --apply, let it take the app's place: all tables at once."""
     from watertable import job
     from watertable import shadow as beside
     from watertable.kafka.admin import Admin

@@ -87,7 +87,7 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
     @dg.job(
         name=f"rewind__{app.name}",
         description=f"Go back in {app.name}'s topics and read again from there. With dry_run, the default, only the plan is shown. "
-        "All tables move together, nothing is deleted, and nothing that was published is published again. A live stream goes on by itself.",
+        "All tables move together, nothing is deleted; the plan says what becomes of output topics. A live stream goes on by itself.",
         executor_def=dg.in_process_executor,
         tags={Tag.APP: app.name},
     )

@@ -225,7 +225,7 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     for effect in plan.tables:
         tables.add_row(effect.table, effect.effect)
     for sink in plan.sinks:
-        tables.add_row(f"→ {sink}", "nothing that was published is published again")
+        tables.add_row(f"→ {sink}", plan.publishing(sink))
     console.print(tables)
     console.print(Text.assemble(("readers  ", "dim"), plan.readers))
     for loss in plan.accepted:

@@ -341,11 +341,10 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         out = []
         for sink, flow, key, value in self.layout.sinks:
             frame = frames[flow.segment.number].where(flow.present)
-            paired = any(isinstance(node, plan.StreamStreamJoin) for node in plan.walk(sink.node))
             ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
             out.append(frame.selectExpr(
                 f"{literal(sink.topic)} AS topic", f"{key} AS key", f"{value} AS value", "ts AS timestamp", "st",
-                f"{'CAST(NULL AS STRING)' if paired else 'topic'} AS src_topic",
+                f"{'CAST(NULL AS STRING)' if sink.is_of_pairs else 'topic'} AS src_topic",
                 "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
             ))  # fmt: skip
         return _union(out)

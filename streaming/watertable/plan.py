@@ -409,6 +409,11 @@ class Sink:
     value_format: Format
     location: str = field(default="", compare=False)
 
+    @property
+    def is_of_pairs(self) -> bool:
+        """Tell whether what is published comes of pairs of records: then no place of one record tells whether it was published."""
+        return any(isinstance(node, StreamStreamJoin) for node in walk(self.node))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:

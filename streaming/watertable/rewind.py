@@ -6,7 +6,7 @@
 A rewind is an epoch: (parent, fork), one `__commit` row in the line of writers, atomic over all tables. It takes the writer's place and
 leaves it again: whoever writes the app goes on from the fork, in the same process or the next. Nothing is deleted; what the left epoch
 committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
-replay every table is what it was, and nothing that was published is published again.
+replay every table is what it was, and nothing that was published is published again, but for what joins of two streams make.
 
 A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`.
 
@@ -188,6 +188,8 @@ class RewindPlan:
     ranges: tuple[Range, ...]
     tables: tuple[Effect, ...]
     sinks: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    """The output topics that get what comes after the fork once more."""
     eta: Estimate | None = None
     partial: bool = False
     accepted: tuple[str, ...] = ()
@@ -201,6 +203,12 @@ class RewindPlan:
         """Say in one line what is done and why, as the epoch's row keeps it."""
         what = "undo" if self.target.kind == "undo" else f"{'shadow rewind' if self.shadow else 'rewind'} {self.target}"
         return f"{what}: {self.reason}" if self.reason else what
+
+    def publishing(self, sink: str) -> str:
+        """Say what the replay publishes to an output topic."""
+        if sink in self.again:
+            return "what comes after the fork is published again, since pairs of records have no one place"
+        return "nothing that was published is published again"
 
     @property
     def losses(self) -> tuple[Range, ...]:
@@ -232,7 +240,7 @@ class RewindPlan:
             return cls(**body | {
                 "target": Target(**body["target"]), "ranges": tuple(Range(**r) for r in body["ranges"]),
                 "tables": tuple(Effect(**t) for t in body["tables"]), "eta": Estimate(**body["eta"]) if body["eta"] else None,
-                **{name: tuple(body[name]) for name in ("sinks", "accepted", "refusals")},
+                **{name: tuple(body[name]) for name in ("sinks", "again", "accepted", "refusals")},
             })  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RewindRefused(
@@ -252,7 +260,7 @@ class RewindPlan:
             "| table | |", "|---|---|",
             *(f"| {t.table} | {t.effect} |" for t in self.tables),
             "",
-            *([f"Output topics: {', '.join(self.sinks)}. Nothing that was published is published again.", ""] if self.sinks else []),
+            *([*(f"- output topic {sink}: {self.publishing(sink)}" for sink in self.sinks), ""] if self.sinks else []),
             f"Readers: {self.readers}",
         ]  # fmt: skip
         if self.refusals:
@@ -385,7 +393,8 @@ def draw(
         recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
         becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
         commits=head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges, tables=tuple(effects),
-        sinks=tuple(sink.topic for sink in topology.sinks), eta=estimate(facts.samples, records, batch_records), partial=partial,
+        sinks=tuple(sink.topic for sink in topology.sinks), again=tuple(sink.topic for sink in topology.sinks if sink.is_of_pairs),
+        eta=estimate(facts.samples, records, batch_records), partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
         refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
     )  # fmt: skip

@@ -166,9 +166,9 @@ def promote(
     """Let the shadow take the app's place, with one row over all tables; give where the app was and where it is.
 
     `replay` brings the shadow to these offsets, or with None to where the app stands at the moment. The app's writer, if one runs, waits
-    from the last look until the row is there, `hold` seconds at most, and goes on behind it. Nothing is published again. Raises
-    `RewindRefused` where there is no shadow, it's of other code than what is loaded, or the app doesn't wait; whatever `replay` raises.
-    Nothing is changed then.
+    from the last look until the row is there, `hold` seconds at most, and goes on behind it. What was published isn't published again,
+    but for what joins of two streams make. Raises `RewindRefused` where there is no shadow, it's of other code than what is loaded, or
+    the app doesn't wait; whatever `replay` raises. Nothing is changed then.
     """
     shadow = current(store)
     if shadow.fingerprint != topology.fingerprint:
