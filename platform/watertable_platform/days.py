@@ -16,7 +16,7 @@ import dagster as dg
 
 from watertable.plan import TableDef
 from watertable.settings import Settings, span
-from watertable.windows import SessionWindows, UnlimitedWindows
+from watertable.windows import TimeWindows
 
 DAY = timedelta(days=1)
 
@@ -53,7 +53,7 @@ class Days:
     def closed(self, table: TableDef, stream_time: datetime | None) -> Iterator[str]:
         """List the days that nothing can change any more, for a table, at a stream time; oldest first."""
         windows = table.windows
-        if stream_time is None or isinstance(windows, UnlimitedWindows | SessionWindows):  # which may go on for ever
+        if stream_time is None or (windows is not None and not isinstance(windows, TimeWindows)):  # others may go on for ever
             return
         settled = stream_time - (windows.size + windows.grace if windows else timedelta())
         day = self.first

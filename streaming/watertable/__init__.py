@@ -15,6 +15,7 @@ from watertable.errors import WatertableError
 from watertable.windows import (
     JoinWindows,
     SessionWindows,
+    SlidingWindows,
     TimeWindows,
     UnlimitedWindows,
     days,
@@ -25,6 +26,7 @@ from watertable.windows import (
     minutes,
     seconds,
     sessions,
+    sliding,
     tumbling,
     unlimited,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "GroupedTable",
     "JoinWindows",
     "SessionWindows",
+    "SlidingWindows",
     "Stream",
     "Table",
     "TimeWindows",
@@ -69,6 +72,7 @@ __all__ = [
     "read",
     "seconds",
     "sessions",
+    "sliding",
     "sum",
     "top_k",
     "tumbling",

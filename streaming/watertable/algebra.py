@@ -21,7 +21,7 @@ from watertable.expressions import Expr
 from watertable.plan import ForeignJoin, Part, TableDef
 from watertable.schema import Column, Type, quote
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
-from watertable.windows import SessionWindows
+from watertable.windows import SessionWindows, SlidingWindows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -154,7 +154,7 @@ def _added_up(array: str) -> str:
 
 def placed_in(table: TableDef, part: Part) -> list[str]:
     """Write the selects that put the key and state of one of a table's leaves in their places in the table's."""
-    theirs = plan.key_of(part.leaf).names
+    theirs = plan.kept_by(part.leaf).names
     key = ", ".join(f"'{mine}', key.{quote(name)}" for mine, name in zip(table.state_key.names, theirs, strict=True))
     fed = {name: f"state.{quote(own)}" for own, name in part.fields} | ({part.there: "TRUE"} if part.there is not None else {})
     state = ", ".join(f"'{f.name}', {fed.get(f.name) or f'CAST(NULL AS {f.type.sql()})'}" for f in table.state)
@@ -167,8 +167,11 @@ def home(table: TableDef) -> str:
 
 
 def company(table: TableDef) -> str:
-    """Write the part of a `key` whose rows are made together: where states meet, but of a foreign-key join the foreign key alone."""
-    names = _foreign(table)
+    """Write the part of a `key` whose rows are made together: where states meet, but of a foreign-key join the foreign key alone.
+
+    Of sliding windows it is the group.
+    """
+    names = _foreign(table) if table.sliding is None else table.key.names[:-2]
     return _struct_of("key", names) if names else home(table)
 
 
@@ -199,6 +202,27 @@ def paired(table: TableDef, rows: DataFrame) -> DataFrame:
     both = f"named_struct('left', get({left}, 0).value, 'right', _right.value) AS state"
     others = [quote(c) for c in rows.columns if c not in ("key", "state")]
     return named.where(f"size({left}) > 0").selectExpr(f"{_struct_of('key', table.key.names)} AS key", both, *others)
+
+
+def slid(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame:
+    """Put the states of moments into their sliding windows: `key` is the group and the window.
+
+    Each moment brings the ends of two windows. It is in those that hold it, from `__from` on. Windows and moments meet by stretches of time
+    as long as a window: one that holds a moment ends in the moment's stretch, or in the next one.
+    """
+    names, size = table.key.names[:-2], windows.size // timedelta(microseconds=1)
+    stretch = max(size, 1000)
+    at = "unix_micros(key.__at)"
+    moments = rows.withColumn("_group", F.expr(_struct_of("key", names))).withColumn("_at", F.expr(at))
+    ends = f"filter(array(greatest(_at, {size}L), _at + {size + 1000}L), e -> e >= unix_micros(key.__from))"
+    wanted = moments.selectExpr("_group", f"explode({ends}) AS _end").distinct().withColumn("_in", F.expr(f"_end div {stretch}L"))
+    each = moments.withColumn("_in", F.explode(F.expr(f"array(_at div {stretch}L, _at div {stretch}L + 1)")))
+    held = each.join(wanted, ["_group", "_in"]).where(f"_at BETWEEN _end - {size}L AND _end AND unix_micros(key.__from) <= _end")
+    folds = ["named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"]
+    folds += [f"max({name}) AS {name}" for name in ("epoch", "seq") if name in rows.columns]
+    group = "".join(f"'{name}', _group.{quote(name)}, " for name in names)
+    key = f"named_struct({group}'window_start', timestamp_micros(_end - {size}L), 'window_end', timestamp_micros(_end)) AS key"
+    return held.groupBy("_group", "_end").agg(*map(F.expr, folds)).selectExpr(key, "*").drop("_group", "_end")
 
 
 def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFrame:
@@ -263,10 +287,11 @@ def finish(table: TableDef, rows: DataFrame) -> DataFrame:
     """Add what readers see to absolute rows (`key`, `state`, ...): `row`, a struct of the table's columns, and `alive`.
 
     A row that isn't alive (deleted, or refused by a filter of the table) has a null `row`. An expression that fails gives null: a
-    table's stages run where it is read, and there is no record to refuse any more. The states of a foreign-key join are paired first: of a
-    foreign key, all of them must be there.
+    table's stages run where it is read, and there is no record to refuse any more. The states of a foreign-key join are paired first,
+    those of sliding windows put into their windows: of a foreign key, or a group, all of them must be there.
     """
     rows = paired(table, rows) if isinstance(table.root, ForeignJoin) else rows
+    rows = slid(table, table.sliding, rows) if table.sliding is not None else rows
     columns = [quote(c) for c in rows.columns]
     for level in finishing(table, state="state", key="key", into="_v"):
         rows = rows.selectExpr("*", *level)

@@ -27,7 +27,7 @@ from watertable.algebra import company, finishing, gathered, home, in_sessions, 
 from watertable.layout import Fold, Layout, Segment, literal, moment
 from watertable.plan import Aggregate, TableAggregate, TableDef, Topology
 from watertable.schema import quote
-from watertable.windows import SessionWindows, UnlimitedWindows
+from watertable.windows import SessionWindows, SlidingWindows, UnlimitedWindows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -270,6 +270,9 @@ class _Run:
         folded = [f"{_state(fold.root, lifted)} AS state", "max(st) AS st"]
         if windows is None:
             return contributions.groupBy("key").agg(*map(F.expr, folded))
+        if isinstance(windows, SlidingWindows):
+            each = contributions.withColumn("key", F.expr(_sliding_key(fold, windows)))
+            return each.groupBy("key").agg(*map(F.expr, folded))
         each = contributions.withColumn("key", F.expr(_windowed_key(fold, "open", "last", _microseconds(windows.size))))
         if isinstance(windows, SessionWindows):
             return gathered(windows, each, *folded)
@@ -585,9 +588,13 @@ def _windows(fold: Fold) -> list[str]:
         return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
     size, advance, grace = (_microseconds(d) for d in (windows.size, windows.advance, windows.grace))
     now = "unix_micros(ts)"
-    if isinstance(windows, SessionWindows):
-        late = f"int({now} + {_microseconds(windows.gap) + grace}L < unix_micros(st))"
-        bounds = [f"{now} AS {name}_first", f"{now} + {late} AS {name}_open", f"{now} AS {name}_last"]
+    if isinstance(windows, SessionWindows | SlidingWindows):
+        reached = "unix_micros(st)"
+        if isinstance(windows, SlidingWindows):
+            now, reached = _millisecond(now), _millisecond(reached)
+        wait = windows.gap if isinstance(windows, SessionWindows) else windows.difference
+        late = f"int({now} + {_microseconds(wait) + grace}L < {reached})"
+        bounds = [f"{now} AS {name}_first", f"{now} + {late} * {advance}L AS {name}_open", f"{now} AS {name}_last"]
         return [*bounds, f"CAST({late} AS BIGINT) AS {name}_missed"]
     last = f"({now} - pmod({now}, {advance}L))"
     first = f"greatest(0L, {_next_start(f'({now} - {size}L)', advance)})"
@@ -606,6 +613,19 @@ def _windowed_key(fold: Fold, first: str, last: str, size: int) -> str:
     assert isinstance(fold.root, Aggregate)
     group = ", ".join(f"'{name}', key.{quote(name)}" for name, _ in fold.root.group)
     return f"named_struct({group}, 'window_start', timestamp_micros({first}), 'window_end', timestamp_micros({last} + {size}L))"
+
+
+def _millisecond(micros: str) -> str:
+    """Write a time's whole milliseconds, in microseconds."""
+    return f"({micros} - pmod({micros}, 1000L))"
+
+
+def _sliding_key(fold: Fold, windows: SlidingWindows) -> str:
+    """Write the key of a record in sliding windows: its millisecond, and the end of the first window that it isn't late for."""
+    assert isinstance(fold.root, Aggregate)
+    group = ", ".join(f"'{name}', key.{quote(name)}" for name, _ in fold.root.group)
+    since = f"greatest(open, {_millisecond('unix_micros(st)')} - {_microseconds(windows.grace)}L)"
+    return f"named_struct({group}, '__at', timestamp_micros(open), '__from', timestamp_micros({since}))"
 
 
 def _state(leaf: plan.Leaf, write: Callable[[StateField, str], str]) -> str:

@@ -22,6 +22,7 @@ from watertable.definitions import (
     check_found_by_key,
     check_key,
     check_same_key,
+    check_streamed,
     check_topic_name,
     chosen_format,
     declared,
@@ -34,7 +35,7 @@ from watertable.expressions import Expr, Scope, parse, parse_predicate
 from watertable.plan import Format, Sink, TableDef, Topic, Topology
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema
-from watertable.scopes import join_scope, lookup_scope, pair_scope, scope_of
+from watertable.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
 from watertable.stages import How, Named
 from watertable.windows import JoinWindows, Windows
 
@@ -247,7 +248,7 @@ class Stream:
             for part, mine, theirs in (("key", self.key, other.key), ("value", self.value, other.value)):
                 if mine != theirs:
                     raise SchemaError(f"{where}: merge wants the same {part} columns: ({mine.sql()}) here, ({theirs.sql()}) there")
-            if plan.is_change(self.node) != plan.is_change(other.node):
+            if is_change(self.node) != is_change(other.node):
                 raise SchemaError(f"{where}: merge can't mix Changes with records: map_values the changes first")
         return self._with(plan.MergeStreams(parents=(self.node, *(o.node for o in others)), location=where))
 
@@ -302,7 +303,7 @@ class Stream:
     def to_table(self) -> Table:
         """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted."""
         where = here()
-        if plan.is_change(self.node):
+        if is_change(self.node):
             raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
         check_key(self.key, where, "to_table")
         check_columns(self.key, self.value, where)
@@ -537,9 +538,8 @@ class Table:
             check_found_by_key(table.node, where, how.operator)
         windows = [plan.windows_of(table.node) for table in (self, other)]
         if len({w and (w.size, w.advance) for w in windows}) != 1:
-            raise DefinitionError(
-                f"{where}: {how.operator} wants the same windows: {windows[0] or 'none'} here, {windows[1] or 'none'} there"
-            )
+            mine, theirs = (w or "none" for w in windows)
+            raise DefinitionError(f"{where}: {how.operator} wants the same windows: {mine} here, {theirs} there")
         made = _named(columns, join_scope(self.node, other.node), where)
         check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, plan.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
@@ -608,6 +608,7 @@ class Table:
     def _changes(self, operator: str, where: str) -> plan.ToStream:
         if self.name is None:
             raise DefinitionError(f"{where}: {operator} wants a table with a name: put .materialized_as(name) before it")
+        check_streamed(self.node, where, operator)
         return plan.ToStream(table=self.name, parent=self.node, location=where)
 
 

@@ -173,7 +173,8 @@ class Folder:
     def _publish(self, table: TableDef) -> None:
         """Write the table that readers see from the states kept beside it, where it is behind them.
 
-        Where no state is ever let go, those that changed since say all; else, and of sessions, the table is written anew.
+        Where no state is ever let go, those that changed since say all; else, and where states are not those of rows, the table is written
+        anew.
         """
         states, log = self.reader.newest(table), self.reader.log(table.name)
         shown = log.latest()
@@ -183,8 +184,8 @@ class Folder:
             return
         rows = finish(table, states_in(states.snapshot, table))
         epoch, seq = split_number(done)
-        lets_go = stays(table) is not None or table.sessions is not None
-        whole = lets_go or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
+        apart = stays(table) is not None or table.sessions is not None or table.sliding is not None
+        whole = apart or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
         whole = whole or (shown is not None and shown.property(ROWS_PROPERTY) != table.fingerprint)
         try:
             if whole:
@@ -228,7 +229,7 @@ class Folder:
         """
         names = table.state_key.names if name == base_name(table) else table.key.names
         on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in (names if table.sessions is None else names[:-1])]
-        if table.windows is not None:  # a bound on the target alone lets Delta skip the files of older windows
+        if "window_start" in names:  # a bound on the target alone lets Delta skip the files of older windows
             first = source.agg(F.expr("unix_micros(min(window_start))")).head()
             on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
         values: dict[str, str | Column] = {quote(c): f"s.{quote(c)}" for c in source.columns if c != "_wt_alive"}

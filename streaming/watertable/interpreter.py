@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from watertable import plan
 from watertable.aggregates import Merge, SignedField, StateField
@@ -24,12 +24,13 @@ from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
-from watertable.merges import MERGE
+from watertable.lineage import operator_of
+from watertable.merges import MERGE, slid
 from watertable.plan import Sink, Topic, Topology
 from watertable.rows import finished
 from watertable.rules import OnFail
 from watertable.stages import How, Named, Stage
-from watertable.windows import EPOCH
+from watertable.windows import EPOCH, MILLISECOND, SlidingWindows
 
 FAN_OUT: Final = 65536
 """Bounds the records that one record can become in one step, so that their places stay apart."""
@@ -153,6 +154,7 @@ class _Kept:
     parts: tuple[_Part, ...]
     windowed: bool
     gap: timedelta | None
+    sliding: SlidingWindows | None
     foreign: int
     alive: Expr | None
     stages: tuple[Stage, ...]
@@ -205,7 +207,7 @@ class Interpreter:
             t.name: _Kept(
                 t.name, t.key.names, t.state,
                 tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
-                bool(t.windows), t.sessions.gap if t.sessions else None,
+                bool(t.windows), t.sessions.gap if t.sessions else None, t.sliding,
                 len(t.state_key) - len(t.key), t.alive, t.stages, t.name in self.changes,
             ) for t in topology.tables
         }  # fmt: skip
@@ -213,6 +215,7 @@ class Interpreter:
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
         joins = (n for root in roots for n in plan.walk(root) if isinstance(n, plan.StreamStreamJoin))
         self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
+        self._moments: dict[tuple[str, Key], dict[Key, Row]] = {}
         self._record: Record
         self._source: Event | None
         self._trigger: tuple[Record, Place]
@@ -253,14 +256,16 @@ class Interpreter:
     @property
     def tables(self) -> dict[str, dict[Key, Row]]:
         """Give every table as its readers see it: rows of all columns in their declared order, by key."""
-        return {
-            table.name: {
-                key[table.foreign :]: self._key_row(table, key) | row
-                for key in self.states[table.name]
-                if (row := self._row(table, key)) is not None
-            }
-            for table in self._tables.values()
-        }
+        return {table.name: dict(self._rows(table)) for table in self._tables.values()}
+
+    def _rows(self, table: _Kept) -> Iterator[tuple[Key, Row]]:
+        if table.sliding is not None:
+            groups = (moments for (name, _), moments in self._moments.items() if name == table.name)
+            windows = (found for moments in groups for found in slid(table.sliding, table.state, moments).items())
+            made = ((key, self._finish(table, key, state)) for key, state in windows)
+        else:
+            made = ((key, self._row(table, key)) for key in self.states[table.name])
+        yield from ((key[table.foreign :], self._key_row(table, key) | row) for key, row in made if row is not None)
 
     # -- reading ------------------------------------------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class Interpreter:
                     try:
                         yield from self._apply(node, event)
                     except EvaluationError as error:
-                        self._refuse(_label(node), node.location, str(error))
+                        self._refuse(operator_of(node), node.location, str(error))
 
     def _apply(self, node: plan.Stream, event: Event) -> list[Event]:
         match node:
@@ -351,7 +356,7 @@ class Interpreter:
                 return self._look_up(node, event)
             case plan.Repartition():
                 if _is_null(event.key):
-                    self._drop(_label(node), "null_key")
+                    self._drop(operator_of(node), "null_key")
                     return []
                 return [event]
             case _:
@@ -359,12 +364,12 @@ class Interpreter:
 
     def _look_up(self, node: plan.StreamJoin, event: Event) -> list[Event]:
         if event.value is None:
-            self._drop(_label(node), "null_value")
+            self._drop(operator_of(node), "null_value")
             return []
         key = event.key if node.on is None else event.columns(node.on)
         left = node.how is How.LEFT
         if _is_null(key) and not (left and _is_null(event.key)):  # Kafka Streams: a left join keeps what has no key of its own
-            self._drop(_label(node), "null_key")
+            self._drop(operator_of(node), "null_key")
             return []
         table = self._tables[node.table]
         known = key is not None and _key(key) in self.states[table.name]
@@ -415,9 +420,9 @@ class Interpreter:
         if event.evaluate(rule.condition) is not False:  # null keeps, as in SQL's CHECK
             return [event]
         if rule.on_fail is OnFail.QUARANTINE:
-            self._refuse(_label(node), node.location, f"breaks the rule {rule.name!r}")
+            self._refuse(operator_of(node), node.location, f"breaks the rule {rule.name!r}")
         else:
-            self._drop(_label(node), f"rule:{rule.name}")
+            self._drop(operator_of(node), f"rule:{rule.name}")
         return [event] if rule.on_fail is OnFail.WARN else []
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
@@ -478,6 +483,9 @@ class Interpreter:
         for n, (start, end) in enumerate(windows):
             if root.windows.is_late(end, event.place.st):
                 self._drop(table, "late", (start, end))
+            elif isinstance(root.windows, SlidingWindows):  # in which of its windows it counts, its lateness says
+                since = max(start, root.windows.open_from(event.place.st))
+                yield (*_key(group), start, since), [state], _numbered(event, event.place.ord * FAN_OUT + n)
             else:
                 yield (*_key(group), start, end), [state], _numbered(event, event.place.ord * FAN_OUT + n)
 
@@ -509,6 +517,9 @@ class Interpreter:
     def _merge(self, table: _Kept, key: Key, contributions: list[Row], event: Event) -> Iterator[Event]:
         """Merge what a record contributes into a row; give the Changes, of use only if somebody watches the table."""
         states = self.states[table.name]
+        if table.sliding is not None:
+            yield from self._slide(table, table.sliding, key, contributions[0], event)
+            return
         if table.gap is not None:
             yield from self._gather(table, table.gap, key, contributions[0], event)
             return
@@ -538,6 +549,20 @@ class Interpreter:
         for n, (told, before, after) in enumerate(changes):
             place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
             yield Event(place, event.timestamp, self._key_row(table, told), after, before, self._window(table, told))
+
+    def _slide(self, table: _Kept, windows: SlidingWindows, key: Key, state: Row, event: Event) -> Iterator[Event]:
+        """Merge a record into its moment; give the Changes of the windows that it is in, and of the one after it that it may bring."""
+        states, moments = self.states[table.name], self._moments.setdefault((table.name, key[:-2]), {})
+        at, since = cast("tuple[datetime, datetime]", key[-2:])
+        near = (at - windows.difference - MILLISECOND, at + windows.difference + MILLISECOND)
+        old = slid(windows, table.state, moments, near) if table.watched else {}
+        moments[key] = states[key] = _merged(table, states[key], state) if key in states else state
+        new = slid(windows, table.state, moments, near) if table.watched else {}
+        touched = sorted(w for w in new if w not in old or (w[-2] <= at and since <= w[-1]))  # type: ignore[operator]
+        for n, window in enumerate(touched):
+            place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
+            rows = [self._finish(table, window, found[window]) if window in found else None for found in (old, new)]
+            yield Event(place, event.timestamp, self._key_row(table, window), rows[1], rows[0], self._window(table, window))
 
     def _pair(self, table: _Kept, found: list[tuple[Key, list[Row], Event]]) -> list[Event]:
         """Merge what the current record becomes on either side of a foreign-key join; give the Changes of the rows that it touches.
@@ -569,12 +594,15 @@ class Interpreter:
     def _row(self, table: _Kept, key: Key) -> Row | None:
         """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
         states = self.states[table.name]
-        spaces = {"state": states.get(key), "key": self._key_row(table, key), "window": self._window(table, key)}
-        if table.foreign:
-            left, right = (f.name for f in table.state)
-            beside = states.get((*key[: table.foreign], *(None for _ in table.key)))
-            spaces |= {"left": _held(spaces["state"], left), "right": _held(beside, right)}
-        return finished(table.alive, table.stages, spaces)
+        if not table.foreign:
+            return self._finish(table, key, states[key])
+        left, right = (f.name for f in table.state)
+        beside = states.get((*key[: table.foreign], *(None for _ in table.key)))
+        return self._finish(table, key, None, left=_held(states.get(key), left), right=_held(beside, right))
+
+    def _finish(self, table: _Kept, key: Key, state: Row | None, **sides: Row | None) -> Row | None:
+        key_row, window = self._key_row(table, key), self._window(table, key)
+        return finished(table.alive, table.stages, {"state": state, "key": key_row, "window": window, **sides})
 
     def _key_row(self, table: _Kept, key: Key) -> Row:
         return dict(zip(table.key, key[table.foreign :], strict=True))
@@ -595,24 +623,6 @@ class Interpreter:
 
     def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None) -> None:
         self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window))
-
-
-def _label(node: plan.Stream) -> str:
-    match node:
-        case plan.Filter():
-            return "filter"
-        case plan.Expect():
-            return f"expect:{node.rule.name}"
-        case plan.MapValues():
-            return "map_values"
-        case plan.Map():
-            return "map" if node.columns is not None else "select_key"
-        case plan.FlatMapValues():
-            return "flat_map_values"
-        case plan.StreamJoin():
-            return node.how.operator
-        case _:
-            return type(node).__name__.lower()
 
 
 def pair_number(later: Place, earlier: Place) -> int:

@@ -137,6 +137,25 @@ def label(node: Stream | plan.Table) -> str:
             return f"{node.how.operator} {_named(node.columns)}"
 
 
+def operator_of(node: plan.Stream) -> str:
+    """Name a stream's operator as the user wrote it."""
+    match node:
+        case plan.Filter():
+            return "filter"
+        case plan.Expect():
+            return f"expect:{node.rule.name}"
+        case plan.MapValues():
+            return "map_values"
+        case plan.Map():
+            return "map" if node.columns is not None else "select_key"
+        case plan.FlatMapValues():
+            return "flat_map_values"
+        case plan.StreamJoin():
+            return node.how.operator
+        case _:
+            return type(node).__name__.lower()
+
+
 def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
     """Give each origin (a topic or a table) of a node, with the operators on the way."""
     match node:

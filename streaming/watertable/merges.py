@@ -1,13 +1,18 @@
-"""Merge two values of a state field, in plain Python: the interpreter's reading of the algebra."""
+"""Merge values of state fields, and put states into sliding windows, in plain Python: the interpreter's reading of the algebra."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
 from watertable.aggregates import Merge, StateField, TopField
 from watertable.scalars import EXACT, order_key
+from watertable.windows import SlidingWindows
+
+Row = dict[str, object]
+Key = tuple[Hashable, ...]
 
 
 def _strict(merge: Callable[[StateField, Any, Any], object]) -> Callable[[StateField, Any, Any], object]:
@@ -66,3 +71,22 @@ MERGE: Final = {
     Merge.TOP: _strict(_top),
     Merge.BAG: _strict(_bag),
 }
+
+
+def slid(
+    windows: SlidingWindows,
+    fields: tuple[StateField, ...],
+    moments: Mapping[Key, Row],
+    near: tuple[datetime, datetime] | None = None,
+) -> dict[Key, Row]:
+    """Give the sliding windows of a group, with their states: those made of the moments between two times, if any are given."""
+    held: list[tuple[Any, Row]] = [(key, state) for key, state in moments.items() if near is None or near[0] <= key[-2] <= near[1]]  # type: ignore[operator]
+    found: dict[Key, Row] = {}
+    for end in {end for key, _ in held for end in windows.ends(key[-2]) if key[-1] <= end and (near is None or end <= near[1])}:
+        start, _ = windows.span(end)
+        for key, state in held:
+            if start <= key[-2] <= end and key[-1] <= end:
+                window = (*key[:-2], start, end)
+                old = found.get(window)
+                found[window] = state if old is None else {f.name: MERGE[f.merge](f, old[f.name], state[f.name]) for f in fields}
+    return found

@@ -20,10 +20,11 @@ from watertable.fingerprints import canonical, digest
 from watertable.rules import Rule
 from watertable.schema import Column, Schema, Type
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
-from watertable.windows import JoinWindows, SessionWindows, Windows
+from watertable.windows import JoinWindows, SessionWindows, SlidingWindows, Windows
 
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
+SLIDING_KEY: Final = Schema.parse("__at TIMESTAMP, __from TIMESTAMP")
 
 
 class Format(StrEnum):
@@ -338,8 +339,8 @@ class TableDef:
 
     @property
     def state_key(self) -> Schema:
-        """Give the columns by which states are kept: the key's, but of a foreign-key join the foreign key's and the left one's."""
-        return key_of(self.root.left) if isinstance(self.root, ForeignJoin) else self.key
+        """Give the columns by which states are kept."""
+        return kept_by(self.root)
 
     @property
     def value(self) -> Schema:
@@ -361,6 +362,12 @@ class TableDef:
         """Give the windows of a table of sessions: its states meet by group and nearness, and their keys' bounds move as they do."""
         windows = self.windows
         return windows if isinstance(windows, SessionWindows) else None
+
+    @property
+    def sliding(self) -> SlidingWindows | None:
+        """Give the windows of a table of sliding ones: its states are of moments, and each is in every window that holds its moment."""
+        windows = self.windows
+        return windows if isinstance(windows, SlidingWindows) else None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -455,10 +462,7 @@ class Topology:
 
     def table(self, name: str) -> TableDef:
         """Give the table of that name; raise `KeyError` when there is none."""
-        for table in self.tables:
-            if table.name == name:
-                return table
-        raise KeyError(name)
+        return {table.name: table for table in self.tables}[name]
 
     def _roots(self) -> tuple[Stream | Table, ...]:
         return (*(t.node for t in self.tables), *(s.node for s in self.sinks))
@@ -513,6 +517,17 @@ def key_of(node: Stream | Table) -> Schema:
             return key_of(node.parent)
 
 
+def kept_by(root: Root) -> Schema:
+    """Give the columns by which a table node's states are kept: its key's, but of a foreign-key join the foreign key's and the left one's.
+
+    Of sliding windows they are the group's, the millisecond, and the end of the first window that isn't closed to what is kept there.
+    """
+    leaf = leaves_of(root)[0]
+    if isinstance(leaf, Aggregate) and isinstance(leaf.windows, SlidingWindows):
+        return _schema(leaf.group) + SLIDING_KEY
+    return key_of(root.left if isinstance(root, ForeignJoin) else root)
+
+
 def value_of(node: Stream | Table) -> Schema:
     """Give the value columns of a node's records or rows; of a Change, those of `old` and `new`."""
     match node:
@@ -534,19 +549,6 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema.of((side.name, BIGINT) for side in (node.left, node.right))
         case _:
             return value_of(node.parent)
-
-
-def is_change(node: Stream) -> bool:
-    """Tell whether the stream carries Changes, with `old` and `new`, rather than plain records."""
-    match node:
-        case ToStream():
-            return True
-        case Filter() | Expect() | Peek() | Repartition():
-            return is_change(node.parent)
-        case MergeStreams():
-            return is_change(node.parents[0])
-        case _:
-            return False
 
 
 def windows_of(node: Stream | Table) -> Windows | None:

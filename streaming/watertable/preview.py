@@ -127,9 +127,9 @@ def preview(
         for made in (engine.dropped, engine.quarantine, *engine.changes.values()):
             made.clear()  # type: ignore[attr-defined]
     rows = engine.tables[table.name]
-    states = engine.states[table.name]
-    chosen, says = _chosen(reader, table, begin, live, states)
-    keys = [key for key in states if chosen is not None and chosen(key)][:COMPARED]
+    known = list(engine.states[table.name] if table.state_key == table.key else rows)  # a state that isn't a row's has another key
+    chosen, says = _chosen(reader, table, begin, live)
+    keys = [key for key in known if chosen is not None and chosen(key)][:COMPARED]
     found = _live_rows(reader, table, live, keys) if reader is not None and live is not None and keys else {}
     value = table.value.names
     compared = set(keys)
@@ -138,7 +138,7 @@ def preview(
             dict(zip(table.key.names, key, strict=True)),
             {name: rows[key][name] for name in value} if key in rows else None, found.get(key), key in compared,
         )
-        for key in states if key in rows or key in found
+        for key in known if key in rows or key in found
     ]  # fmt: skip
     return Preview(
         table=table.name, fingerprint=topology.fingerprint, begin=begin, end=end, records=count, pairs=tuple(pairs), live=live, says=says,
@@ -146,7 +146,7 @@ def preview(
     )  # fmt: skip
 
 
-def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live | None, states: Mapping[Key, Row]) -> tuple[Any, str]:
+def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live | None) -> tuple[Any, str]:
     """Choose the keys whose rows can be compared, and say in words what that means."""
     if reader is None or live is None:
         return None, "There is no live table yet, so nothing is compared: these rows are what the definition makes of these records alone."

@@ -14,13 +14,13 @@ from watertable.plan import (
     Table,
     TableAggregate,
     ToStream,
-    is_change,
     key_of,
     leaves_of,
     parents_of,
     root_of,
     walk,
 )
+from watertable.scopes import is_change
 
 
 class Purity(StrEnum):

@@ -496,10 +496,10 @@ def forgets(table: TableDef) -> bool:
 def hides(table: TableDef) -> bool:
     """Tell whether a state without a row must be kept (a sum goes on while a filter hides it): then states have a table beside.
 
-    An emptied group is not hidden but gone: its state is zero, as if it had never been, so there is nothing to keep. A foreign-key join's
-    states are none of its rows.
+    An emptied group is not hidden but gone: its state is zero, as if it had never been, so there is nothing to keep. The states of a
+    foreign-key join, and of sliding windows, are none of their rows.
     """
-    if isinstance(table.root, ForeignJoin):
+    if isinstance(table.root, ForeignJoin) or table.sliding is not None:
         return True
     if isinstance(table.root, TableAggregate):
         return any(isinstance(stage, Where) for stage in table.stages)

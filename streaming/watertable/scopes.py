@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 from watertable.expressions import Scope
-from watertable.plan import WINDOW, Stream, Table, is_change, key_of, value_of, windows_of
+from watertable.plan import (
+    WINDOW,
+    Expect,
+    Filter,
+    MergeStreams,
+    Peek,
+    Repartition,
+    Stream,
+    Table,
+    ToStream,
+    key_of,
+    value_of,
+    windows_of,
+)
 from watertable.schema import Schema
+
+
+def is_change(node: Stream) -> bool:
+    """Tell whether the stream carries Changes, with `old` and `new`, rather than plain records."""
+    match node:
+        case ToStream():
+            return True
+        case Filter() | Expect() | Peek() | Repartition():
+            return is_change(node.parent)
+        case MergeStreams():
+            return is_change(node.parents[0])
+        case _:
+            return False
 
 
 def scope_of(node: Stream | Table) -> Scope:

@@ -20,7 +20,7 @@ from watertable.changelog import Changelog, Lineage, Position, batches
 from watertable.lineage import topics_of
 from watertable.plan import TableDef
 from watertable.schema import quote
-from watertable.windows import SessionWindows, UnlimitedWindows
+from watertable.windows import TimeWindows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,5 +104,5 @@ class Touched:
 
 
 def windowed(table: TableDef) -> bool:
-    """Tell whether a table's day is the windows that start on it; a session starts where its records to come will have it."""
-    return table.windows is not None and not isinstance(table.windows, UnlimitedWindows | SessionWindows)
+    """Tell whether a table's day is the windows that start on it; where sessions and sliding ones start, the records to come say."""
+    return isinstance(table.windows, TimeWindows)

@@ -26,6 +26,7 @@ from watertable.errors import DefinitionError
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 """Ends a window that doesn't end: late enough for any event, and a time that every Delta reader and time zone can hold."""
+MILLISECOND = timedelta(milliseconds=1)
 _ZERO = timedelta(0)
 
 
@@ -180,7 +181,77 @@ class SessionWindows:
         return f"{shape} grace {_words(self.grace)}" if self.grace else shape
 
 
-Windows = TimeWindows | UnlimitedWindows | SessionWindows
+@dataclass(frozen=True, slots=True)
+class SlidingWindows:
+    """Hold records that are at most `difference` apart, both bounds included: `[end - difference, end]`, in whole milliseconds.
+
+    A window ends at each record, and one starts a millisecond after each that others follow within the difference. A window before which
+    there is no time starts in 1970. One is late when `end + grace < stream time`; a late record counts in those of its windows that are
+    not.
+
+    >>> w = sliding(difference=milliseconds(10))
+    >>> [w.span(EPOCH + milliseconds(n))[0] - EPOCH == milliseconds(m) for n, m in ((25, 15), (3, 0))]
+    [True, True]
+    """
+
+    difference: timedelta
+    grace: timedelta
+
+    def __post_init__(self) -> None:
+        if self.difference < _ZERO:
+            raise DefinitionError(f"a sliding window's difference must not be negative; got {self.difference}")
+        if self.difference % MILLISECOND:
+            raise DefinitionError(f"a sliding window's difference must be of whole milliseconds; got {self.difference}")
+        if self.grace < _ZERO:
+            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+
+    @property
+    def size(self) -> timedelta:
+        """Give the time from a window's start to its end, both of which it holds."""
+        return self.difference
+
+    @property
+    def advance(self) -> timedelta:
+        """Give the least time between two windows."""
+        return MILLISECOND
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Tell whether a record is kept once, whatever windows it is in."""
+        return True
+
+    def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
+        """Give the last window that a record can be in: the one that starts with it."""
+        at = self.at(when)
+        return ((at, at + self.difference),)
+
+    def is_late(self, end: datetime, stream_time: datetime) -> bool:
+        """Tell whether a window that ends at `end` takes no more records at this stream time."""
+        return end < self.open_from(stream_time)
+
+    def open_from(self, stream_time: datetime) -> datetime:
+        """Give the end of the first window that takes records at this stream time."""
+        return self.at(stream_time) - self.grace
+
+    def at(self, when: datetime) -> datetime:
+        """Give the millisecond of a time."""
+        return when - (when - EPOCH) % MILLISECOND
+
+    def span(self, end: datetime) -> tuple[datetime, datetime]:
+        """Give the window that ends at a time, or the first one there is."""
+        start = max(EPOCH, end - self.difference)
+        return start, start + self.difference
+
+    def ends(self, at: datetime) -> tuple[datetime, datetime]:
+        """Give the ends of the windows that a record at `at` brings: the one that it ends, and the one after it, if any follows."""
+        return self.span(at)[1], at + MILLISECOND + self.difference
+
+    def __str__(self) -> str:
+        shape = f"sliding {_words(self.difference)}"
+        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+
+
+Windows = TimeWindows | UnlimitedWindows | SessionWindows | SlidingWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +331,15 @@ def join_windows(*, before: timedelta = _ZERO, after: timedelta = _ZERO, grace: 
     '5s before to 1m after grace 1h'
     """
     return JoinWindows(before, after, grace)
+
+
+def sliding(*, difference: timedelta, grace: timedelta = _ZERO) -> SlidingWindows:
+    """Make windows that hold what is at most `difference` apart: one ends at each record, and one starts after it.
+
+    >>> str(sliding(difference=minutes(5), grace=minutes(1)))
+    'sliding 5m grace 1m'
+    """
+    return SlidingWindows(difference, grace)
 
 
 def days(number: float) -> timedelta:

@@ -22,8 +22,8 @@ from watertable.dsl import Stream, Table
 from watertable.expressions import Scope
 from watertable.interpreter import Record
 from watertable.plan import Format, Topology
-from watertable.scopes import join_scope, lookup_scope, pair_scope, scope_of
-from watertable.windows import SessionWindows, Windows
+from watertable.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
+from watertable.windows import SessionWindows, SlidingWindows, Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -113,7 +113,7 @@ def basic(draw: st.DrawFn, item: Item) -> dict[str, str]:
 def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[Stream]:
     """Apply one operator to one stream of the pool."""
     stream = draw(st.sampled_from(pool))
-    alike = [s for s in pool if (s.key, s.value) == (stream.key, stream.value) and plan.is_change(s.node) == plan.is_change(stream.node)]
+    alike = [s for s in pool if (s.key, s.value) == (stream.key, stream.value) and is_change(s.node) == is_change(stream.node)]
     choices = ["map_values", "filter", "select_key", "filter_not", "expect", "flat_map_values", "map", "with_columns", "peek", "split",
                "repartition", "merge", "merge"]  # fmt: skip
     match draw(st.sampled_from(choices)):
@@ -128,7 +128,7 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
             return [stream.select_key(**named)]
         case "map":
             return [stream.map(key={"k": draw(texts(stream))}, value=draw(basic(stream)))]
-        case "with_columns" if not plan.is_change(stream.node):
+        case "with_columns" if not is_change(stream.node):
             return [stream.with_columns(x=f"CAST({draw(numbers(stream))} AS INT)")]
         case "expect":
             verdict = draw(st.sampled_from(["quarantine", "drop", "warn"]))
@@ -184,6 +184,8 @@ def windows(draw: st.DrawFn) -> Windows:
     grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
     if draw(st.integers(0, 4)) == 4:
         return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 4, 10]))), grace=grace)
+    if draw(st.integers(0, 4)) == 4:
+        return wt.sliding(difference=wt.seconds(draw(st.sampled_from([0, 3, 7, 20]))), grace=grace)
     size = draw(st.sampled_from([5, 10, 20]))
     if draw(st.booleans()):
         return wt.tumbling(seconds=size, grace=grace)
@@ -194,7 +196,7 @@ def windows(draw: st.DrawFn) -> Windows:
 def tables(draw: st.DrawFn, stream: Stream) -> Table:
     """Fold a stream into a table, and derive another from it at times."""
     shared = set(stream.key.names) & set(stream.value.names)
-    if not plan.is_change(stream.node) and not shared and draw(st.integers(0, 4)) == 4:
+    if not is_change(stream.node) and not shared and draw(st.integers(0, 4)) == 4:
         table = stream.to_table()
     else:
         keys = draw(st.sampled_from(["key", "text", "number", "both"]))
@@ -323,7 +325,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
             pool += [(depth, stream) for stream in made]
             continue
-        sources = [table for table in kept if _level(table.node) < MAX_DEPTH]
+        sources = [table for table in kept if _level(table.node) < MAX_DEPTH and _streamed(table)]
         named = [table for table in sources if all(c.type.kind in ("string", "int", "bigint") for c in table.key)]
         choice = draw(st.integers(0, 7)) if sources else 0
         if choice > 5 and named:
@@ -337,7 +339,7 @@ def topologies(draw: st.DrawFn) -> Topology:
         if draw(st.integers(0, 2)) == 2 and _found_by_key(table):
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
         kept.append(table.materialized_as(f"t{number}"))
-        if draw(st.booleans()):
+        if draw(st.booleans()) and _streamed(table):
             pool.append((depth + 1, kept[-1].to_stream()))
     outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
     if not outputs or draw(st.booleans()):
@@ -348,8 +350,14 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 def _found_by_key(table: Table) -> bool:
-    """Tell whether a table's rows can be found by their keys: sessions can't, nor can rows of a foreign-key join."""
-    return not isinstance(plan.windows_of(table.node), SessionWindows) and not isinstance(plan.root_of(table.node), plan.ForeignJoin)
+    """Tell whether a table's rows can be found by their keys: those of sessions, sliding windows and foreign-key joins can't."""
+    moving = isinstance(plan.windows_of(table.node), SessionWindows | SlidingWindows)
+    return not moving and not isinstance(plan.root_of(table.node), plan.ForeignJoin)
+
+
+def _streamed(table: Table) -> bool:
+    """Tell whether a table has Changes that others can use: those of sliding windows haven't."""
+    return not isinstance(plan.windows_of(table.node), SlidingWindows)
 
 
 def _level(node: plan.Stream | plan.Table) -> int:

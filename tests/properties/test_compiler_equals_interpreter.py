@@ -49,6 +49,7 @@ def hits(case: Case) -> dict[str, bool]:
             for t in case.topology.tables
         ),
         "sessions": any(t.sessions and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)),
+        "sliding windows": any(t.sliding and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)),
         "rows beside those they name": any(
             isinstance(t.root, ForeignJoin) and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)
         ),

@@ -37,3 +37,21 @@ def test_without_a_live_table_rows_drops_and_refusals_are_told_and_nothing_is_co
     assert (seen.records, dict(seen.dropped)) == (3, {"shelves: null_key": 1})
     assert [(node, n) for node, _, n in seen.refused] == [("expect:whole", 1)]
     assert "no live table yet" in seen.says
+
+
+def test_rows_whose_states_have_other_keys_are_shown_by_their_own() -> None:
+    app = wt.App("shop")
+    moves, shelves = app.topic("moves", key="sku STRING", value="shelf STRING"), app.topic("shelves", key="shelf STRING", value="room INT")
+    soon = moves.stream().group_by_key().windowed_by(wt.sliding(difference=wt.seconds(2)))
+    soon.count("n").materialized_as("soon")
+    placed, rooms = (topic.table().materialized_as(name) for name, topic in (("placed", moves), ("rooms", shelves)))
+    placed.join(rooms, on="shelf", room="right.room").materialized_as("beside")
+    data = [("shelves", b"s", {"room": 7}), ("moves", b"a", {"shelf": "s"})]
+    records = [Record(topic, 0, 0, EPOCH + timedelta(seconds=5), key, json.dumps(value).encode()) for topic, key, value in data]
+    found, topology = {}, app.topology()
+    for name in ("soon", "beside"):
+        read = [r for r in records if name == "beside" or r.topic == "moves"]
+        seen = preview(None, topology, topology.table(name), {}, {}, read, None)
+        found[name] = [(list(pair.key.values()), pair.here) for pair in seen.pairs]
+    window = [EPOCH + timedelta(seconds=3), EPOCH + timedelta(seconds=5)]
+    assert found == {"soon": [(["a", *window], {"n": 1})], "beside": [(["a"], {"room": 7})]}
