@@ -35,7 +35,8 @@ def settled(case: Case) -> set[str]:
     for table in case.topology.tables:
         nodes = list(plan.walk(table.node))
         grouped = [node.parent for node in nodes if isinstance(node, plan.TableAggregate)]
-        free = all(node in grouped for node in nodes if isinstance(node, plan.ToStream))  # whose key may be in several partitions, too
+        arriving = [node for node in nodes if isinstance(node, plan.ToStream | plan.StreamJoin)]
+        free = all(node in grouped for node in arriving)  # then a key may be in several partitions, too
         if free or (case.keyed and purity_of(table.node) is Purity.PURE):
             found.add(table.name)
     return found
