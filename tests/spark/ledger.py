@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pytest
+
 import watertable as wt
+from watertable import fold
 from watertable.changelog import CommitInfo, Position
 from watertable.plan import TableDef, Topology
 from watertable.store import Retention, Store, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+both_folds = pytest.mark.parametrize(
+    "small", [pytest.param(fold.SMALL_BASE, id="by overwrite"), pytest.param(-1, id="by merge", marks=pytest.mark.slow)]
+)
+"""Run a test with folds that write a table anew, as they do with small ones, and with folds that merge."""
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -14,6 +14,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
+from tests.spark.ledger import both_folds
 from watertable import failpoints, fold
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
@@ -77,7 +78,7 @@ def shown(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str(sorted(row.items())) for row in rows)
 
 
-@pytest.mark.parametrize("small", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+@both_folds
 def test_joined_rows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import as_frame, tiny
+from tests.spark.ledger import both_folds
 from watertable import fold
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
@@ -53,7 +54,7 @@ def plain(store: Store, table: str) -> list[dict[str, Any]]:
     return polars.scan_delta(f"{store.warehouse}/shop/{table}").drop("_wt").collect().to_dicts()
 
 
-@pytest.mark.parametrize("small", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+@both_folds
 def test_a_side_that_no_reader_sees_is_kept_through_folds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:

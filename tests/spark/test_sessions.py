@@ -14,7 +14,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
-from tests.spark.ledger import Ledger, minute
+from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints, fold
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
@@ -81,7 +81,7 @@ def shown(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str(sorted((name, value) for name, value in row.items() if not name.startswith("window"))) for row in rows)
 
 
-@pytest.mark.parametrize("small", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+@both_folds
 def test_sessions_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:

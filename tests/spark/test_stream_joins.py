@@ -13,6 +13,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import as_frame, tiny
+from tests.spark.ledger import both_folds
 from watertable import fold, rewind
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
@@ -149,7 +150,7 @@ def agree(run: Run, oracle: Interpreter) -> None:
     assert run.published() == Counter(o.value for o in oracle.outputs)
 
 
-@pytest.mark.parametrize("small", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+@both_folds
 def test_pairs_come_once_through_folds_that_let_go_of_what_nothing_can_pair_with(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
