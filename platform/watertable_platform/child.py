@@ -171,6 +171,7 @@ def _die_with_parent() -> Callable[[], None] | None:
     libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
 
     def ask() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored by the parent, it would be by the child too
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it ended before we could ask
             os.kill(os.getpid(), signal.SIGTERM)

@@ -156,6 +156,7 @@ def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
     assert (world.stock(), store.head().position.epoch) == ({"a": (18, 3)}, 2)
 
 
+@pytest.mark.slow
 def test_the_commands_replay_beside_compare_promote_and_give_up(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

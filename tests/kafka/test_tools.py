@@ -24,7 +24,7 @@ from watertable_platform import cli
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.kafka]
 APP = """
 import watertable as wt
 app = wt.App("till")

@@ -286,10 +286,12 @@ def test_no_process_outlives_a_child(tmp_path: Path, code: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a driver notices by its closed pipe")
-def test_a_driver_ends_when_its_worker_is_killed_outright(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["SIG_DFL", "SIG_IGN"])
+def test_a_driver_ends_when_its_worker_is_killed_outright(tmp_path: Path, asked: str) -> None:
     code = f"""
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGTERM, signal.{asked})
 from watertable_platform.child import Child
 child = Child([sys.executable, "-c", "import time; time.sleep(600)"], env={{}}, cwd=Path("/"), log=Path({str(tmp_path / "log")!r}))
 print(child.pid, flush=True)
