@@ -17,9 +17,10 @@ from typing import Final, assert_never
 
 import dagster as dg
 
-from watertable import plan
+from watertable import nodes, plan
 from watertable.lineage import column_lineage, describe
-from watertable.plan import Sink, TableDef, Topic, Topology
+from watertable.nodes import Topic
+from watertable.plan import Sink, TableDef, Topology
 from watertable.purity import Purity, purity_of
 from watertable.schema import Column, Schema
 from watertable.settings import Settings
@@ -94,14 +95,14 @@ class WatertableTranslator:
         assert_never(data)
 
 
-def inputs_of(node: plan.Stream | plan.Table, app: str) -> tuple[dg.AssetKey, ...]:
+def inputs_of(node: nodes.Stream | nodes.Table, app: str) -> tuple[dg.AssetKey, ...]:
     """List what feeds a node directly: topics, and tables whose changes it streams or whose rows it looks up."""
     match node:
-        case plan.Source():
+        case nodes.Source():
             return (topic_key(node.topic.name),)
-        case plan.ToStream():
+        case nodes.ToStream():
             return (table_key(app, node.table),)
-        case plan.StreamJoin():
+        case nodes.StreamJoin():
             return tuple(sorted({*inputs_of(node.parent, app), table_key(app, node.table)}))
         case _:
             return tuple(sorted({key for parent in plan.parents_of(node) for key in inputs_of(parent, app)}))

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k
-from watertable.dsl import App, CogroupedStream, GroupedStream, GroupedTable, Stream, Table, WindowedStream
+from watertable.dsl import App
 from watertable.errors import WatertableError
+from watertable.streams import CogroupedStream, GroupedStream, Stream, WindowedStream
+from watertable.tables import GroupedTable, Table
 from watertable.windows import (
     JoinWindows,
     SessionWindows,

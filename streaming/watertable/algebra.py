@@ -8,8 +8,7 @@ readers see. Everything is built-in columnar functions; the SQL is composed as t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +17,11 @@ from pyspark.sql import functions as F
 from watertable import plan
 from watertable.aggregates import PLACE, Merge, StateField, TopField
 from watertable.expressions import Expr
-from watertable.plan import ForeignJoin, Part, TableDef
+from watertable.nodes import ForeignJoin
+from watertable.plan import Part, TableDef
 from watertable.schema import Column, Type, quote
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
-from watertable.windows import SessionWindows, SlidingWindows
+from watertable.windows import SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -118,6 +118,21 @@ def merged(field: StateField, source: str, over: str = "") -> str:
             return f"{pick}({source}, {source}.order){over}"
 
 
+def merged_state(table: TableDef, over: str = "") -> str:
+    """Write the state that the states of a group of rows come to; with `over`, those of the rows up to each one."""
+    return state_sql((f, merged(f, f"state.{quote(f.name)}", over)) for f in table.state)
+
+
+def upto(forward: str) -> str:
+    """Write the window of the rows up to each one, in an order."""
+    return f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+
+
+def state_sql(fields: Iterable[tuple[StateField, str]]) -> str:
+    """Write fields of a state as one struct."""
+    return "named_struct(" + ", ".join(f"'{f.name}', {sql}" for f, sql in fields) + ")"
+
+
 def _member(field: StateField, source: str) -> str:
     """Write a member of a set: of floating point, the two zeros are one."""
     kind = field.type.element
@@ -210,7 +225,7 @@ def slid(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame
     Each moment brings the ends of two windows. It is in those that hold it, from `__from` on. Windows and moments meet by stretches of time
     as long as a window: one that holds a moment ends in the moment's stretch, or in the next one.
     """
-    names, size = table.key.names[:-2], windows.size // timedelta(microseconds=1)
+    names, size = table.key.names[:-2], microseconds(windows.size)
     stretch = max(size, 1000)
     at = "unix_micros(key.__at)"
     moments = rows.withColumn("_group", F.expr(_struct_of("key", names))).withColumn("_at", F.expr(at))
@@ -218,11 +233,8 @@ def slid(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame
     wanted = moments.selectExpr("_group", f"explode({ends}) AS _end").distinct().withColumn("_in", F.expr(f"_end div {stretch}L"))
     each = moments.withColumn("_in", F.explode(F.expr(f"array(_at div {stretch}L, _at div {stretch}L + 1)")))
     held = each.join(wanted, ["_group", "_in"]).where(f"_at BETWEEN _end - {size}L AND _end AND unix_micros(key.__from) <= _end")
-    folds = ["named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"]
-    folds += [f"max({name}) AS {name}" for name in ("epoch", "seq") if name in rows.columns]
-    group = "".join(f"'{name}', _group.{quote(name)}, " for name in names)
-    key = f"named_struct({group}'window_start', timestamp_micros(_end - {size}L), 'window_end', timestamp_micros(_end)) AS key"
-    return held.groupBy("_group", "_end").agg(*map(F.expr, folds)).selectExpr(key, "*").drop("_group", "_end")
+    key = _windowed("_group", names, f"timestamp_micros(_end - {size}L)", "timestamp_micros(_end)") + " AS key"
+    return held.groupBy("_group", "_end").agg(*map(F.expr, _folds(table, rows))).selectExpr(key, "*").drop("_group", "_end")
 
 
 def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFrame:
@@ -234,14 +246,13 @@ def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFram
     names = [field.name for field in rows.schema["key"].dataType.fields[:-2]]  # type: ignore[attr-defined]  # it's a struct
     found = in_sessions(sessions, rows.withColumn("_group", F.expr(_struct_of("key", names))), "PARTITION BY _group")
     whole = found.groupBy("_group", "_session").agg(*map(F.expr, (*folds, "max(key.window_end) AS _end")))
-    group = "".join(f"'{name}', _group.{quote(name)}, " for name in names)
-    key = f"named_struct({group}'window_start', _session, 'window_end', _end) AS key"
+    key = _windowed("_group", names, "_session", "_end") + " AS key"
     return whole.selectExpr(key, "*").drop("_group", "_session", "_end")
 
 
 def in_sessions(sessions: SessionWindows, rows: DataFrame, partition: str, counts: str = "TRUE", into: str = "_session") -> DataFrame:
     """Add the start of the session that each row belongs to; rows that `counts` leaves out are in none and bring none together."""
-    gap = sessions.gap // timedelta(microseconds=1)
+    gap = microseconds(sessions.gap)
     order = f"{partition} ORDER BY key.window_start, key.window_end"
     reached = f"max(CASE WHEN {counts} THEN key.window_end END) OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
     begins = f"{counts} AND COALESCE(unix_micros(key.window_start) > unix_micros({reached}) + {gap}L, TRUE)"
@@ -251,6 +262,19 @@ def in_sessions(sessions: SessionWindows, rows: DataFrame, partition: str, count
     return started.withColumn(into, F.expr(f"CASE WHEN {counts} THEN {first} END")).drop("_begins")
 
 
+def _folds(table: TableDef, rows: DataFrame) -> list[str]:
+    """Write the aggregates that merge states; of the commits that touched them, the last.
+
+    Along a lineage epoch and seq only grow, so each is its own maximum; that of a struct would turn a hash aggregate into a sort.
+    """
+    return [f"{merged_state(table)} AS state", *(f"max({name}) AS {name}" for name in ("epoch", "seq") if name in rows.columns)]
+
+
+def _windowed(struct: str, names: Sequence[str], start: str, end: str) -> str:
+    group = "".join(f"'{name}', {struct}.{quote(name)}, " for name in names)
+    return f"named_struct({group}'window_start', {start}, 'window_end', {end})"
+
+
 def _struct_of(struct: str, names: Sequence[str]) -> str:
     return "named_struct(" + ", ".join(f"'{name}', {struct}.{quote(name)}" for name in names) + ")"
 
@@ -258,11 +282,9 @@ def _struct_of(struct: str, names: Sequence[str]) -> str:
 def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:
     """Merge the states of each key: `key`, `state` (and `epoch`, `seq`: those of the commit that touched the key last) to one row a key.
 
-    States of sessions are gathered first, and then have one key. Along a lineage both numbers only grow, so each is its own maximum; that
-    of a struct would turn a hash aggregate into a sort.
+    States of sessions are gathered first, and then have one key.
     """
-    state = "named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}')}" for f in table.state) + ") AS state"
-    folds = [state, *(f"max({name}) AS {name}" for name in ("epoch", "seq") if "seq" in rows.columns), *more]
+    folds = [*_folds(table, rows), *more]
     return rows.groupBy("key").agg(*map(F.expr, folds)) if table.sessions is None else gathered(table.sessions, rows, *folds)
 
 
@@ -275,12 +297,11 @@ def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame
     """
     if table.windows is None or table.windows.is_tumbling:
         return rows
-    size, advance = (duration // timedelta(microseconds=1) for duration in (table.windows.size, table.windows.advance))
+    size, advance = (microseconds(duration) for duration in (table.windows.size, table.windows.advance))
     spans = rows if each else merge(table, rows, "max(st) AS st")
     starts = f"sequence(unix_micros(key.window_start), unix_micros(key.window_end) - {size}L, {advance}L)"
-    group = "".join(f"'{c.name}', key.{quote(c.name)}, " for c in table.key.columns[:-2])
-    window = f"'window_start', timestamp_micros(s), 'window_end', timestamp_micros(s + {size}L)"
-    return spans.withColumn("s", F.expr(f"explode({starts})")).withColumn("key", F.expr(f"named_struct({group}{window})")).drop("s")
+    key = _windowed("key", table.key.names[:-2], "timestamp_micros(s)", f"timestamp_micros(s + {size}L)")
+    return spans.withColumn("s", F.expr(f"explode({starts})")).withColumn("key", F.expr(key)).drop("s")
 
 
 def finish(table: TableDef, rows: DataFrame) -> DataFrame:

@@ -20,16 +20,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge, StateField
-from watertable.algebra import finish, merged, render, state_struct
+from watertable.algebra import finish, merged_state, render, state_struct, upto
 from watertable.changelog import CommitInfo, Offsets, Position
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.explain import columns_of
 from watertable.expressions import Expr, parse_predicate
-from watertable.interpreter import Advance, Interpreter, Key, Place, Record, Row
+from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.layout import encoded, literal
-from watertable.plan import Aggregate, Cogroup, Format, Latest, TableAggregate, TableDef, TableJoin, Topology
+from watertable.nodes import Aggregate, Cogroup, Format, Latest, TableAggregate, TableJoin
+from watertable.plan import TableDef, Topology
 from watertable.reader import Base, Reader, View, base_name
+from watertable.records import Advance, Key, Place, Record, Row
 from watertable.schema import Schema, quote
 from watertable.scopes import scope_of
 from watertable.testcase import Watched, upstream
@@ -263,14 +265,13 @@ def _history(view: View, table: TableDef, start: int) -> DataFrame:
     if (base := view.base_states(table)) is not None:
         frames.append(base.select("key", "state", "seq"))
     rows = reduce(DataFrame.unionByName, frames).withColumn("seq", F.expr(f"greatest(seq, {start}L)"))
-    return rows.groupBy("key", "seq").agg(F.expr(f"{_merged(table, '')} AS state"))
+    return rows.groupBy("key", "seq").agg(F.expr(f"{merged_state(table)} AS state"))
 
 
 def _judged(rows: DataFrame, table: TableDef, condition: Expr) -> DataFrame:
     """Fold each key's changes one after the other and put each row to the condition: `holds`, and `held` before, and `is_last`."""
     along = "PARTITION BY key ORDER BY seq"
-    over = f" OVER ({along} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-    running = rows.selectExpr("key", "seq", f"{_merged(table, over)} AS state")
+    running = rows.selectExpr("key", "seq", f"{merged_state(table, upto(along))} AS state")
     finished = finish(table, running).select("key", "seq", "alive", "row")
     if table.windows is not None:
         finished = finished.withColumn("_w", F.expr("named_struct('start', key.window_start, 'end', key.window_end)"))
@@ -280,10 +281,6 @@ def _judged(rows: DataFrame, table: TableDef, condition: Expr) -> DataFrame:
         "*", f"COALESCE(lag(holds) OVER ({along}), FALSE) AS held", f"lag(row) OVER ({along}) AS old",
         f"lead(seq) OVER ({along}) IS NULL AS is_last",
     )  # fmt: skip
-
-
-def _merged(table: TableDef, over: str) -> str:
-    return "named_struct(" + ", ".join(f"'{f.name}', {merged(f, f'state.{quote(f.name)}', over)}" for f in table.state) + ")"
 
 
 def _key_is(table: TableDef, key: Sequence[str]) -> str:

@@ -12,22 +12,25 @@ whose changes are streamed or that a stream is joined with, and the writer's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from watertable import plan
+from watertable import nodes, plan
 from watertable.aggregates import StateField
-from watertable.algebra import company, finishing, gathered, home, in_sessions, lifted, merged, placed_in, single
+from watertable.algebra import company, finishing, gathered, lifted, merged_state, placed_in, single, state_sql, upto
+from watertable.changes import FAN_OUT, PLACE, RAW, foreign_changes, session_changes
 from watertable.layout import Fold, Layout, Segment, literal, moment
-from watertable.plan import Aggregate, TableAggregate, TableDef, Topology
+from watertable.nodes import Aggregate, TableAggregate
+from watertable.plan import TableDef, Topology
 from watertable.schema import quote
-from watertable.windows import SessionWindows, SlidingWindows, UnlimitedWindows
+from watertable.windowing import sliding_key, window_starts, windowed_key
+from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,12 +40,9 @@ Lookup = Callable[[TableDef, "DataFrame"], "DataFrame"]
 
 Partition = tuple[str, int]
 
-FAN_OUT: Final = 65536
-"""Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
 PAIRS: Final = 1 << 28
 """Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
 
-_PLACE: Final = ("st", "topic", "partition", "offset", "ord")
 _BAD: Final = "node STRING, location STRING, reason STRING"
 DROPPED: Final = (
     "node STRING, reason STRING, topic STRING, partition INT, offset BIGINT, window_start TIMESTAMP, window_end TIMESTAMP, count BIGINT"
@@ -117,7 +117,7 @@ class Compiler:
         run = _Run(self.layout, carry, lookup)
         frames = {0: run.base(records)}
         watched, figures = run.watched(frames[0])
-        partial: dict[plan.Leaf, DataFrame] = {}
+        partial: dict[nodes.Leaf, DataFrame] = {}
         if self.layout.direct is None:
             frames[0] = run.keep(watched)
         else:
@@ -171,7 +171,7 @@ class _Run:
             frame = frame.withColumn("st", F.expr(f"greatest(ts, try_{before})"))
         for fold in segment.folds:
             if isinstance(fold.root, Aggregate) and fold.root.windows:
-                frame = frame.selectExpr("*", *_windows(fold))
+                frame = frame.selectExpr("*", *window_starts(fold))
         return frame
 
     def keep(self, frame: DataFrame) -> DataFrame:
@@ -219,37 +219,37 @@ class _Run:
     def segment(self, segment: Segment, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Build the input of a later segment, and run it."""
         match segment.origin:
-            case plan.FlatMapValues():
+            case nodes.FlatMapValues():
                 frame = self._exploded(segment, segment.origin, frames)
-            case plan.ToStream():
+            case nodes.ToStream():
                 frame = self._changes(segment.origin, frames)
-            case plan.StreamJoin():
+            case nodes.StreamJoin():
                 frame = self._looked_up(segment, segment.origin, frames)
-            case plan.StreamStreamJoin():
+            case nodes.StreamStreamJoin():
                 frame = self._paired(segment, segment.origin, frames)
-            case plan.MergeStreams():
+            case nodes.MergeStreams():
                 frame = self._united(segment.origin, frames)
             case Topology():
                 raise AssertionError("the first segment has no input but the records")
         frame = self._narrowed(segment, _leveled(frame, segment), "ts", "st")
         for fold in segment.folds:
             if isinstance(fold.root, Aggregate) and fold.root.windows:
-                frame = frame.selectExpr("*", *_windows(fold))
+                frame = frame.selectExpr("*", *window_starts(fold))
         return frame
 
     def contributions(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one, and the windows that were missed."""
         here = frame.where(fold.present)
         if isinstance(fold.root, TableAggregate):
-            each = here.selectExpr(f"inline({fold.lifts})", "ts", *_PLACE, *_RAW)
+            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE, *RAW)
             return each.withColumn("ord", F.expr("ord * 2 + n")), None
         keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
         if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
-            return here.selectExpr(keys, lifts, "ts", *_PLACE, *_RAW), None
+            return here.selectExpr(keys, lifts, "ts", *PLACE, *RAW), None
         names = [f"{fold.key}_{part}" for part in ("first", "open", "last")]
-        size, advance = (_microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
+        size, advance = (microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
         taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
-            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *_PLACE, *_RAW
+            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE, *RAW
         )
         missed = here.where(f"{names[0]} < {names[1]}").selectExpr(
             f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
@@ -271,16 +271,16 @@ class _Run:
         if windows is None:
             return contributions.groupBy("key").agg(*map(F.expr, folded))
         if isinstance(windows, SlidingWindows):
-            each = contributions.withColumn("key", F.expr(_sliding_key(fold, windows)))
+            each = contributions.withColumn("key", F.expr(sliding_key(fold, windows)))
             return each.groupBy("key").agg(*map(F.expr, folded))
-        each = contributions.withColumn("key", F.expr(_windowed_key(fold, "open", "last", _microseconds(windows.size))))
+        each = contributions.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
         if isinstance(windows, SessionWindows):
             return gathered(windows, each, *folded)
         return each.groupBy("key").agg(*map(F.expr, folded))
 
-    def deltas(self, table: TableDef, partial: Mapping[plan.Leaf, DataFrame]) -> DataFrame:
+    def deltas(self, table: TableDef, partial: Mapping[nodes.Leaf, DataFrame]) -> DataFrame:
         """Give what a batch adds to a table: of several leaves, the partial states of each, to be merged where they are read."""
-        if isinstance(table.root, plan.Leaf):
+        if isinstance(table.root, nodes.Leaf):
             return partial[table.root]
         parts = [partial[part.leaf].selectExpr(*placed_in(table, part), "st") for part in table.parts]
         return reduce(lambda a, b: a.unionByName(b), parts)
@@ -297,17 +297,17 @@ class _Run:
             segment, fold = self.layout.folds[part.leaf]
             rows, _ = self.contributions(fold, frames[segment.number])
             if table.windows is not None:
-                size, advance = _microseconds(table.windows.size), _microseconds(table.windows.advance)
+                size, advance = microseconds(table.windows.size), microseconds(table.windows.advance)
                 each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
                 numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
-                rows = numbered.withColumn("key", F.expr(_windowed_key(fold, "s", "s", size)))
+                rows = numbered.withColumn("key", F.expr(windowed_key(fold, "s", "s", size)))
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):
                 rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
-            rows = rows.selectExpr("key", f"{_state(part.leaf, single)} AS state", "ts", *steps, *_PLACE, *_RAW)
-            if not isinstance(table.root, plan.Leaf):
-                others = (*steps, *(c for c in _PLACE if c != "ord"))
-                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *_RAW)
+            rows = rows.selectExpr("key", f"{_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, *RAW)
+            if not isinstance(table.root, nodes.Leaf):
+                others = (*steps, *(c for c in PLACE if c != "ord"))
+                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *RAW)
             found.append(rows)
         return reduce(lambda a, b: a.unionByName(b), found)
 
@@ -352,7 +352,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             ))  # fmt: skip
         return _union(out)
 
-    def _exploded(self, segment: Segment, node: plan.FlatMapValues, frames: Mapping[int, DataFrame]) -> DataFrame:
+    def _exploded(self, segment: Segment, node: nodes.FlatMapValues, frames: Mapping[int, DataFrame]) -> DataFrame:
         flow, made = self.layout.inputs[segment.number]
         there = flow.spaces.get("value", flow.spaces.get("new", ""))
         frame = frames[flow.segment.number].where(f"{flow.present} AND {there} IS NOT NULL")
@@ -362,15 +362,15 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         spaces = [f"{flow.spaces['key']} AS {segment_key}" for segment_key in ("key",)] + window
         return frame.selectExpr(
             "TRUE AS present", *spaces, f"named_struct({parts}) AS value", f"ord * {FAN_OUT} + _pos AS ord",
-            *(c for c in (*_PLACE, "ts", *_RAW) if c != "ord"),
+            *(c for c in (*PLACE, "ts", *RAW) if c != "ord"),
         )  # fmt: skip
 
-    def _changes(self, node: plan.ToStream, frames: Mapping[int, DataFrame]) -> DataFrame:
+    def _changes(self, node: nodes.ToStream, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Run the states of the touched keys forward, record by record in log order, from the old rows."""
         table = self.layout.topology.table(node.table)
         rows = self.singles(table, frames).withColumn("present", F.lit(True))
         keys = rows.selectExpr(f"{company(table)} AS key").distinct()
-        if isinstance(table.root, plan.ForeignJoin):
+        if isinstance(table.root, nodes.ForeignJoin):
             named = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name, _ in table.root.left.group[: -len(table.key)])
             return self._told(table, foreign_changes(table, rows, self.lookup(table, keys.where(named))))
         old = self.lookup(table, keys)
@@ -380,7 +380,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         both = rows.unionByName(seeds, allowMissingColumns=True)
         moves = "step" in rows.columns
         forward = f"PARTITION BY key ORDER BY present, st, topic, partition, offset, ord{', step' if moves else ''}"
-        running = both.selectExpr("*", f"{_running(table, forward)} AS after")
+        running = both.selectExpr("*", f"{merged_state(table, upto(forward))} AS after")
         before = f"lag(after) OVER ({forward})"
         if moves:  # a row that changes within its group is one Change, from before it left to after it came back
             before = f"CASE WHEN paired THEN lag(after, 2) OVER ({forward}) ELSE {before} END"
@@ -394,9 +394,9 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         last = len(table.stages)
         window = ["_w_after AS window"] if table.windows is not None else []
         changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
-        return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *_PLACE, *_RAW)
+        return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *PLACE, *RAW)
 
-    def _looked_up(self, segment: Segment, node: plan.StreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
+    def _looked_up(self, segment: Segment, node: nodes.StreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Put each record beside the table's row for its key: the old one, run forward by what the table got before the record.
 
         What the table gets of the same record comes first. The table's states run along the keys that are looked up, and no others.
@@ -406,24 +406,22 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         spaces = [name for name in flow.spaces if name != "ts"]
         record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
         rows = (
-            frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", "TRUE AS present", *record, "ts", *_PLACE, *_RAW)
+            frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", "TRUE AS present", *record, "ts", *PLACE, *RAW)
         )
         keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
         keys = rows.where(keyed).select("key").distinct()
         added = self.singles(table, frames).join(F.broadcast(keys), "key", "left_semi")
-        before = [
-            f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, _PLACE), (self.lookup(table, keys), ()))
-        ]
+        before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (self.lookup(table, keys), ()))]
         both = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), before, rows)
         forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
-        known = f"count_if(NOT present){_over(forward)} > 0"
-        found = both.selectExpr("*", f"CASE WHEN {known} THEN {_running(table, forward)} END AS now").where("present")
+        known = f"count_if(NOT present){upto(forward)} > 0"
+        found = both.selectExpr("*", f"CASE WHEN {known} THEN {merged_state(table, upto(forward))} END AS now").where("present")
         for level in finishing(table, state="now", key="key", into="_v"):
             found = found.selectExpr("*", *level)
         right = f"_v{len(table.stages)} AS right"
-        return found.selectExpr("present", *(f"s_{name} AS {name}" for name in spaces), right, "ts", *_PLACE, *_RAW)
+        return found.selectExpr("present", *(f"s_{name} AS {name}" for name in spaces), right, "ts", *PLACE, *RAW)
 
-    def _paired(self, segment: Segment, node: plan.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
+    def _paired(self, segment: Segment, node: nodes.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.
 
         So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order, and
@@ -435,9 +433,9 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         came = []
         for side, (flow, fold) in enumerate(sides):
             frame = frames[flow.segment.number].where(fold.present)
-            values = [f"{fold.lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", *_RAW]
+            values = [f"{fold.lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", *RAW]
             came.append(frame.selectExpr(f"{fold.key} AS key", f"{side} AS side", f"{fold.lifts}.ts AS ts", *values))
-        rows = came[0].unionByName(came[1], allowMissingColumns=True).selectExpr(*record, f"{place} AS at", *_RAW)
+        rows = came[0].unionByName(came[1], allowMissingColumns=True).selectExpr(*record, f"{place} AS at", *RAW)
         old = self.lookup(buffer, rows.select("key").distinct())
         waiting = [rows.selectExpr(*record, "at", "FALSE AS old")]
         for side, field_ in enumerate(buffer.state):
@@ -448,31 +446,31 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             )
         others = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), waiting)
         others = others.selectExpr("key AS key_", "1 - side AS for_", *(f"{name} AS o_{name}" for name in ("l", "r", "ts", "at", "old")))
-        open_for = [_microseconds(duration) for duration in node.within.open_for]
+        open_for = [microseconds(duration) for duration in node.within.open_for]
         apart = "(unix_micros(if(side = 0, o_ts, ts)) - unix_micros(if(side = 0, ts, o_ts)))"
         is_later, closes = "(o_at < at)", f"if(o_at < at, 1 - side, side) = 0, {open_for[0]}L, {open_for[1]}L"
         conditions = [
-            "key = key_", "side = for_", f"{apart} BETWEEN {-_microseconds(node.within.before)}L AND {_microseconds(node.within.after)}L",
+            "key = key_", "side = for_", f"{apart} BETWEEN {-microseconds(node.within.before)}L AND {microseconds(node.within.after)}L",
             f"(o_old OR {is_later})",
             f"unix_micros(greatest(at.st, o_at.st)) <= unix_micros(if({is_later}, o_ts, ts)) + if({closes})",
         ]  # fmt: skip
         found = rows.join(others, F.expr(" AND ".join(conditions))).selectExpr(
             "key", "coalesce(l, o_l) AS left", "coalesce(r, o_r) AS right", "greatest(ts, o_ts) AS ts", "greatest(at, o_at) AS later",
-            "least(at, o_at) AS earlier", *(f"CASE WHEN {is_later} THEN {column} END AS {column}" for column in _RAW),
+            "least(at, o_at) AS earlier", *(f"CASE WHEN {is_later} THEN {column} END AS {column}" for column in RAW),
         )  # fmt: skip
         named = "concat_ws('/', earlier.topic, earlier.partition, earlier.ord, later.ord)"
         number = f"pmod(crc32(CAST({named} AS BINARY)) + earlier.offset, {PAIRS}L) AS ord"
         of_later = ("later.st AS st", "later.topic AS topic", "later.partition AS partition", "later.offset AS offset")
-        return found.selectExpr("TRUE AS present", "key", "left", "right", "ts", *of_later, number, *_RAW)
+        return found.selectExpr("TRUE AS present", "key", "left", "right", "ts", *of_later, number, *RAW)
 
-    def _united(self, node: plan.MergeStreams, frames: Mapping[int, DataFrame]) -> DataFrame:
+    def _united(self, node: nodes.MergeStreams, frames: Mapping[int, DataFrame]) -> DataFrame:
         parts = []
         for number, parent in enumerate(node.parents):
             flow = self.layout.flow(parent)
             columns = [f"{column} AS {name}" for name, column in flow.spaces.items() if name != "ts"]
             frame = frames[flow.segment.number].where(flow.present)
             numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
-            parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *_PLACE, *_RAW))
+            parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE, *RAW))
         return reduce(lambda a, b: a.unionByName(b), parts)
 
     def _narrowed(self, segment: Segment, frame: DataFrame, *times: str) -> DataFrame:
@@ -492,8 +490,8 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
     def _raw(self, segment: Segment, flags: str) -> list[str]:
         later = any(s.failures for s in self.layout.segments if s.number > segment.number)
         if later:
-            return list(_RAW)
-        return [f"CASE WHEN {flags} THEN {column} END AS {column}" for column in _RAW]
+            return list(RAW)
+        return [f"CASE WHEN {flags} THEN {column} END AS {column}" for column in RAW]
 
     def _carried(self) -> str:
         known = {f"{topic}:{number}": when for (topic, number), when in self.carry.items() if when is not None}
@@ -503,147 +501,9 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         return f"map({entries})"
 
 
-def session_changes(table: TableDef, sessions: SessionWindows, rows: DataFrame, old: DataFrame) -> DataFrame:
-    """Give what each record of a batch does to the sessions of its group: a row for each session, with its state `before` and `after`.
-
-    `rows` are the records by themselves, with their places; `old` the sessions before the batch. In log order, a record joins the one or
-    two sessions that are near enough: these end, and one of other bounds begins; or a session stays, with another state. For that each
-    record is put beside what came before it in what is one session once the batch is over: a session costs the square of its records in a
-    batch. The n-th session that a record touches is told of at `ord * FAN_OUT + n`, the one that it is in last.
-    """
-    group = home(table)
-    numbered = rows.withColumn("_n", F.expr(f"row_number() OVER (PARTITION BY {group} ORDER BY st, topic, partition, offset, ord)"))
-    every = numbered.select("key", "state", "_n").unionByName(old.selectExpr("key", "state", "0 AS _n"))
-    every = in_sessions(sessions, every.withColumn("_group", F.expr(group)), "PARTITION BY _group", into="_at_last")
-    each = every.where("_n > 0").select("_group", "_at_last", F.col("_n").alias("_of"))
-    seen = each.join(every, ["_group", "_at_last"]).where("_n <= _of").drop("_at_last")
-    here = "PARTITION BY _group, _of"
-    seen = in_sessions(sessions, seen, here).withColumn("_mine", F.expr(f"max(CASE WHEN _n = _of THEN _session END) OVER ({here})"))
-    near = in_sessions(sessions, seen.where("_session = _mine"), here, counts="_n < _of", into="_before")
-    state = _struct_of((f, merged(f, f"state.{quote(f.name)}")) for f in table.state)
-    names = table.key.names[:-2]
-    bounds = "'window_start', min(key.window_start), 'window_end', max(key.window_end)"
-    key = "named_struct(" + "".join(f"'{name}', _group.{quote(name)}, " for name in names) + f"{bounds}) AS key"
-    before, after = (F.expr(f"{state} AS {side}") for side in ("before", "after"))
-    ended = near.where("_before IS NOT NULL").groupBy("_group", "_of", "_before").agg(F.expr(key), before)
-    begun = near.groupBy("_group", "_of").agg(F.expr(key), after)
-    both = ended.drop("_before").unionByName(begun, allowMissingColumns=True).groupBy("_group", "_of", "key").agg(
-        F.expr("any_value(before, true) AS before"), F.expr("any_value(after, true) AS after")
-    )  # fmt: skip
-    order = "PARTITION BY _group, _of ORDER BY after IS NOT NULL, key.window_start"
-    told = both.withColumn("_i", F.expr(f"row_number() OVER ({order}) - 1"))
-    record = numbered.withColumn("_group", F.expr(group)).withColumnRenamed("_n", "_of").drop("key", "state")
-    return told.join(record, ["_group", "_of"]).withColumn("ord", F.expr(f"ord * {FAN_OUT} + _i"))
-
-
-def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFrame:
-    """Give the rows of a foreign-key join that each record of a batch touches, as pairs of rows `before` and `after` it.
-
-    `rows` are what enters and leaves either side, in places; `old` what was there of the foreign keys in it. A left row comes and goes with
-    the right one that is there then. A right row touches what names it then: every left row whose stay, from its coming to its going, it
-    falls into. A left row that leaves one group and enters another is one Change, where it enters.
-    """
-    left, right = (f"get(state.{quote(f.name)}, 0)" for f in table.state)
-    own = ", ".join(f"'{name}', key.{quote(name)}" for name in table.key.names)
-    seeds = old.selectExpr("key", "state", "FALSE AS present")
-    each = rows.unionByName(seeds, allowMissingColumns=True).selectExpr("*", f"{left} AS _l", f"{right} AS _r", f"{company(table)} AS _of")
-    forward = "PARTITION BY _of ORDER BY present, st, topic, partition, offset, ord, step"
-    each = each.withColumn("_n", F.expr(f"row_number() OVER ({forward})"))
-    came = "CASE WHEN _r IS NOT NULL THEN named_struct('row', CASE WHEN _r.n > 0 THEN _r.value END) END"
-    past = "OVER (PARTITION BY _of ORDER BY _n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
-    each = each.selectExpr(
-        "*", f"named_struct({own}) AS _key", f"(last_value({came}) IGNORE NULLS {past}).row AS _there",
-        "CASE WHEN paired THEN lag(_r.value) OVER (PARTITION BY _of ORDER BY _n) WHEN _r.n < 0 THEN _r.value END AS _before",
-        "lead(_n) OVER (PARTITION BY _of, key ORDER BY _n) AS _until",
-    )  # fmt: skip
-    pair = "named_struct('left', _l.value, 'right', _there)"
-    place = [c for c in _PLACE if c != "ord"]
-    moves = each.where("present AND _l IS NOT NULL").groupBy("_key", *place, F.expr("ord div 4")).agg(
-        F.expr(f"any_value(CASE WHEN _l.n < 0 THEN {pair} END, true) AS before"),
-        F.expr(f"any_value(CASE WHEN _l.n > 0 THEN {pair} END, true) AS after"),
-        F.expr(f"max(ord) * {FAN_OUT} AS ord"), *(F.expr(f"any_value({c}) AS {c}") for c in ("ts", *_RAW)),
-    ).withColumnRenamed("_key", "key")  # fmt: skip
-    stays = each.where("_l.n > 0").selectExpr("_of", "_key AS key", "_l.value AS _left", "_n AS _from", "_until")
-    named = each.where("present AND step = 1 AND _r IS NOT NULL").selectExpr(
-        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *_PLACE, *_RAW
-    )
-    touched = named.join(stays, "_of").where("_from < _n AND COALESCE(_n < _until, TRUE)")
-    number = f"ord * {FAN_OUT} + row_number() OVER (PARTITION BY _of, _n ORDER BY key) - 1 AS ord"
-    sides = (f"named_struct('left', _left, 'right', _{side}) AS {side}" for side in ("before", "after"))
-    others = ("ts", *place, *_RAW)
-    both = moves.select("key", "before", "after", "ord", *others).unionByName(touched.selectExpr("key", *sides, number, *others))
-    return both.withColumn("present", F.lit(True))
-
-
-_RAW: Final = ("raw_key", "raw_value", "raw_ts")
-
-
-def _windows(fold: Fold) -> list[str]:
-    """Write the window starts of a record, in microseconds: the first, the first one still open, the last; and how many it missed."""
-    assert isinstance(fold.root, Aggregate)
-    assert fold.root.windows is not None
-    windows, name = fold.root.windows, fold.key
-    if isinstance(windows, UnlimitedWindows):
-        start = f"{_since_epoch(windows.start)}L"
-        return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
-    size, advance, grace = (_microseconds(d) for d in (windows.size, windows.advance, windows.grace))
-    now = "unix_micros(ts)"
-    if isinstance(windows, SessionWindows | SlidingWindows):
-        reached = "unix_micros(st)"
-        if isinstance(windows, SlidingWindows):
-            now, reached = _millisecond(now), _millisecond(reached)
-        wait = windows.gap if isinstance(windows, SessionWindows) else windows.difference
-        late = f"int({now} + {_microseconds(wait) + grace}L < {reached})"
-        bounds = [f"{now} AS {name}_first", f"{now} + {late} * {advance}L AS {name}_open", f"{now} AS {name}_last"]
-        return [*bounds, f"CAST({late} AS BIGINT) AS {name}_missed"]
-    last = f"({now} - pmod({now}, {advance}L))"
-    first = f"greatest(0L, {_next_start(f'({now} - {size}L)', advance)})"
-    still_open = f"greatest({first}, {_next_start(f'(unix_micros(st) - {size + grace}L)', advance)})"
-    missed = f"CAST(greatest(0L, (least({still_open} - {advance}L, {last}) - {first}) div {advance}L + 1L) AS BIGINT)"
-    return [f"{first} AS {name}_first", f"{still_open} AS {name}_open", f"{last} AS {name}_last", f"{missed} AS {name}_missed"]
-
-
-def _next_start(after: str, advance: int) -> str:
-    """Write the first multiple of the advance that is greater than a time."""
-    return f"({after} - pmod({after}, {advance}L) + {advance}L)"
-
-
-def _windowed_key(fold: Fold, first: str, last: str, size: int) -> str:
-    """Write the key that spans the windows from the first start to the last one; of one window, if they are the same."""
-    assert isinstance(fold.root, Aggregate)
-    group = ", ".join(f"'{name}', key.{quote(name)}" for name, _ in fold.root.group)
-    return f"named_struct({group}, 'window_start', timestamp_micros({first}), 'window_end', timestamp_micros({last} + {size}L))"
-
-
-def _millisecond(micros: str) -> str:
-    """Write a time's whole milliseconds, in microseconds."""
-    return f"({micros} - pmod({micros}, 1000L))"
-
-
-def _sliding_key(fold: Fold, windows: SlidingWindows) -> str:
-    """Write the key of a record in sliding windows: its millisecond, and the end of the first window that it isn't late for."""
-    assert isinstance(fold.root, Aggregate)
-    group = ", ".join(f"'{name}', key.{quote(name)}" for name, _ in fold.root.group)
-    since = f"greatest(open, {_millisecond('unix_micros(st)')} - {_microseconds(windows.grace)}L)"
-    return f"named_struct({group}, '__at', timestamp_micros(open), '__from', timestamp_micros({since}))"
-
-
-def _state(leaf: plan.Leaf, write: Callable[[StateField, str], str]) -> str:
+def _state(leaf: nodes.Leaf, write: Callable[[StateField, str], str]) -> str:
     """Write a leaf's state of contributions `l`: each field of the contribution's own part, or of the whole."""
-    return _struct_of((f, write(f, "l" if f.lift is None else f"l.{quote(f.name)}")) for f in plan.state_of(leaf))
-
-
-def _running(table: TableDef, forward: str) -> str:
-    """Write the state that the states of a key's rows up to this one come to."""
-    return _struct_of((f, merged(f, f"state.{quote(f.name)}", _over(forward))) for f in table.state)
-
-
-def _over(forward: str) -> str:
-    return f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-
-
-def _struct_of(fields: Iterable[tuple[StateField, str]]) -> str:
-    return "named_struct(" + ", ".join(f"'{f.name}', {sql}" for f, sql in fields) + ")"
+    return state_sql((f, write(f, "l" if f.lift is None else f"l.{quote(f.name)}")) for f in plan.state_of(leaf))
 
 
 def _leveled(frame: DataFrame, segment: Segment) -> DataFrame:
@@ -667,16 +527,8 @@ def _forget(kept: DataFrame) -> None:
     kept._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 
-def _microseconds(duration: timedelta) -> int:
-    return duration // timedelta(microseconds=1)
-
-
-def _since_epoch(when: datetime) -> int:
-    return _microseconds(when - datetime(1970, 1, 1, tzinfo=UTC))
-
-
 def _micros(number: int | None) -> datetime | None:
-    return None if number is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=number)
+    return None if number is None else EPOCH + timedelta(microseconds=number)
 
 
 def _split(columns: str) -> list[str]:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from watertable import plan
+from watertable import nodes, plan
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
-from watertable.plan import Format
+from watertable.nodes import Format
 from watertable.schema import Schema, check_identifier
 from watertable.windows import SessionWindows, SlidingWindows
 
@@ -94,15 +94,15 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
         raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
 
 
-def check_streamed(node: plan.Table, where: str, operator: str) -> None:
+def check_streamed(node: nodes.Table, where: str, operator: str) -> None:
     """Refuse sliding windows where a table's Changes are needed: which of them a record changes, its neighbours say."""
     if isinstance(plan.windows_of(node), SlidingWindows):
         raise DefinitionError(f"{where}: {operator} can't use sliding windows: they come and go with their neighbours, and aren't streamed")
 
 
-def check_found_by_key(node: plan.Table, where: str, operator: str) -> None:
+def check_found_by_key(node: nodes.Table, where: str, operator: str) -> None:
     """Refuse sessions, and sliding windows, where rows are found by their key: its bounds move as records come."""
-    if isinstance(plan.root_of(node), plan.ForeignJoin):
+    if isinstance(plan.root_of(node), nodes.ForeignJoin):
         raise DefinitionError(f"{where}: {operator} can't find rows of a join with on= by their key; join tables with on= to them instead")
     check_streamed(node, where, operator)
     if isinstance(plan.windows_of(node), SessionWindows):

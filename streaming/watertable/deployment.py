@@ -21,7 +21,8 @@ from typing import Any, Final, Self, TypeGuard
 
 from watertable.errors import FormatError
 from watertable.fingerprints import DIALECT, canonical
-from watertable.plan import Format, TableDef, Topology
+from watertable.nodes import Format
+from watertable.plan import TableDef, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema
 

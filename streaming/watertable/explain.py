@@ -16,9 +16,10 @@ from itertools import islice
 from typing import Final
 
 from watertable.errors import EvaluationError, TableNotFound
-from watertable.interpreter import Event, Interpreter, Record, Row
+from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.plan import TableDef, Topology
+from watertable.records import Event, Record, Row
 
 CHUNK: Final = 20_000
 """Records that are worked off at a time: they are kept until it's known whose they were."""

@@ -27,7 +27,8 @@ from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.deployment import OutlinedTable
 from watertable.errors import Fenced
 from watertable.layout import moment
-from watertable.plan import JoinBuffer, Source, TableDef, walk
+from watertable.nodes import JoinBuffer, Source
+from watertable.plan import TableDef, walk
 from watertable.reader import (
     FOLD_LINE,
     PLAN_PROPERTY,
@@ -45,6 +46,7 @@ from watertable.reader import (
     states_in,
 )
 from watertable.schema import quote
+from watertable.windows import microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -345,7 +347,7 @@ def waiting(buffer: JoinBuffer, shaped: DataFrame, reached: datetime | None) -> 
     """
     lists, ends = [], []
     for side, open_for in zip((buffer.left, buffer.right), buffer.within.open_for, strict=True):
-        closes = f"greatest(unix_micros(e.order.st), unix_micros(e.value.ts) + {open_for // timedelta(microseconds=1)}L)"
+        closes = f"greatest(unix_micros(e.order.st), unix_micros(e.value.ts) + {microseconds(open_for)}L)"
         kept = (
             f"filter(_wt.state.{quote(side.name)}, e -> {closes} >= unix_micros({moment(reached)}))"
             if reached

@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
-from watertable import plan
-from watertable.aggregates import Merge, SignedField, StateField
+from watertable import nodes, plan
+from watertable.aggregates import StateField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.kafka import serdes
 from watertable.lineage import operator_of
-from watertable.merges import MERGE, slid
-from watertable.plan import Sink, Topic, Topology
+from watertable.merges import contribution, merged, slid
+from watertable.nodes import Topic
+from watertable.plan import Sink, Topology
+from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row
 from watertable.rows import finished
 from watertable.rules import OnFail
-from watertable.stages import How, Named, Stage
+from watertable.stages import How, Stage
 from watertable.windows import EPOCH, MILLISECOND, SlidingWindows
 
 FAN_OUT: Final = 65536
@@ -37,97 +39,6 @@ FAN_OUT: Final = 65536
 PAIRS: Final = 1 << 28
 """Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
 _SIDES: Final = ("__lefts", "__rights")
-
-Row = dict[str, object]
-Key = tuple[Hashable, ...]
-
-
-class Place(NamedTuple):
-    """Say where a record stands in log order."""
-
-    st: datetime
-    topic: str
-    partition: int
-    offset: int
-    ord: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Hold a record as Kafka has it. Offsets of a partition only grow; they may leave gaps."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: datetime
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """Move a partition's stream time on, from this offset: a decision that became part of the log."""
-
-    topic: str
-    partition: int
-    offset: int
-    stream_time: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Hold a record to publish, and the place of the record that made it."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    timestamp: datetime
-    place: Place
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Hold a quarantined record: the operator that refused it, where that is defined, and why."""
-
-    record: Record
-    node: str
-    location: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Count a record that an operator left out: null_key, null_value, before_start, late (one per window), rule:<name>."""
-
-    node: str
-    reason: str
-    topic: str
-    partition: int
-    offset: int
-    window: tuple[datetime, datetime] | None = None
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Carry a record, or a Change, between operators. Of a Change, `value` is the new row: None where it is gone."""
-
-    place: Place
-    timestamp: datetime
-    key: Row | None
-    value: Row | None
-    old: Row | None = None
-    window: Row | None = None
-
-    def evaluate(self, expr: Expr, right: Row | None = None) -> Any:
-        """Evaluate an expression on this record, beside a table's row if it is joined; raise `EvaluationError` where Spark would."""
-        spaces = {"key": self.key, "value": self.value, "new": self.value, "old": self.old, "window": self.window, "right": right}
-        return evaluate(expr, spaces)
-
-    def columns(self, named: Named, right: Row | None = None) -> Row:
-        """Evaluate named expressions, in order."""
-        return {name: self.evaluate(expr, right) for name, expr in named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +76,7 @@ class _Kept:
 class _Part:
     """Hold one leaf of a table: its number, what it keeps, and where that is in the table's state."""
 
-    leaf: plan.Leaf
+    leaf: nodes.Leaf
     number: int
     state: tuple[StateField, ...]
     fields: tuple[tuple[str, str], ...]
@@ -200,7 +111,7 @@ class Interpreter:
         self.buffered: dict[tuple[str, int, int], Record] = {}
         """The records that joins of streams keep, by topic, partition and offset. None is ever let go here: none need be, to be right."""
         self._topics: dict[str, Topic] = {topic.name: topic for topic in topology.topics}
-        numbers: dict[plan.Stream | plan.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
+        numbers: dict[nodes.Stream | nodes.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
         roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
         self._number = {id(node): numbers.setdefault(node, len(numbers)) for root in roots for node in plan.walk(root)}
         self._tables = {
@@ -213,7 +124,7 @@ class Interpreter:
         }  # fmt: skip
         self._members: dict[tuple[str, Key], set[Key]] = {}
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
-        joins = (n for root in roots for n in plan.walk(root) if isinstance(n, plan.StreamStreamJoin))
+        joins = (n for root in roots for n in plan.walk(root) if isinstance(n, nodes.StreamStreamJoin))
         self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
         self._moments: dict[tuple[str, Key], dict[Key, Row]] = {}
         self._record: Record
@@ -301,32 +212,32 @@ class Interpreter:
 
     # -- streams ------------------------------------------------------------------------------------------------------------------
 
-    def _stream(self, node: plan.Stream) -> list[Event]:
+    def _stream(self, node: nodes.Stream) -> list[Event]:
         """Give what the current record becomes at this node, in log order; worked out once, however many operators follow."""
         number = self._number[id(node)]
         if number not in self._streams:
             self._streams[number] = sorted(self._derive(node), key=lambda event: event.place)
         return self._streams[number]
 
-    def _derive(self, node: plan.Stream) -> Iterator[Event]:
+    def _derive(self, node: nodes.Stream) -> Iterator[Event]:
         match node:
-            case plan.Source():
+            case nodes.Source():
                 if self._source is not None and node.topic.name == self._source.place.topic:
                     yield self._source
-            case plan.StreamStreamJoin():
+            case nodes.StreamStreamJoin():
                 for pair in self._paired(node):
                     try:
                         yield _joined(node, *pair)
                     except EvaluationError as error:
                         self._refuse("join", node.location, str(error))
-            case plan.MergeStreams():
+            case nodes.MergeStreams():
                 for n, parent in enumerate(node.parents):
                     for event in self._stream(parent):
                         yield _numbered(event, event.place.ord * len(node.parents) + n)
-            case plan.ToStream():
+            case nodes.ToStream():
                 yield from self._fold(self._tables[node.table])
             case _:
-                if isinstance(node, plan.StreamJoin):  # what the table gets of this record comes first
+                if isinstance(node, nodes.StreamJoin):  # what the table gets of this record comes first
                     self._fold(self._tables[node.table])
                 for event in self._stream(node.parent):
                     try:
@@ -334,27 +245,27 @@ class Interpreter:
                     except EvaluationError as error:
                         self._refuse(operator_of(node), node.location, str(error))
 
-    def _apply(self, node: plan.Stream, event: Event) -> list[Event]:
+    def _apply(self, node: nodes.Stream, event: Event) -> list[Event]:
         match node:
-            case plan.Filter():
+            case nodes.Filter():
                 return [event] if event.evaluate(node.condition) is True else []
-            case plan.Expect():
+            case nodes.Expect():
                 return self._expect(node, event)
-            case plan.MapValues():
+            case nodes.MapValues():
                 return [replace(event, value=None if event.value is None else event.columns(node.columns), old=None)]
-            case plan.Map():
+            case nodes.Map():
                 value = event.value if node.columns is None or event.value is None else event.columns(node.columns)
                 return [Event(event.place, event.timestamp, event.columns(node.key_columns), value)]
-            case plan.FlatMapValues():
+            case nodes.FlatMapValues():
                 row = event.columns(node.columns) if event.value is not None else {node.exploded: None}
                 made = [row | {node.exploded: element} for element in _elements(row[node.exploded])]
                 return [_numbered(replace(event, value=v, old=None), event.place.ord * FAN_OUT + n) for n, v in enumerate(made)]
-            case plan.Peek():
+            case nodes.Peek():
                 self.peeked[node.name] += 1
                 return [event]
-            case plan.StreamJoin():
+            case nodes.StreamJoin():
                 return self._look_up(node, event)
-            case plan.Repartition():
+            case nodes.Repartition():
                 if _is_null(event.key):
                     self._drop(operator_of(node), "null_key")
                     return []
@@ -362,7 +273,7 @@ class Interpreter:
             case _:
                 raise TypeError(f"{type(node).__name__} is no operator on single records")
 
-    def _look_up(self, node: plan.StreamJoin, event: Event) -> list[Event]:
+    def _look_up(self, node: nodes.StreamJoin, event: Event) -> list[Event]:
         if event.value is None:
             self._drop(operator_of(node), "null_value")
             return []
@@ -378,7 +289,7 @@ class Interpreter:
             return []
         return [replace(event, value=event.columns(node.columns, right), old=None)]
 
-    def _paired(self, node: plan.StreamStreamJoin) -> list[_Pair]:
+    def _paired(self, node: nodes.StreamStreamJoin) -> list[_Pair]:
         """Pair what the current record becomes on either side with what waits on the other, and let it wait, too.
 
         Where what waits is later in log order, the pair is worked off at that place. Joins that wait for the same pair the same.
@@ -415,7 +326,7 @@ class Interpreter:
             return False
         return True
 
-    def _expect(self, node: plan.Expect, event: Event) -> list[Event]:
+    def _expect(self, node: nodes.Expect, event: Event) -> list[Event]:
         rule = node.rule
         if event.evaluate(rule.condition) is not False:  # null keeps, as in SQL's CHECK
             return [event]
@@ -454,22 +365,22 @@ class Interpreter:
     def _lift(self, table: str, part: _Part, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Give what a record contributes to each key, with the record at its own place."""
         root = part.leaf
-        if isinstance(root, plan.TableAggregate):
+        if isinstance(root, nodes.TableAggregate):
             yield from self._move(table, part, root, event)
             return
-        if isinstance(root, plan.Latest):
+        if isinstance(root, nodes.Latest):
             if event.key is not None and not _is_null(event.key):
-                yield _key(event.key), [_contribution(part.state, event)], event
+                yield _key(event.key), [contribution(part.state, event)], event
             elif root.is_source:
                 self._refuse(table, root.location, "a record of a table topic has no key")
             else:
                 self._drop(table, "null_key")
             return
-        assert isinstance(root, plan.Aggregate)  # joins keep what they wait with by themselves
+        assert isinstance(root, nodes.Aggregate)  # joins keep what they wait with by themselves
         if root.windows is None and event.value is None:  # Kafka Streams: with windows the aggregate sees the null
             return self._drop(table, "null_value")
         try:
-            group, state = event.columns(root.group), _contribution(part.state, event)
+            group, state = event.columns(root.group), contribution(part.state, event)
         except EvaluationError as error:
             return self._refuse(table, root.location, str(error))
         if _is_null(group):
@@ -489,7 +400,7 @@ class Interpreter:
             else:
                 yield (*_key(group), start, end), [state], _numbered(event, event.place.ord * FAN_OUT + n)
 
-    def _move(self, table: str, part: _Part, root: plan.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
+    def _move(self, table: str, part: _Part, root: nodes.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Take a Change's old row out of its group, then put its new one into its own; within one group, both at once.
 
         A row that couldn't be put into a group, for what fails on it or is null, isn't taken out again either.
@@ -500,7 +411,7 @@ class Interpreter:
             try:
                 if row is None:
                     continue
-                group, states = side.columns(root.group), [_contribution(part.state, side, retract=retract) for retract in (True, False)]
+                group, states = side.columns(root.group), [contribution(part.state, side, retract=retract) for retract in (True, False)]
             except EvaluationError as error:
                 if n == 1:
                     self._refuse(table, root.location, str(error))
@@ -525,7 +436,7 @@ class Interpreter:
             return
         old = self._row(table, key) if table.watched and key in states else None
         for state in contributions:
-            states[key] = state if key not in states else _merged(table, states[key], state)
+            states[key] = state if key not in states else merged(table.state, states[key], state)
         if table.watched:
             yield Event(event.place, event.timestamp, self._key_row(table, key), self._row(table, key), old, self._window(table, key))
 
@@ -539,7 +450,7 @@ class Interpreter:
         old = {other: self._row(table, other) for other in near} if table.watched else {}
         for other in near:
             known.remove(other)
-            state = _merged(table, states.pop(other), state)
+            state = merged(table.state, states.pop(other), state)
         bounds = [*near, key]
         now = (*key[:-2], min(b[-2] for b in bounds), max(b[-1] for b in bounds))  # type: ignore[type-var]
         known.append(now)
@@ -556,7 +467,7 @@ class Interpreter:
         at, since = cast("tuple[datetime, datetime]", key[-2:])
         near = (at - windows.difference - MILLISECOND, at + windows.difference + MILLISECOND)
         old = slid(windows, table.state, moments, near) if table.watched else {}
-        moments[key] = states[key] = _merged(table, states[key], state) if key in states else state
+        moments[key] = states[key] = merged(table.state, states[key], state) if key in states else state
         new = slid(windows, table.state, moments, near) if table.watched else {}
         touched = sorted(w for w in new if w not in old or (w[-2] <= at and since <= w[-1]))  # type: ignore[operator]
         for n, window in enumerate(touched):
@@ -579,7 +490,7 @@ class Interpreter:
             old = [self._row(table, other) for other in touched] if table.watched else []
             for state in states:
                 known = self.states[table.name].get(key)
-                self.states[table.name][key] = state if known is None else _merged(table, known, state)
+                self.states[table.name][key] = state if known is None else merged(table.state, known, state)
             if of_left and self.states[table.name][key][table.state[0].name]:
                 members.add(own)
             elif of_left:
@@ -633,7 +544,7 @@ def pair_number(later: Place, earlier: Place) -> int:
     return (zlib.crc32(f"{earlier.topic}/{earlier.partition}/{earlier.ord}/{later.ord}".encode()) + earlier.offset) % PAIRS
 
 
-def _joined(node: plan.StreamStreamJoin, left: _Waiting, right: _Waiting) -> Event:
+def _joined(node: nodes.StreamStreamJoin, left: _Waiting, right: _Waiting) -> Event:
     """Make the record of a pair."""
     earlier, later = sorted((left, right), key=lambda side: side.place)
     place = later.place._replace(ord=pair_number(later.place, earlier.place))
@@ -670,29 +581,3 @@ def _held(state: Row | None, name: str) -> Row | None:
     """Give the row in a bag of one, None where there is none."""
     bag: Any = state and state[name]
     return bag[0]["value"] if bag else None
-
-
-def _merged(table: _Kept, a: Row, b: Row) -> Row:
-    return {f.name: MERGE[f.merge](f, a[f.name], b[f.name]) for f in table.state}
-
-
-def _contribution(fields: tuple[StateField, ...], event: Event, *, retract: bool = False) -> Row:
-    return {f.name: _lifted(f, event, f.retract if retract and isinstance(f, SignedField) else f.lift) for f in fields}
-
-
-def _lifted(field: StateField, event: Event, lift: Expr | None) -> object:
-    value = event.value if lift is None else event.evaluate(lift)
-    match field.merge:
-        case Merge.FIRST | Merge.LAST if lift is None or value is not None:  # without a lift, a tombstone counts
-            return {"order": event.place, "value": value}
-        case Merge.UNION if value is not None:
-            return [value + 0.0 if isinstance(value, float) else value]  # the two zeros are one member
-        case Merge.LIST if value is not None:
-            return [{"order": event.place, "value": value}]
-        case Merge.TOP if value is not None:
-            return [{"by": value["by"], "order": event.place, "value": value["value"]}]
-        case Merge.BAG if value is not None:
-            return [value]
-        case Merge.FIRST | Merge.LAST | Merge.UNION | Merge.LIST | Merge.TOP | Merge.BAG:
-            return None
-    return value

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from watertable import plan
+from watertable import nodes, plan
 from watertable.aggregates import Merge, SignedField
 from watertable.algebra import named_struct, render
 from watertable.expressions import Expr
-from watertable.plan import Aggregate, Format, Latest, Sink, TableAggregate, Topic, Topology
+from watertable.nodes import Aggregate, Format, Latest, TableAggregate, Topic
+from watertable.plan import Sink, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema, quote
 from watertable.stages import How, Named
 from watertable.windows import EPOCH, UnlimitedWindows
 
-Origin = Topology | plan.FlatMapValues | plan.ToStream | plan.StreamJoin | plan.StreamStreamJoin | plan.MergeStreams
+Origin = Topology | nodes.FlatMapValues | nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.MergeStreams
 """What begins a segment."""
 _CORRUPT: Final = "_wt_corrupt"
 
@@ -79,7 +80,7 @@ class Fold:
     `step`, 1 where a Change is to be seen.
     """
 
-    root: plan.Leaf
+    root: nodes.Leaf
     label: str
     present: str
     key: str
@@ -96,8 +97,8 @@ class Layout:
 
     topology: Topology
     segments: list[Segment] = field(init=False, default_factory=list)
-    flows: dict[plan.Stream, Flow] = field(init=False, default_factory=dict)
-    folds: dict[plan.Leaf, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
+    flows: dict[nodes.Stream, Flow] = field(init=False, default_factory=dict)
+    folds: dict[nodes.Leaf, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
     sinks: list[tuple[Sink, Flow, str, str]] = field(init=False, default_factory=list)
     inputs: dict[int, tuple[Flow, str]] = field(init=False, default_factory=dict)
     pairs: dict[int, tuple[tuple[Flow, Fold], tuple[Flow, Fold]]] = field(init=False, default_factory=dict)
@@ -141,12 +142,12 @@ class Layout:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
             uses += leaves * (3 if table.name in self.topology.streamed else 1)
         for number, (flow, _) in self.inputs.items():
-            twice = isinstance(self.segments[number].origin, plan.StreamJoin)  # the keys to look up, then the records
+            twice = isinstance(self.segments[number].origin, nodes.StreamJoin)  # the keys to look up, then the records
             uses += (2 if twice else 1) * (flow.segment is segment)
         for sides in self.pairs.values():  # the keys to look up, the records, and those that they may pair with
             uses += sum(3 * (flow.segment is segment) for flow, _ in sides)
         uses += sum(fold.root in (s.leaf for t in self.buffers for s in t.parts) for fold in segment.folds)
-        merges = (s.origin for s in self.segments if isinstance(s.origin, plan.MergeStreams))
+        merges = (s.origin for s in self.segments if isinstance(s.origin, nodes.MergeStreams))
         uses += sum(self.flows[parent].segment is segment for merge in merges for parent in merge.parents)
         return uses > 1
 
@@ -186,24 +187,24 @@ class Layout:
         parts = ", ".join(f"'{c.name}', {read}.{quote(c.name)}" for c in schema)
         return base.add(f"CASE WHEN {read} IS NOT NULL AND {read}.{_CORRUPT} IS NULL THEN named_struct({parts}) END", 1), bad
 
-    def flow(self, node: plan.Stream) -> Flow:
+    def flow(self, node: nodes.Stream) -> Flow:
         """Give the columns of a stream, laid out once however many operators read it."""
         if node not in self.flows:
             self.flows[node] = self._compile(node)
         return self.flows[node]
 
-    def _compile(self, node: plan.Stream) -> Flow:
+    def _compile(self, node: nodes.Stream) -> Flow:
         match node:
-            case plan.Source():
+            case nodes.Source():
                 return self.sources[node.topic.name]
-            case plan.Filter():
+            case nodes.Filter():
                 return self._narrow(node.parent, node.condition, "filter", node.location)
-            case plan.Expect():
+            case nodes.Expect():
                 return self._expect(node)
-            case plan.MapValues():
+            case nodes.MapValues():
                 flow = self._checked(self.flow(node.parent), [], "map_values", node.location, of_value=node.columns)
                 return _with(flow, value=self._value(flow, node.columns))
-            case plan.Map():
+            case nodes.Map():
                 label = "map" if node.columns is not None else "select_key"
                 keys = [e for _, e in node.key_columns]
                 flow = self._checked(self.flow(node.parent), keys, label, node.location, of_value=node.columns or ())
@@ -211,39 +212,39 @@ class Layout:
                 if node.columns is None:
                     return _with(flow, key=key, value=_value_of(flow))  # a Change becomes a record of its new row
                 return _with(flow, key=key, value=self._value(flow, node.columns))
-            case plan.Peek():
+            case nodes.Peek():
                 flow = self.flow(node.parent)
                 flow.segment.peeks.setdefault(node.name, []).append(flow.present)
                 return flow
-            case plan.Repartition():
+            case nodes.Repartition():
                 flow = self.flow(node.parent)
                 null_key = _null_key(flow.spaces["key"], plan.key_of(node).names)
                 flow.segment.count(flow.segment.add(f"{flow.present} AND {null_key}", flow.level), "repartition", "null_key")
                 return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {null_key}", flow.level))
-            case plan.MergeStreams():
+            case nodes.MergeStreams():
                 return self._merge(node)
-            case plan.FlatMapValues():
+            case nodes.FlatMapValues():
                 flow = self._checked(self.flow(node.parent), [], "flat_map_values", node.location, of_value=node.columns)
                 made_value = self._keep(flow, named_struct(node.columns, flow.spaces))
                 self._need(flow, flow.present, *flow.spaces.values())
                 segment = self._segment(node)
                 self.inputs[segment.number] = (flow, made_value)
                 return Flow(segment, 0, "present", {n: n for n in flow.spaces if n in ("key", "window")} | {"value": "value"})
-            case plan.StreamJoin():
+            case nodes.StreamJoin():
                 return self._look_up(node)
-            case plan.StreamStreamJoin():
+            case nodes.StreamStreamJoin():
                 return self._pair(node)
-            case plan.ToStream():
+            case nodes.ToStream():
                 self._folds(plan.root_of(node.parent), node.table)
                 windowed = {"window": "window"} if plan.windows_of(node) else {}
                 return Flow(self._segment(node), 0, "present", {"key": "key", "old": "old", "new": "new"} | windowed)
 
-    def _narrow(self, parent: plan.Stream, condition: Expr, label: str, location: str) -> Flow:
+    def _narrow(self, parent: nodes.Stream, condition: Expr, label: str, location: str) -> Flow:
         flow = self._checked(self.flow(parent), [condition], label, location)
         passes = f"{flow.present} AND COALESCE({render(condition.safe_sql, flow.spaces)}, FALSE)"
         return _narrowed(flow, flow.segment.add(passes, flow.level))
 
-    def _expect(self, node: plan.Expect) -> Flow:
+    def _expect(self, node: nodes.Expect) -> Flow:
         rule, label = node.rule, f"expect:{node.rule.name}"
         flow = self._checked(self.flow(node.parent), [rule.condition], label, node.location)
         broken = f"{flow.present} AND NOT COALESCE({render(rule.condition.safe_sql, flow.spaces)}, TRUE)"
@@ -275,9 +276,9 @@ class Layout:
         there = _value_of(flow)
         return flow.segment.add(f"CASE WHEN {there} IS NOT NULL THEN {named_struct(columns, flow.spaces)} END", flow.level)
 
-    def _merge(self, node: plan.MergeStreams) -> Flow:
+    def _merge(self, node: nodes.MergeStreams) -> Flow:
         flows = [self.flow(parent) for parent in node.parents]
-        topics = [{n.topic.name for n in plan.walk(p) if isinstance(n, plan.Source)} for p in node.parents]
+        topics = [{n.topic.name for n in plan.walk(p) if isinstance(n, nodes.Source)} for p in node.parents]
         apart = sum(map(len, topics)) == len(set().union(*topics))
         segment, level = flows[0].segment, max(f.level for f in flows)
         if apart and all(f.segment is segment for f in flows):  # no record is in two of them, so they fit in one set of columns
@@ -291,7 +292,7 @@ class Layout:
             self._need(flow, flow.present, *flow.spaces.values())
         return Flow(self._segment(node), 0, "present", {name: name for name in flows[0].spaces if name != "ts"})
 
-    def _look_up(self, node: plan.StreamJoin) -> Flow:
+    def _look_up(self, node: nodes.StreamJoin) -> Flow:
         """Find each record's key in the table, drop what has none, and go on in a segment that has the table's rows beside the records."""
         self._folds(plan.root_of(node.right), node.table)
         label, on = node.how.operator, node.on or ()
@@ -316,7 +317,7 @@ class Layout:
         found = self._checked(found, [], label, node.location, of_value=node.columns)
         return _with(found, value=self._value(found, node.columns))
 
-    def _pair(self, node: plan.StreamStreamJoin) -> Flow:
+    def _pair(self, node: nodes.StreamStreamJoin) -> Flow:
         """Drop what has no key or value, keep the rest in the join's buffer, and go on in a segment that has a record for each pair."""
         label, names = How.INNER.operator, plan.key_of(node).names
         sides: list[tuple[Flow, Fold]] = []
@@ -344,13 +345,13 @@ class Layout:
         made = after.add(named_struct(node.columns, paired.spaces), paired.level)
         return Flow(after, paired.level + 1, paired.present, {"key": "key", "value": made})
 
-    def _folds(self, root: plan.Root, label: str) -> None:
+    def _folds(self, root: nodes.Root, label: str) -> None:
         """Prepare what the leaves of a table node fold; tables that share a leaf share its fold."""
         for leaf in plan.leaves_of(root):
             if leaf not in self.folds:
                 self._fold(leaf, label)
 
-    def _fold(self, root: plan.Leaf, label: str) -> None:
+    def _fold(self, root: nodes.Leaf, label: str) -> None:
         flow = self.flow(root.parent)
         if isinstance(root, Latest):
             names = plan.key_of(root).names

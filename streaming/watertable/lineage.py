@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from watertable import plan
+from watertable import nodes, plan
 from watertable.expressions import Expr
-from watertable.plan import Stream, TableDef, Topic, Topology
+from watertable.nodes import Stream, Topic
+from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
 from watertable.stages import Named
 
@@ -34,9 +35,9 @@ def column_lineage(table: TableDef) -> dict[str, tuple[Origin, ...]]:
     return {name: tuple(sorted(found)) for name, found in (key | values).items()}
 
 
-def topics_of(node: Stream | plan.Table) -> tuple[Topic, ...]:
+def topics_of(node: Stream | nodes.Table) -> tuple[Topic, ...]:
     """List the topics that feed a node, by name."""
-    found = {n.topic.name: n.topic for n in plan.walk(node) if isinstance(n, plan.Source)}
+    found = {n.topic.name: n.topic for n in plan.walk(node) if isinstance(n, nodes.Source)}
     return tuple(found[name] for name in sorted(found))
 
 
@@ -80,131 +81,137 @@ def _lines(topology: Topology) -> Iterator[str]:
         yield from _tree(sink.node, "        ")
 
 
-def _tree(node: Stream | plan.Table, indent: str) -> Iterator[str]:
+def _tree(node: Stream | nodes.Table, indent: str) -> Iterator[str]:
     yield f"{indent}{label(node)}" + (f"  {node.location}" if node.location else "")
-    if isinstance(node, plan.TableAggregate):
+    if isinstance(node, nodes.TableAggregate):
         yield f"{indent}  rows of table {node.parent.table}"
-    if isinstance(node, plan.ToStream | plan.TableAggregate):
+    if isinstance(node, nodes.ToStream | nodes.TableAggregate):
         return  # the table is described in its own place
-    for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
+    for parent in (node.parent,) if isinstance(node, nodes.StreamJoin) else plan.parents_of(node):
         yield from _tree(parent, indent + "  ")
 
 
-def label(node: Stream | plan.Table) -> str:
+def label(node: Stream | nodes.Table) -> str:
     """Say in a few words what a node does, in the words of the DSL."""
     match node:
-        case plan.Source():
+        case nodes.Source():
             return f"topic {node.topic.name}"
-        case plan.Filter() | plan.TableFilter():
+        case nodes.Filter() | nodes.TableFilter():
             return f"filter {_plain(node.condition.sql)}"
-        case plan.Expect():
+        case nodes.Expect():
             return f"expect {node.rule.name}: {_plain(node.rule.condition.sql)} else {node.rule.on_fail}"
-        case plan.MapValues() | plan.TableMapValues():
+        case nodes.MapValues() | nodes.TableMapValues():
             return f"map_values {_named(node.columns)}"
-        case plan.Map():
+        case nodes.Map():
             return f"map key {_named(node.key_columns)}" if node.columns else f"select_key {_named(node.key_columns)}"
-        case plan.FlatMapValues():
+        case nodes.FlatMapValues():
             return f"flat_map_values {_named(node.columns)}, explode {node.exploded}"
-        case plan.Peek():
+        case nodes.Peek():
             return f"peek {node.name}"
-        case plan.MergeStreams():
+        case nodes.MergeStreams():
             return "merge"
-        case plan.Repartition():
+        case nodes.Repartition():
             return "repartition"
-        case plan.ToStream():
+        case nodes.ToStream():
             return f"to_stream of table {node.table} ({purity_of(node)})"
-        case plan.Latest():
+        case nodes.Latest():
             return "latest value by key"
-        case plan.ForeignSide():
+        case nodes.ForeignSide():
             return f"kept by {_named(node.group)}"
-        case plan.ForeignJoin():
+        case nodes.ForeignJoin():
             on = ", ".join(_plain(expr.sql) for name, expr in node.left.group if name not in plan.key_of(node))
             return f"{node.how.operator} on {on} {_named(node.columns)}"
-        case plan.Aggregate() | plan.TableAggregate():
+        case nodes.Aggregate() | nodes.TableAggregate():
             windows = f" windowed_by {plan.windows_of(node)}" if plan.windows_of(node) else ""
             aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
             return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
-        case plan.Cogroup():
+        case nodes.Cogroup():
             return f"cogroup {len(node.inputs)} streams"
-        case plan.StreamJoin():
+        case nodes.StreamJoin():
             on = f" on {_named(node.on)}" if node.on else ""
             return f"{node.how.operator} table {node.table}{on} {_named(node.columns)} ({purity_of(node)})"
-        case plan.StreamStreamJoin():
+        case nodes.StreamStreamJoin():
             return f"join within {node.within} {_named(node.columns)}"
-        case plan.JoinSide() | plan.JoinBuffer():
+        case nodes.JoinSide() | nodes.JoinBuffer():
             return "buffer of a join"
-        case plan.TableJoin():
+        case nodes.TableJoin():
             return f"{node.how.operator} {_named(node.columns)}"
 
 
-def operator_of(node: plan.Stream) -> str:
+def operator_of(node: nodes.Stream) -> str:
     """Name a stream's operator as the user wrote it."""
     match node:
-        case plan.Filter():
+        case nodes.Filter():
             return "filter"
-        case plan.Expect():
+        case nodes.Expect():
             return f"expect:{node.rule.name}"
-        case plan.MapValues():
+        case nodes.MapValues():
             return "map_values"
-        case plan.Map():
+        case nodes.Map():
             return "map" if node.columns is not None else "select_key"
-        case plan.FlatMapValues():
+        case nodes.FlatMapValues():
             return "flat_map_values"
-        case plan.StreamJoin():
+        case nodes.StreamJoin():
             return node.how.operator
         case _:
             return type(node).__name__.lower()
 
 
-def _ways(node: Stream | plan.Table) -> Iterator[tuple[str, str]]:
+_STEPS = {
+    nodes.MapValues: "map_values", nodes.TableMapValues: "map_values", nodes.FlatMapValues: "flat_map_values", nodes.Map: "map",
+    nodes.Filter: "filter", nodes.TableFilter: "filter", nodes.Expect: "expect",
+}  # fmt: skip
+
+
+def _ways(node: Stream | nodes.Table) -> Iterator[tuple[str, str]]:
     """Give each origin (a topic or a table) of a node, with the operators on the way."""
     match node:
-        case plan.Source():
+        case nodes.Source():
             yield f"t_{_id(node.topic.name)}", ""
-        case plan.ToStream():
+        case nodes.ToStream():
             yield f"k_{node.table}", "changes"
         case _:
-            name = {plan.MapValues: "map_values", plan.TableMapValues: "map_values", plan.FlatMapValues: "flat_map_values",
-                    plan.Map: "map", plan.Filter: "filter", plan.TableFilter: "filter", plan.Expect: "expect"}.get(type(node))  # fmt: skip
-            name = node.how.operator if isinstance(node, plan.TableJoin | plan.ForeignJoin | plan.StreamJoin) else name
-            name = "join" if isinstance(node, plan.StreamStreamJoin) else name
-            if isinstance(node, plan.StreamJoin):
+            name = _STEPS.get(type(node))
+            name = node.how.operator if isinstance(node, nodes.TableJoin | nodes.ForeignJoin | nodes.StreamJoin) else name
+            name = "join" if isinstance(node, nodes.StreamStreamJoin) else name
+            if isinstance(node, nodes.StreamJoin):
                 yield f"k_{node.table}", node.how.operator
-            for parent in (node.parent,) if isinstance(node, plan.StreamJoin) else plan.parents_of(node):
+            for parent in (node.parent,) if isinstance(node, nodes.StreamJoin) else plan.parents_of(node):
                 for origin, steps in _ways(parent):
                     yield origin, " · ".join(part for part in (steps, name) if part)
 
 
 def _what(table: TableDef) -> str:
-    kind = {plan.Latest: "latest ", plan.Cogroup: "cogroup ", plan.TableJoin: "join ", plan.ForeignJoin: "join "}.get(type(table.root), "")
+    kinds = {nodes.Latest: "latest ", nodes.Cogroup: "cogroup ", nodes.TableJoin: "join ", nodes.ForeignJoin: "join "}
+    kind = kinds.get(type(table.root), "")
     by = ", ".join(table.key.names[:-2] if table.windows else table.key.names)
     return f"{kind}by {by}" + (f" · {table.windows}" if table.windows else "")
 
 
-def _of_table(node: plan.Table) -> tuple[Lineage, Lineage]:
+def _of_table(node: nodes.Table) -> tuple[Lineage, Lineage]:
     """Give the lineage of a table's key columns, and of its value columns."""
     match node:
-        case plan.Latest():
+        case nodes.Latest():
             key = {name: _column(node.parent, "key", name) for name in plan.key_of(node).names}
             return key, {name: _column(node.parent, "value", name) for name in plan.value_of(node).names}
-        case plan.Aggregate() | plan.TableAggregate():
+        case nodes.Aggregate() | nodes.TableAggregate():
             windows: Lineage = {c.name: set() for c in plan.WINDOW_KEY} if plan.windows_of(node) else {}
             key = {name: _origins(node.parent, expr) for name, expr in node.group} | windows
             return key, {a.name: _origins(node.parent, a.argument) if a.argument else set() for a in node.aggregates}
-        case plan.Cogroup():
+        case nodes.Cogroup():
             found = [_of_table(aggregate) for aggregate in node.inputs]
             return _same(*(key for key, _ in found)), {name: origins for _, values in found for name, origins in values.items()}
-        case plan.JoinSide() | plan.JoinBuffer():
+        case nodes.JoinSide() | nodes.JoinBuffer():
             raise AssertionError("nobody reads the buffer of a join")
-        case plan.TableFilter():
+        case nodes.TableFilter():
             return _of_table(node.parent)
-        case plan.TableMapValues():
+        case nodes.TableMapValues():
             key, values = _of_table(node.parent)
             return key, {name: _through(expr, {"key": key, "value": values}) for name, expr in node.columns}
-        case plan.ForeignJoin():
+        case nodes.ForeignJoin():
             (key, left), (_, right) = (_of_table(side.parent.parent) for side in (node.left, node.right))
             return key, {name: _through(expr, {"key": key, "left": left, "right": right}) for name, expr in node.columns}
-        case plan.TableJoin():
+        case nodes.TableJoin():
             (one, left), (other, right) = _of_table(node.left), _of_table(node.right)
             key = _same(one, other)
             return key, {name: _through(expr, {"key": key, "left": left, "right": right}) for name, expr in node.columns}
@@ -226,26 +233,26 @@ def _origins(node: Stream, expr: Expr) -> set[Origin]:
 
 def _column(node: Stream, part: str, name: str) -> set[Origin]:
     match node:
-        case plan.Source():
+        case nodes.Source():
             return {Origin(node.topic.name, part, name)}
-        case plan.MapValues() | plan.FlatMapValues() if part == "value":
+        case nodes.MapValues() | nodes.FlatMapValues() if part == "value":
             return _origins(node.parent, dict(node.columns)[name])
-        case plan.Map() if part == "key":
+        case nodes.Map() if part == "key":
             return _origins(node.parent, dict(node.key_columns)[name])
-        case plan.Map() if node.columns is not None:
+        case nodes.Map() if node.columns is not None:
             return _origins(node.parent, dict(node.columns)[name])
-        case plan.StreamJoin() if part == "value":
+        case nodes.StreamJoin() if part == "value":
             joined, (key, values) = dict(node.columns)[name], _of_table(node.right)
             beside = {ref.partition(".")[2].partition(".")[0] for ref in joined.refs if ref.startswith("right.")}
             return _origins(node.parent, joined) | set().union(*((key | values)[column] for column in beside))
-        case plan.MergeStreams():
+        case nodes.MergeStreams():
             return set().union(*(_column(parent, part, name) for parent in node.parents))
-        case plan.StreamStreamJoin():
+        case nodes.StreamStreamJoin():
             mine, theirs = ({c: _column(side, "value", c) for c in plan.value_of(side).names} for side in (node.left, node.right))
             names = zip(plan.key_of(node.left).names, plan.key_of(node.right).names, strict=True)
             key = {own: _column(node.left, "key", own) | _column(node.right, "key", other) for own, other in names}
             return key[name] if part == "key" else _through(dict(node.columns)[name], {"key": key, "left": mine, "right": theirs})
-        case plan.ToStream():
+        case nodes.ToStream():
             key, values = _of_table(node.parent)
             return key[name] if part == "key" else values[name]
         case _:

@@ -1,18 +1,17 @@
-"""Merge values of state fields, and put states into sliding windows, in plain Python: the interpreter's reading of the algebra."""
+"""Lift records to states, merge states, and put them into sliding windows, in plain Python: the interpreter's reading of the algebra."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from watertable.aggregates import Merge, StateField, TopField
+from watertable.aggregates import Merge, SignedField, StateField, TopField
+from watertable.expressions import Expr
+from watertable.records import Event, Key, Row
 from watertable.scalars import EXACT, order_key
 from watertable.windows import SlidingWindows
-
-Row = dict[str, object]
-Key = tuple[Hashable, ...]
 
 
 def _strict(merge: Callable[[StateField, Any, Any], object]) -> Callable[[StateField, Any, Any], object]:
@@ -73,6 +72,34 @@ MERGE: Final = {
 }
 
 
+def contribution(fields: tuple[StateField, ...], event: Event, *, retract: bool = False) -> Row:
+    """Give what a record alone makes of the fields; to `retract`, what takes it away again."""
+    return {f.name: _lifted(f, event, f.retract if retract and isinstance(f, SignedField) else f.lift) for f in fields}
+
+
+def _lifted(field: StateField, event: Event, lift: Expr | None) -> object:
+    value = event.value if lift is None else event.evaluate(lift)
+    match field.merge:
+        case Merge.FIRST | Merge.LAST if lift is None or value is not None:  # without a lift, a tombstone counts
+            return {"order": event.place, "value": value}
+        case Merge.UNION if value is not None:
+            return [value + 0.0 if isinstance(value, float) else value]  # the two zeros are one member
+        case Merge.LIST if value is not None:
+            return [{"order": event.place, "value": value}]
+        case Merge.TOP if value is not None:
+            return [{"by": value["by"], "order": event.place, "value": value["value"]}]
+        case Merge.BAG if value is not None:
+            return [value]
+        case Merge.FIRST | Merge.LAST | Merge.UNION | Merge.LIST | Merge.TOP | Merge.BAG:
+            return None
+    return value
+
+
+def merged(fields: tuple[StateField, ...], a: Row, b: Row) -> Row:
+    """Merge two states, field by field."""
+    return {f.name: MERGE[f.merge](f, a[f.name], b[f.name]) for f in fields}
+
+
 def slid(
     windows: SlidingWindows,
     fields: tuple[StateField, ...],
@@ -88,5 +115,5 @@ def slid(
             if start <= key[-2] <= end and key[-1] <= end:
                 window = (*key[:-2], start, end)
                 old = found.get(window)
-                found[window] = state if old is None else {f.name: MERGE[f.merge](f, old[f.name], state[f.name]) for f in fields}
+                found[window] = state if old is None else merged(fields, old, state)
     return found

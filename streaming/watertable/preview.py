@@ -23,9 +23,11 @@ from pyspark.sql import functions as F
 from watertable.bisect import as_json, keys_frame, read_json
 from watertable.changelog import CommitInfo, Offsets, Position, batches
 from watertable.explain import chunks
-from watertable.interpreter import Interpreter, Key, Record, Row
-from watertable.plan import Latest, Map, Source, TableDef, Topology, walk
+from watertable.interpreter import Interpreter
+from watertable.nodes import Latest, Map, Source
+from watertable.plan import TableDef, Topology, walk
 from watertable.reader import FOLD_LINE, Reader, split_number
+from watertable.records import Key, Record, Row
 from watertable.schema import Schema, quote
 from watertable.testcase import upstream
 

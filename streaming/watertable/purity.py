@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from watertable.plan import (
-    Aggregate,
-    Map,
-    Root,
-    Source,
-    Stream,
-    StreamJoin,
-    Table,
-    TableAggregate,
-    ToStream,
-    key_of,
-    leaves_of,
-    parents_of,
-    root_of,
-    walk,
-)
+from watertable.nodes import Aggregate, Map, Root, Source, Stream, StreamJoin, Table, TableAggregate, ToStream
+from watertable.plan import key_of, leaves_of, parents_of, root_of, walk
 from watertable.scopes import is_change
 
 

@@ -27,7 +27,8 @@ from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
-from watertable.plan import ForeignJoin, TableAggregate, TableDef, Topology
+from watertable.nodes import ForeignJoin, TableAggregate
+from watertable.plan import TableDef, Topology
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
 

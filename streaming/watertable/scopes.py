@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from watertable.expressions import Scope
-from watertable.plan import (
-    WINDOW,
-    Expect,
-    Filter,
-    MergeStreams,
-    Peek,
-    Repartition,
-    Stream,
-    Table,
-    ToStream,
-    key_of,
-    value_of,
-    windows_of,
-)
+from watertable.nodes import Expect, Filter, MergeStreams, Peek, Repartition, Stream, Table, ToStream
+from watertable.plan import WINDOW, key_of, value_of, windows_of
 from watertable.schema import Schema
 
 

@@ -19,9 +19,11 @@ from typing import Any, Final
 
 from watertable.errors import EvaluationError, StoreError
 from watertable.explain import Explanation, chunks, columns_of, is_of
-from watertable.interpreter import Dropped, Interpreter, Key, Record, Row
+from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.plan import Format, TableDef, Topic, Topology
+from watertable.nodes import Format, Topic
+from watertable.plan import TableDef, Topology
+from watertable.records import Dropped, Key, Record, Row
 from watertable.schema import Schema
 from watertable.testing import TopologyTestDriver
 

@@ -34,9 +34,11 @@ from typing import Any
 from watertable import plan
 from watertable.dsl import App
 from watertable.errors import DefinitionError, SchemaError
-from watertable.interpreter import Advance, Dropped, Interpreter, Output, Record, Refused, Row
+from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.plan import Format, Sink, TableDef, Topic, Topology
+from watertable.nodes import Format, Topic
+from watertable.plan import Sink, TableDef, Topology
+from watertable.records import Advance, Dropped, Output, Record, Refused, Row
 from watertable.schema import Schema
 from watertable.windows import EPOCH
 

@@ -367,6 +367,11 @@ def milliseconds(number: float) -> timedelta:
     return timedelta(milliseconds=number)
 
 
+def microseconds(duration: timedelta) -> int:
+    """Give a duration in microseconds, Spark's unit of time."""
+    return duration // timedelta(microseconds=1)
+
+
 def _words(duration: timedelta) -> str:
     """Write a duration in the units people use: 1d, 1h30m, 0.5s.
 

@@ -18,8 +18,9 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, Result, run_interpreter, tiny
-from watertable.dsl import Stream, Table
-from watertable.interpreter import Record
+from watertable.records import Record
+from watertable.streams import Stream
+from watertable.tables import Table
 from watertable.windows import EPOCH, Windows
 
 KafkaCase = dict[str, Any]

@@ -16,10 +16,10 @@ from datetime import UTC, datetime, timedelta
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import watertable as wt
-from watertable.interpreter import Record
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.plan import Topology
+from watertable.records import Record
 
 INPUTS = {"moves": 2, "items": 1}
 OUTPUTS = {"on_hand": 2, "reorders": 1}

@@ -19,9 +19,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from watertable.aggregates import Merge
-from watertable.interpreter import Interpreter, Place, Record
+from watertable.interpreter import Interpreter
 from watertable.merges import MERGE
 from watertable.plan import TableDef, Topology
+from watertable.records import Place, Record
 
 Partition = tuple[str, int]
 FOLD_LINE = "watertable/fold"

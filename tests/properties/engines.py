@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 
 from tests.properties.strategies import Case
 from watertable.aggregates import state_schema
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.plan import TableDef, Topology
+from watertable.records import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,12 +17,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import watertable as wt
-from watertable import plan
-from watertable.dsl import Stream, Table
+from watertable import nodes, plan
 from watertable.expressions import Scope
-from watertable.interpreter import Record
-from watertable.plan import Format, Topology
+from watertable.nodes import Format
+from watertable.plan import Topology
+from watertable.records import Record
 from watertable.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
+from watertable.streams import Stream
+from watertable.tables import Table
 from watertable.windows import SessionWindows, SlidingWindows, Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
@@ -352,7 +354,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 def _found_by_key(table: Table) -> bool:
     """Tell whether a table's rows can be found by their keys: those of sessions, sliding windows and foreign-key joins can't."""
     moving = isinstance(plan.windows_of(table.node), SessionWindows | SlidingWindows)
-    return not moving and not isinstance(plan.root_of(table.node), plan.ForeignJoin)
+    return not moving and not isinstance(plan.root_of(table.node), nodes.ForeignJoin)
 
 
 def _streamed(table: Table) -> bool:
@@ -360,9 +362,9 @@ def _streamed(table: Table) -> bool:
     return not isinstance(plan.windows_of(table.node), SlidingWindows)
 
 
-def _level(node: plan.Stream | plan.Table) -> int:
+def _level(node: nodes.Stream | nodes.Table) -> int:
     """Count the tables below which a node lies, on the longest way."""
-    return max(map(_level, plan.parents_of(node)), default=0) + isinstance(node, plan.ToStream | plan.StreamJoin)
+    return max(map(_level, plan.parents_of(node)), default=0) + isinstance(node, nodes.ToStream | nodes.StreamJoin)
 
 
 # -- records --------------------------------------------------------------------------------------------------------------------------
@@ -372,7 +374,7 @@ _MAYBE_TEXT = st.one_of(_TEXT, _TEXT, st.none())
 
 
 @st.composite
-def _values(draw: st.DrawFn, topic: plan.Topic, when: datetime) -> bytes | None:
+def _values(draw: st.DrawFn, topic: nodes.Topic, when: datetime) -> bytes | None:
     kind = draw(st.integers(0, 11))
     if kind >= 10:
         return None
@@ -388,7 +390,7 @@ def _values(draw: st.DrawFn, topic: plan.Topic, when: datetime) -> bytes | None:
 
 
 @st.composite
-def _keys(draw: st.DrawFn, topic: plan.Topic) -> bytes | None:
+def _keys(draw: st.DrawFn, topic: nodes.Topic) -> bytes | None:
     text = draw(st.sampled_from(["a", "b", "c", None]))
     if text is None:
         return None

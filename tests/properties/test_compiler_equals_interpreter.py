@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.properties.engines import run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases, drawn
-from watertable.plan import ForeignJoin, TableAggregate
+from watertable.nodes import ForeignJoin, TableAggregate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

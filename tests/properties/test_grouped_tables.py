@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.properties.strategies import START
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.plan import Topology
+from watertable.records import Record
 
 Row = dict[str, Any]
 

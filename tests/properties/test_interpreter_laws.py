@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.properties.engines import Result, run_interpreter
 from tests.properties.strategies import START, Case, cases, drawn
-from watertable import plan
+from watertable import nodes, plan
 from watertable.aggregates import Merge, StateField, TopField, placed
-from watertable.interpreter import Place, Record
 from watertable.merges import MERGE
 from watertable.purity import Purity, purity_of
+from watertable.records import Place, Record
 from watertable.schema import Type
 
 
@@ -34,8 +34,8 @@ def settled(case: Case) -> set[str]:
     found = set()
     for table in case.topology.tables:
         nodes = list(plan.walk(table.node))
-        grouped = [node.parent for node in nodes if isinstance(node, plan.TableAggregate)]
-        arriving = [node for node in nodes if isinstance(node, plan.ToStream | plan.StreamJoin)]
+        grouped = [node.parent for node in nodes if isinstance(node, nodes.TableAggregate)]
+        arriving = [node for node in nodes if isinstance(node, nodes.ToStream | nodes.StreamJoin)]
         free = all(node in grouped for node in arriving)  # then a key may be in several partitions, too
         if free or (case.keyed and purity_of(table.node) is Purity.PURE):
             found.add(table.name)
@@ -102,7 +102,7 @@ def test_every_record_comes_to_one_end_at_most_at_each_table(case: Case) -> None
     unread = {(q.record.topic, q.record.partition, q.record.offset) for q in engine.quarantine if q.node == "topic"}
     for table in case.topology.tables:
         root = table.root
-        if not isinstance(root, plan.Aggregate) or root.windows or not isinstance(root.parent, plan.Source):
+        if not isinstance(root, nodes.Aggregate) or root.windows or not isinstance(root.parent, nodes.Source):
             continue
         topic = root.parent.topic.name
         arrived = [r for r in case.records if r.topic == topic and (r.topic, r.partition, r.offset) not in unread]

@@ -19,8 +19,9 @@ from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
 from watertable.errors import UnknownColumn, UnknownPosition
 from watertable.expressions import Expr
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.plan import Topology
+from watertable.records import Record
 from watertable.rewind import Target
 from watertable.store import Retention
 

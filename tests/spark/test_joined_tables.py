@@ -16,9 +16,10 @@ from tests.spark.ledger import both_folds
 from watertable import fold
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.reader import base_name, forgets, hides
+from watertable.records import Record
 from watertable.store import Store
 from watertable.windows import EPOCH
 

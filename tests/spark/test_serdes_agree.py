@@ -12,7 +12,7 @@ import pytest
 
 from watertable.errors import DecodeError
 from watertable.kafka import serdes
-from watertable.plan import Format
+from watertable.nodes import Format
 from watertable.schema import Schema, Type
 
 if TYPE_CHECKING:

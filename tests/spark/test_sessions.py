@@ -18,8 +18,9 @@ from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints, fold
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.plan import Topology
+from watertable.records import Record
 from watertable.store import Store
 from watertable.windows import EPOCH
 

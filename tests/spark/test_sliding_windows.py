@@ -18,8 +18,9 @@ from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tin
 from watertable import fold
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.plan import Topology
+from watertable.records import Record
 from watertable.store import Store
 from watertable.windows import EPOCH
 

@@ -17,9 +17,10 @@ from tests.spark.ledger import both_folds
 from watertable import fold, rewind
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.kafka.admin import TopicState
 from watertable.plan import Topology
+from watertable.records import Record
 from watertable.rewind import Target
 from watertable.store import Store
 from watertable.windows import EPOCH

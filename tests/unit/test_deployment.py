@@ -10,10 +10,11 @@ import pytest
 import watertable as wt
 from tests.apps import retail
 from watertable.deployment import Deployment, Kind, Outline, OutlinedTable, classify
-from watertable.dsl import Stream, Table
 from watertable.errors import FormatError
 from watertable.fingerprints import DIALECT
 from watertable.plan import Topology
+from watertable.streams import Stream
+from watertable.tables import Table
 
 VALUE = "qty BIGINT, price DECIMAL(12,3), at TIMESTAMP"
 

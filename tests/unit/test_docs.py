@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from watertable import dsl
+from watertable import streams, tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
@@ -35,7 +35,15 @@ def test_printed_pages_are_current(build: ModuleType) -> None:
 
 def test_every_operator_has_its_line() -> None:
     operators = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-    shown = (dsl.Stream, dsl.Branches, dsl.GroupedStream, dsl.WindowedStream, dsl.CogroupedStream, dsl.Table, dsl.GroupedTable)
+    shown = (
+        streams.Stream,
+        streams.Branches,
+        streams.GroupedStream,
+        streams.WindowedStream,
+        streams.CogroupedStream,
+        tables.Table,
+        tables.GroupedTable,
+    )
     names = {name for kind in shown for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_")}
     assert {name for name in names if not re.search(rf"\b{name}\(", operators)} == set()
 
@@ -52,7 +60,7 @@ def test_an_operators_page_has_a_picture_an_example_and_every_fact(page: Path) -
 
 def test_every_operator_is_named_at_the_head_of_a_page() -> None:
     heads = "".join(page.read_text(encoding="utf-8").partition("```text")[0] for page in (ROOT / "docs" / "operators").glob("*.md"))
-    shown = (dsl.Stream, dsl.GroupedStream, dsl.WindowedStream, dsl.CogroupedStream, dsl.Table, dsl.GroupedTable)
+    shown = (streams.Stream, streams.GroupedStream, streams.WindowedStream, streams.CogroupedStream, tables.Table, tables.GroupedTable)
     names = {name for kind in shown for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_")}
     assert {name for name in names if not re.search(rf"\b{name}\b", heads)} == set()
 

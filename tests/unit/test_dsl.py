@@ -11,11 +11,13 @@ import pytest
 
 import watertable as wt
 from tests import apps
-from watertable.dsl import Stream, Table
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError, UnknownColumn
 from watertable.fingerprints import canonical
-from watertable.plan import Format, Topology
+from watertable.nodes import Format
+from watertable.plan import Topology
 from watertable.purity import Purity, purity_of
+from watertable.streams import Stream
+from watertable.tables import Table
 
 HERE = "tests/unit/test_dsl.py"
 

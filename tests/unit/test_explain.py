@@ -13,8 +13,8 @@ import watertable as wt
 from watertable import explain as module
 from watertable.errors import TableNotFound
 from watertable.explain import explain
-from watertable.interpreter import Record
 from watertable.plan import Topology
+from watertable.records import Record
 from watertable_platform import show
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

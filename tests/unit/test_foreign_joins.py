@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import watertable as wt
 from tests.properties.strategies import START
 from watertable.errors import DefinitionError
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.lineage import Origin, column_lineage
 from watertable.purity import Purity, purity_of
+from watertable.records import Record
 from watertable.testing import TopologyTestDriver
 
 NAMES = {"name": "left.item", "who": "right.name", "lone": "right IS NULL"}

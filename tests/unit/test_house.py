@@ -30,6 +30,7 @@ SPARK_ROOMS = {
     for name in (
         "algebra",
         "bisect",
+        "changes",
         "compiler",
         "store",
         "changelog",

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import watertable as wt
-from watertable.dsl import Stream
 from watertable.errors import DefinitionError
-from watertable.interpreter import Advance, Interpreter, Record
+from watertable.interpreter import Interpreter
+from watertable.records import Advance, Record
+from watertable.streams import Stream
 from watertable.windows import EPOCH, FOREVER
 
 VALUE = "g STRING, x INT, tags ARRAY<STRING>"

@@ -8,9 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import watertable as wt
-from watertable.dsl import Stream, Table
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.purity import Purity, purity_of
+from watertable.records import Record
+from watertable.streams import Stream
+from watertable.tables import Table
 from watertable.windows import EPOCH
 
 ITEMS, PRICES = "items", "prices"

@@ -6,8 +6,8 @@ import json
 from datetime import timedelta
 
 import watertable as wt
-from watertable.interpreter import Record
 from watertable.preview import Pair, last, preview
+from watertable.records import Record
 from watertable.windows import EPOCH
 
 

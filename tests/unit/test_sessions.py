@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from watertable.errors import DefinitionError
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
 from watertable.purity import Purity, purity_of
+from watertable.records import Record
 from watertable.testing import TopologyTestDriver
 from watertable.windows import EPOCH
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import watertable as wt
 from watertable.errors import DefinitionError
 from watertable.explain import explain
-from watertable.interpreter import Interpreter, Record
+from watertable.interpreter import Interpreter
+from watertable.records import Record
 from watertable.testing import TopologyTestDriver
 from watertable.windows import EPOCH
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 import watertable as wt
 from tests.properties.strategies import START
 from watertable import explain as explaining
-from watertable import plan
-from watertable.interpreter import PAIRS, Interpreter, Place, Record, pair_number
+from watertable import nodes
+from watertable.interpreter import PAIRS, Interpreter, pair_number
 from watertable.lineage import Origin, column_lineage
 from watertable.plan import Topology
 from watertable.purity import Purity, purity_of
+from watertable.records import Place, Record
 from watertable.testcase import as_test
 from watertable.testing import TopologyTestDriver
 from watertable.windows import EPOCH, JoinWindows
@@ -259,7 +260,7 @@ def test_the_pairs_are_those_of_the_definition_whatever_the_cuts_and_however_the
 def test_a_join_names_the_buffer_that_it_keeps() -> None:
     (buffer,) = views(wt.minutes(5)).topology().buffers
     assert buffer.name.startswith("__join_")
-    assert isinstance(buffer.root, plan.JoinBuffer)
+    assert isinstance(buffer.root, nodes.JoinBuffer)
     assert [f.name for f in buffer.state] == ["__lefts", "__rights"]
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from watertable.errors import StoreError, TableNotFound
 from watertable.explain import explain
-from watertable.interpreter import Record
 from watertable.project import load_apps
+from watertable.records import Record
 from watertable.settings import Settings
 from watertable.testcase import MOST, as_test
 

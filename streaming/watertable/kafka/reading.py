@@ -14,9 +14,9 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from watertable.errors import KafkaError
-from watertable.interpreter import Record
 from watertable.kafka.admin import Offsets
 from watertable.kafka.config import Cluster
+from watertable.records import Record
 
 _TIMEOUT: Final = 30.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from watertable.casts import EPOCH, java_float, plus_micros, read_date, read_timestamp
 from watertable.errors import DecodeError, EvaluationError
-from watertable.plan import Format
+from watertable.nodes import Format
 from watertable.scalars import fixed, repr_single, single
 from watertable.schema import Schema, Type
 

@@ -1,0 +1,93 @@
+"""Tell what each record of a batch does to rows that several states make: sessions, and rows of foreign-key joins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from watertable.algebra import company, home, in_sessions, merged_state
+from watertable.plan import TableDef
+from watertable.schema import quote
+from watertable.windows import SessionWindows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FAN_OUT: Final = 65536
+"""Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
+PLACE: Final = ("st", "topic", "partition", "offset", "ord")
+RAW: Final = ("raw_key", "raw_value", "raw_ts")
+"""What a frame carries of each record besides its place: its bytes and timestamp, for the quarantine."""
+
+
+def session_changes(table: TableDef, sessions: SessionWindows, rows: DataFrame, old: DataFrame) -> DataFrame:
+    """Give what each record of a batch does to the sessions of its group: a row for each session, with its state `before` and `after`.
+
+    `rows` are the records by themselves, with their places; `old` the sessions before the batch. In log order, a record joins the one or
+    two sessions that are near enough: these end, and one of other bounds begins; or a session stays, with another state. For that each
+    record is put beside what came before it in what is one session once the batch is over: a session costs the square of its records in a
+    batch. The n-th session that a record touches is told of at `ord * FAN_OUT + n`, the one that it is in last.
+    """
+    group = home(table)
+    numbered = rows.withColumn("_n", F.expr(f"row_number() OVER (PARTITION BY {group} ORDER BY st, topic, partition, offset, ord)"))
+    every = numbered.select("key", "state", "_n").unionByName(old.selectExpr("key", "state", "0 AS _n"))
+    every = in_sessions(sessions, every.withColumn("_group", F.expr(group)), "PARTITION BY _group", into="_at_last")
+    each = every.where("_n > 0").select("_group", "_at_last", F.col("_n").alias("_of"))
+    seen = each.join(every, ["_group", "_at_last"]).where("_n <= _of").drop("_at_last")
+    here = "PARTITION BY _group, _of"
+    seen = in_sessions(sessions, seen, here).withColumn("_mine", F.expr(f"max(CASE WHEN _n = _of THEN _session END) OVER ({here})"))
+    near = in_sessions(sessions, seen.where("_session = _mine"), here, counts="_n < _of", into="_before")
+    state = merged_state(table)
+    names = table.key.names[:-2]
+    bounds = "'window_start', min(key.window_start), 'window_end', max(key.window_end)"
+    key = "named_struct(" + "".join(f"'{name}', _group.{quote(name)}, " for name in names) + f"{bounds}) AS key"
+    before, after = (F.expr(f"{state} AS {side}") for side in ("before", "after"))
+    ended = near.where("_before IS NOT NULL").groupBy("_group", "_of", "_before").agg(F.expr(key), before)
+    begun = near.groupBy("_group", "_of").agg(F.expr(key), after)
+    both = ended.drop("_before").unionByName(begun, allowMissingColumns=True).groupBy("_group", "_of", "key").agg(
+        F.expr("any_value(before, true) AS before"), F.expr("any_value(after, true) AS after")
+    )  # fmt: skip
+    order = "PARTITION BY _group, _of ORDER BY after IS NOT NULL, key.window_start"
+    told = both.withColumn("_i", F.expr(f"row_number() OVER ({order}) - 1"))
+    record = numbered.withColumn("_group", F.expr(group)).withColumnRenamed("_n", "_of").drop("key", "state")
+    return told.join(record, ["_group", "_of"]).withColumn("ord", F.expr(f"ord * {FAN_OUT} + _i"))
+
+
+def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFrame:
+    """Give the rows of a foreign-key join that each record of a batch touches, as pairs of rows `before` and `after` it.
+
+    `rows` are what enters and leaves either side, in places; `old` what was there of the foreign keys in it. A left row comes and goes with
+    the right one that is there then. A right row touches what names it then: every left row whose stay, from its coming to its going, it
+    falls into. A left row that leaves one group and enters another is one Change, where it enters.
+    """
+    left, right = (f"get(state.{quote(f.name)}, 0)" for f in table.state)
+    own = ", ".join(f"'{name}', key.{quote(name)}" for name in table.key.names)
+    seeds = old.selectExpr("key", "state", "FALSE AS present")
+    each = rows.unionByName(seeds, allowMissingColumns=True).selectExpr("*", f"{left} AS _l", f"{right} AS _r", f"{company(table)} AS _of")
+    forward = "PARTITION BY _of ORDER BY present, st, topic, partition, offset, ord, step"
+    each = each.withColumn("_n", F.expr(f"row_number() OVER ({forward})"))
+    came = "CASE WHEN _r IS NOT NULL THEN named_struct('row', CASE WHEN _r.n > 0 THEN _r.value END) END"
+    past = "OVER (PARTITION BY _of ORDER BY _n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    each = each.selectExpr(
+        "*", f"named_struct({own}) AS _key", f"(last_value({came}) IGNORE NULLS {past}).row AS _there",
+        "CASE WHEN paired THEN lag(_r.value) OVER (PARTITION BY _of ORDER BY _n) WHEN _r.n < 0 THEN _r.value END AS _before",
+        "lead(_n) OVER (PARTITION BY _of, key ORDER BY _n) AS _until",
+    )  # fmt: skip
+    pair = "named_struct('left', _l.value, 'right', _there)"
+    place = [c for c in PLACE if c != "ord"]
+    moves = each.where("present AND _l IS NOT NULL").groupBy("_key", *place, F.expr("ord div 4")).agg(
+        F.expr(f"any_value(CASE WHEN _l.n < 0 THEN {pair} END, true) AS before"),
+        F.expr(f"any_value(CASE WHEN _l.n > 0 THEN {pair} END, true) AS after"),
+        F.expr(f"max(ord) * {FAN_OUT} AS ord"), *(F.expr(f"any_value({c}) AS {c}") for c in ("ts", *RAW)),
+    ).withColumnRenamed("_key", "key")  # fmt: skip
+    stays = each.where("_l.n > 0").selectExpr("_of", "_key AS key", "_l.value AS _left", "_n AS _from", "_until")
+    named = each.where("present AND step = 1 AND _r IS NOT NULL").selectExpr(
+        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *PLACE, *RAW
+    )
+    touched = named.join(stays, "_of").where("_from < _n AND COALESCE(_n < _until, TRUE)")
+    number = f"ord * {FAN_OUT} + row_number() OVER (PARTITION BY _of, _n ORDER BY key) - 1 AS ord"
+    sides = (f"named_struct('left', _left, 'right', _{side}) AS {side}" for side in ("before", "after"))
+    others = ("ts", *place, *RAW)
+    both = moves.select("key", "before", "after", "ord", *others).unionByName(touched.selectExpr("key", *sides, number, *others))
+    return both.withColumn("present", F.lit(True))

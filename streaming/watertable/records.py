@@ -1,0 +1,103 @@
+"""Hold what flows through the interpreter: records, their places in log order, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from watertable.evaluator import evaluate
+from watertable.expressions import Expr
+from watertable.stages import Named
+
+Row = dict[str, object]
+Key = tuple[Hashable, ...]
+
+
+class Place(NamedTuple):
+    """Say where a record stands in log order."""
+
+    st: datetime
+    topic: str
+    partition: int
+    offset: int
+    ord: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Hold a record as Kafka has it. Offsets of a partition only grow; they may leave gaps."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Move a partition's stream time on, from this offset: a decision that became part of the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    stream_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Hold a record to publish, and the place of the record that made it."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: datetime
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Hold a quarantined record: the operator that refused it, where that is defined, and why."""
+
+    record: Record
+    node: str
+    location: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Count a record that an operator left out: null_key, null_value, before_start, late (one per window), rule:<name>."""
+
+    node: str
+    reason: str
+    topic: str
+    partition: int
+    offset: int
+    window: tuple[datetime, datetime] | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Carry a record, or a Change, between operators. Of a Change, `value` is the new row: None where it is gone."""
+
+    place: Place
+    timestamp: datetime
+    key: Row | None
+    value: Row | None
+    old: Row | None = None
+    window: Row | None = None
+
+    def evaluate(self, expr: Expr, right: Row | None = None) -> Any:
+        """Evaluate an expression on this record, beside a table's row if it is joined; raise `EvaluationError` where Spark would."""
+        spaces = {"key": self.key, "value": self.value, "new": self.value, "old": self.old, "window": self.window, "right": right}
+        return evaluate(expr, spaces)
+
+    def columns(self, named: Named, right: Row | None = None) -> Row:
+        """Evaluate named expressions, in order."""
+        return {name: self.evaluate(expr, right) for name, expr in named}

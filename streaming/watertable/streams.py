@@ -1,0 +1,359 @@
+"""Give streams their operators, by the names that Kafka Streams has for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from watertable import nodes, plan, tables
+from watertable.aggregates import Aggregation, bind, sortable
+from watertable.building import bound_aggregates, check_same_app, grouped_by, identity, named_exprs
+from watertable.definitions import (
+    check_columns,
+    check_found_by_key,
+    check_key,
+    check_same_key,
+    check_topic_name,
+    chosen_format,
+    here,
+    identifier,
+    key_format_of,
+)
+from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
+from watertable.expressions import Scope, parse, parse_predicate
+from watertable.nodes import Format
+from watertable.plan import Sink
+from watertable.rules import OnFail, Rule
+from watertable.schema import Schema
+from watertable.scopes import is_change, lookup_scope, pair_scope, scope_of
+from watertable.stages import How, Named
+from watertable.windows import JoinWindows, Windows
+
+if TYPE_CHECKING:
+    from watertable.dsl import App
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Stream records, or the Changes of a table (`old` and `new`); each operator gives a new stream."""
+
+    app: App
+    node: nodes.Stream
+
+    @property
+    def key(self) -> Schema:
+        """Give the key's columns."""
+        return plan.key_of(self.node)
+
+    @property
+    def value(self) -> Schema:
+        """Give the value's columns."""
+        return plan.value_of(self.node)
+
+    def filter(self, condition: str) -> Stream:
+        """Keep the records for which the condition is true."""
+        where = here()
+        return self._with(nodes.Filter(parent=self.node, condition=parse_predicate(condition, self._scope(), where), location=where))
+
+    def filter_not(self, condition: str) -> Stream:
+        """Drop the records for which the condition is true; where it is null, the record stays."""
+        where = here()
+        parse_predicate(condition, self._scope(), where)
+        negated = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", self._scope(), where)
+        return self._with(nodes.Filter(parent=self.node, condition=negated, location=where))
+
+    def expect(self, name: str, condition: str, *, on_fail: str = "quarantine") -> Stream:
+        """Hold records to a rule: those that break it are quarantined, dropped ("drop") or only counted ("warn").
+
+        A condition that is null is kept. Raises `DefinitionError` for another `on_fail`.
+        """
+        where = here()
+        if on_fail not in tuple(OnFail):
+            raise DefinitionError(f"{where}: on_fail={on_fail!r}; choose {', '.join(OnFail)}")
+        rule = Rule(name, parse_predicate(condition, self._scope(), where), OnFail(on_fail))
+        return self._with(nodes.Expect(parent=self.node, rule=rule, location=where))
+
+    def map_values(self, **columns: str) -> Stream:
+        """Make a new value of these named expressions; a null value stays null."""
+        where = here()
+        return self._with(nodes.MapValues(parent=self.node, columns=named_exprs(columns, self._scope(), where), location=where))
+
+    def with_columns(self, **columns: str) -> Stream:
+        """Add these named expressions to the value, in place of columns of the same name."""
+        where = here()
+        made = dict(named_exprs(columns, self._scope(), where))
+        merged = identity(self.value, self._scope(), where) | made
+        return self._with(nodes.MapValues(parent=self.node, columns=tuple(merged.items()), location=where))
+
+    def map(self, *, key: dict[str, str], value: dict[str, str]) -> Stream:
+        """Make a new key and a new value, each of named expressions."""
+        where = here()
+        keys, values = named_exprs(key, self._scope(), where), named_exprs(value, self._scope(), where)
+        return self._with(nodes.Map(parent=self.node, key_columns=keys, columns=values, location=where))
+
+    def select_key(self, *columns: str, **named: str) -> Stream:
+        """Make a new key of columns, or of named expressions; the value stays."""
+        where = here()
+        keys = grouped_by(columns, named, self._scope(), where, "select_key")
+        return self._with(nodes.Map(parent=self.node, key_columns=keys, columns=None, location=where))
+
+    def flat_map_values(self, *, explode: str | None = None, **columns: str) -> Stream:
+        """Make one record per element of an array column; the other columns are repeated beside each.
+
+        The array is the only ARRAY among the columns, or the one that `explode` names.
+        """
+        where = here()
+        made = named_exprs(columns, self._scope(), where)
+        arrays = [name for name, expr in made if expr.type.kind == "array"]
+        if explode is None and len(arrays) != 1:
+            came = ", ".join(f"{n} {e.type.sql()}" for n, e in made)
+            raise ExpressionError(f"{where}: flat_map_values wants exactly one ARRAY column, or explode=name; got {came or 'no column'}")
+        chosen = explode if explode is not None else arrays[0]
+        if chosen not in arrays:
+            raise ExpressionError(f"{where}: explode={chosen!r} must name an ARRAY column; arrays here: {', '.join(arrays) or 'none'}")
+        return self._with(nodes.FlatMapValues(parent=self.node, columns=made, exploded=chosen, location=where))
+
+    def peek(self, name: str) -> Stream:
+        """Count the records that pass here, under a name that the app's metrics show; nothing else changes."""
+        where = here()
+        return self._with(nodes.Peek(parent=self.node, name=identifier(name, "peek", where), location=where))
+
+    def merge(self, *others: Stream) -> Stream:
+        """Interleave streams of the same key and value columns, in log order; raise `SchemaError` when they differ."""
+        where = here()
+        for other in others:
+            for part, mine, theirs in (("key", self.key, other.key), ("value", self.value, other.value)):
+                if mine != theirs:
+                    raise SchemaError(f"{where}: merge wants the same {part} columns: ({mine.sql()}) here, ({theirs.sql()}) there")
+            if is_change(self.node) != is_change(other.node):
+                raise SchemaError(f"{where}: merge can't mix Changes with records: map_values the changes first")
+        return self._with(nodes.MergeStreams(parents=(self.node, *(o.node for o in others)), location=where))
+
+    def split(self) -> Branches:
+        """Begin to branch: each record goes to the first branch whose condition is true."""
+        return Branches(self)
+
+    def repartition(self) -> Stream:
+        """Drop records without a key, as Kafka Streams does; Spark needs no co-partitioning, so nothing else moves."""
+        return self._with(nodes.Repartition(parent=self.node, location=here()))
+
+    def join(
+        self,
+        other: tables.Table | Stream,
+        /,
+        *,
+        on: str | tuple[str, ...] | None = None,
+        within: JoinWindows | timedelta | None = None,
+        **columns: str,
+    ) -> Stream:
+        """Join each record with a table's row as it is when the record arrives, or with the records of a stream `within` a window.
+
+        With a table, the new value is these expressions over the record and `right`, the row for the record's key, or for the key `on`,
+        which has one expression for each of the table's key columns, and makes of any table what Kafka Streams calls a global one.
+        Records without a row, a key or a value are dropped.
+
+        With a stream, there is a record for every pair that has one key, and whose times are `within` a window: a `join_windows`, or the
+        greatest difference. Its value is these expressions over `left.x`, `right.x` and `key.x`; its time is that of the later record.
+        Records without a key or a value are dropped.
+
+        Raises `DefinitionError` for a table without a name, when the keys' types differ, for a stream without `within` or with `on`.
+        """
+        where = here()
+        if isinstance(other, Stream):
+            return self._pair(other, on, within, columns, where)
+        if within is not None:
+            raise DefinitionError(f"{where}: join: within= is for streams; a table has the row that it has when the record arrives")
+        return self._look_up(How.INNER, other, on, columns, where)
+
+    def left_join(self, table: tables.Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Stream:
+        """Join each record with the table's row; `right` is null where there is none, or where the record has no key."""
+        return self._look_up(How.LEFT, table, on, columns, here())
+
+    def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
+        """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
+        where = here()
+        check_topic_name(topic, where)
+        keys = chosen_format(key_format, self.key, where, default=key_format_of(self.key))
+        values = chosen_format(value_format, self.value, where, default=Format.JSON)
+        self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, location=where))
+
+    def to_table(self) -> tables.Table:
+        """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted."""
+        where = here()
+        if is_change(self.node):
+            raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
+        check_key(self.key, where, "to_table")
+        check_columns(self.key, self.value, where)
+        return tables.Table(self.app, nodes.Latest(parent=self.node, location=where))
+
+    def group_by(self, *columns: str, **named: str) -> GroupedStream:
+        """Group by columns, or by named expressions; a record with a null in its group is dropped and counted."""
+        where = here()
+        return GroupedStream(self, grouped_by(columns, named, self._scope(), where, "group_by"))
+
+    def group_by_key(self) -> GroupedStream:
+        """Group by the key as it is."""
+        where = here()
+        check_key(self.key, where, "group_by_key")
+        return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
+
+    def _look_up(self, how: How, table: tables.Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str) -> Stream:
+        what = how.operator
+        if not isinstance(table, tables.Table):
+            raise DefinitionError(f"{where}: {what} wants a table: make one of the stream with to_table, or an aggregation")
+        check_same_app(self.app, table.app, f"{where}: {what} wants a table of the same app")
+        if table.name is None:
+            raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
+        check_found_by_key(table.node, where, what)
+        made = named_exprs(columns, lookup_scope(self.node, table.node), where)
+        texts = (on,) if isinstance(on, str) else on or ()
+        exprs = [parse(text, self._scope(), where) for text in texts]
+        check_same_key(Schema.of((f"on{n}", e.type) for n, e in enumerate(exprs)) if on else self.key, table.key, where, what)
+        wanted = tuple(zip(table.key.names, exprs, strict=True)) if on else None
+        node = nodes.StreamJoin(
+            parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, location=where
+        )  # fmt: skip
+        return self._with(node)
+
+    def _pair(
+        self, right: Stream, on: str | tuple[str, ...] | None, within: JoinWindows | timedelta | None, columns: dict[str, str], where: str
+    ) -> Stream:
+        check_same_app(self.app, right.app, f"{where}: join wants two streams of one app")
+        if on is not None:
+            raise DefinitionError(f"{where}: join: streams pair by their keys: select_key before it, not on=")
+        if within is None:
+            raise DefinitionError(f"{where}: join of two streams wants within=wt.join_windows(before=..., after=..., grace=...)")
+        check_same_key(self.key, right.key, where, "join")
+        check_key(self.key, where, "join")
+        for side, value in (("left", self.value), ("right", right.value)):
+            unsorted = [c.name for c in value if not sortable(c.type)]
+            if unsorted:
+                raise DefinitionError(f"{where}: join: {side}.{unsorted[0]} holds a MAP, which has no order: map_values before it")
+        made = named_exprs(columns, pair_scope(self.node, right.node), where)
+        windows = JoinWindows(within, within, timedelta(0)) if isinstance(within, timedelta) else within
+        return self._with(nodes.StreamStreamJoin(left=self.node, right=right.node, within=windows, columns=made, location=where))
+
+    def _scope(self) -> Scope:
+        return scope_of(self.node)
+
+    def _with(self, node: nodes.Stream) -> Stream:
+        return Stream(self.app, node)
+
+
+@dataclass(slots=True)
+class Branches:
+    """Collect the branches of a split; end with `default_branch` or `no_default_branch`."""
+
+    stream: Stream
+    _taken: list[tuple[str, str]] = field(default_factory=list)
+
+    def branch(self, name: str, condition: str) -> Branches:
+        """Send to `name` the records for which the condition is the first true one."""
+        where = here()
+        parse_predicate(condition, self.stream._scope(), where)
+        if name in dict(self._taken):
+            raise DuplicateName(f"{where}: there is already a branch {name!r}")
+        self._taken.append((name, condition))
+        return self
+
+    def default_branch(self, name: str = "default") -> dict[str, Stream]:
+        """Send the rest to one more branch, and give all branches by name."""
+        if name in dict(self._taken):
+            raise DuplicateName(f"{here()}: there is already a branch {name!r}")
+        return self._streams([*self._taken, (name, "TRUE")], here())
+
+    def no_default_branch(self) -> dict[str, Stream]:
+        """Drop the rest, and give all branches by name."""
+        return self._streams(self._taken, here())
+
+    def _streams(self, branches: list[tuple[str, str]], where: str) -> dict[str, Stream]:
+        streams: dict[str, Stream] = {}
+        earlier: list[str] = []
+        for name, condition in branches:
+            alone = " AND ".join([f"COALESCE(({condition}), FALSE)", *(f"NOT COALESCE(({e}), FALSE)" for e in earlier)])
+            predicate = parse_predicate(alone, self.stream._scope(), where)
+            streams[name] = self.stream._with(nodes.Filter(parent=self.stream.node, condition=predicate, location=where))
+            earlier.append(condition)
+        return streams
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedStream:
+    """Hold a grouped stream, to be windowed or aggregated."""
+
+    stream: Stream
+    group: Named
+
+    def windowed_by(self, windows: Windows) -> WindowedStream:
+        """Cut each group into windows of event time."""
+        return WindowedStream(self.stream, self.group, windows)
+
+    def agg(self, **aggregates: Aggregation) -> tables.Table:
+        """Fold each group into one row of named aggregates."""
+        return _aggregate(self.stream, self.group, None, aggregates, here())
+
+    def count(self, name: str = "count") -> tables.Table:
+        """Count the records of each group."""
+        return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, here())
+
+    def cogroup(self, **aggregates: Aggregation) -> CogroupedStream:
+        """Begin a row that several grouped streams fold into, each by its own aggregates; the key takes this one's names."""
+        return CogroupedStream(((self, aggregates),), None, here())
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedStream:
+    """Hold a grouped and windowed stream, to be aggregated."""
+
+    stream: Stream
+    group: Named
+    windows: Windows
+
+    def agg(self, **aggregates: Aggregation) -> tables.Table:
+        """Fold each group's window into one row of named aggregates, keyed by the group, window_start and window_end."""
+        return _aggregate(self.stream, self.group, self.windows, aggregates, here())
+
+    def count(self, name: str = "count") -> tables.Table:
+        """Count the records of each group's window."""
+        return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, here())
+
+
+@dataclass(frozen=True, slots=True)
+class CogroupedStream:
+    """Hold grouped streams that fold into one row; end with `agg`."""
+
+    inputs: tuple[tuple[GroupedStream, dict[str, Aggregation]], ...]
+    windows: Windows | None
+    where: str
+
+    def cogroup(self, grouped: GroupedStream, /, **aggregates: Aggregation) -> CogroupedStream:
+        """Add a grouped stream; raise `DefinitionError` when its key has other types, or an aggregate's name is taken."""
+        where, (first, _) = here(), self.inputs[0]
+        mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
+        check_same_key(mine, theirs, where, "cogroup")
+        check_same_app(first.stream.app, grouped.stream.app, f"{where}: cogroup wants streams of one app")
+        taken = sorted({name for _, other in self.inputs for name in other} & {*aggregates})
+        if taken:
+            raise DuplicateName(f"{where}: cogroup: another stream already makes {', '.join(taken)}; each stream makes its own columns")
+        return CogroupedStream((*self.inputs, (grouped, aggregates)), self.windows, self.where)
+
+    def windowed_by(self, windows: Windows) -> CogroupedStream:
+        """Cut each group into windows of event time, the same for all streams."""
+        return CogroupedStream(self.inputs, windows, self.where)
+
+    def agg(self) -> tables.Table:
+        """Fold all streams: a row for each group that any of them has; where one had no record, its counts are 0, the rest is null."""
+        where = here()
+        made = [_aggregate(grouped.stream, grouped.group, self.windows, aggregates, where).node for grouped, aggregates in self.inputs]
+        node = nodes.Cogroup(inputs=tuple(n for n in made if isinstance(n, nodes.Aggregate)), location=where)
+        check_columns(plan.key_of(node), plan.value_of(node), where)
+        return tables.Table(self.inputs[0][0].stream.app, node)
+
+
+def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates: dict[str, Aggregation], where: str) -> tables.Table:
+    scope = scope_of(stream.node)
+    bound = bound_aggregates(aggregates, where, lambda name, aggregation: bind(name, aggregation, scope, where))
+    node = nodes.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
+    check_columns(plan.key_of(node), plan.value_of(node), where)
+    return tables.Table(stream.app, node)

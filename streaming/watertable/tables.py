@@ -1,0 +1,191 @@
+"""Give tables their operators, by the names that Kafka Streams has for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from watertable import nodes, plan, streams
+from watertable.aggregates import Aggregation, bind_rows, held_row, row_count
+from watertable.building import bound_aggregates, check_same_app, grouped_by, named_exprs
+from watertable.definitions import (
+    check_columns,
+    check_found_by_key,
+    check_same_key,
+    check_streamed,
+    here,
+    identifier,
+)
+from watertable.errors import DefinitionError, SchemaError
+from watertable.expressions import Scope, parse, parse_predicate
+from watertable.plan import TableDef
+from watertable.schema import Schema
+from watertable.scopes import join_scope, scope_of
+from watertable.stages import How, Named
+
+if TYPE_CHECKING:
+    from watertable.dsl import App
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Hold a table: rows by key, a fold of the records above."""
+
+    app: App
+    node: nodes.Table
+    name: str | None = None
+
+    @property
+    def key(self) -> Schema:
+        """Give the key's columns."""
+        return plan.key_of(self.node)
+
+    @property
+    def value(self) -> Schema:
+        """Give the value's columns."""
+        return plan.value_of(self.node)
+
+    def filter(self, condition: str) -> Table:
+        """Keep the rows for which the condition is true; a row that ceases to be so is deleted."""
+        where = here()
+        predicate = parse_predicate(condition, scope_of(self.node), where)
+        return Table(self.app, nodes.TableFilter(parent=self.node, condition=predicate, location=where))
+
+    def filter_not(self, condition: str) -> Table:
+        """Keep the rows for which the condition is false or null."""
+        where = here()
+        parse_predicate(condition, scope_of(self.node), where)
+        predicate = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", scope_of(self.node), where)
+        return Table(self.app, nodes.TableFilter(parent=self.node, condition=predicate, location=where))
+
+    def map_values(self, **columns: str) -> Table:
+        """Make new value columns from each row; the key stays."""
+        where = here()
+        made = named_exprs(columns, scope_of(self.node), where)
+        check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        return Table(self.app, nodes.TableMapValues(parent=self.node, columns=made, location=where))
+
+    def join(self, other: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Table:
+        """Join with another table by key: a row of these expressions for each key that both have.
+
+        Columns are named `left.x`, `right.x` and `key.x`, where `left` is this table. The keys must have the same types, and take the
+        names of this table's. With `on`, an expression over this table's row for each of the other's key columns, each row is joined
+        with the row that it names (a foreign-key join); the key is this table's. Raises `DefinitionError` when the keys or windows differ,
+        and, with `on`, for tables without a name and for those that `group_by` refuses.
+        """
+        where = here()
+        return self._join(How.INNER, other, columns, where) if on is None else self._join_on(How.INNER, other, on, columns, where)
+
+    def left_join(self, other: Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Table:
+        """Join, with a row for each key of this table; `right` is null where the other has none, or where `on` is null."""
+        where = here()
+        return self._join(How.LEFT, other, columns, where) if on is None else self._join_on(How.LEFT, other, on, columns, where)
+
+    def outer_join(self, other: Table, /, **columns: str) -> Table:
+        """Join, with a row for each key that either table has; the side without a row is null."""
+        return self._join(How.OUTER, other, columns, here())
+
+    def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
+        check_same_app(self.app, other.app, f"{where}: {how.operator} wants two tables of one app")
+        check_same_key(self.key, other.key, where, how.operator)
+        for table in (self, other):
+            check_found_by_key(table.node, where, how.operator)
+        windows = [plan.windows_of(table.node) for table in (self, other)]
+        if len({w and (w.size, w.advance) for w in windows}) != 1:
+            mine, theirs = (w or "none" for w in windows)
+            raise DefinitionError(f"{where}: {how.operator} wants the same windows: {mine} here, {theirs} there")
+        made = named_exprs(columns, join_scope(self.node, other.node), where)
+        check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        return Table(self.app, nodes.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
+
+    def _join_on(self, how: How, other: Table, on: str | tuple[str, ...], columns: dict[str, str], where: str) -> Table:
+        what = how.operator
+        check_same_app(self.app, other.app, f"{where}: {what} wants two tables of one app")
+        scope, own = scope_of(self.node), Scope({"key": self.key}, bare=("key",))
+        theirs = Scope({"key": other.key}, bare=("key",))
+        named = tuple((f"__on{n}", parse(text, scope, where)) for n, text in enumerate((on,) if isinstance(on, str) else on))
+        check_same_key(Schema.of((name, expr.type) for name, expr in named), other.key, where, what)
+        made = named_exprs(columns, join_scope(self.node, other.node), where)
+        check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
+        keyed = tuple((c.name, parse(f"key.`{c.name}`", own, where)) for c in self.key)
+        nothing = tuple((c.name, parse(f"CAST(NULL AS {c.type.sql()})", Scope({}), where)) for c in self.key)
+        foreign = tuple((name, parse(f"key.`{c.name}`", theirs, where)) for (name, _), c in zip(named, other.key, strict=True))
+        left, right = (
+            nodes.ForeignSide(
+                parent=table._exact_changes(what, where), group=group, aggregates=(), optional=optional, location=where,
+                rows=held_row(f"__{side}", table.value, [e for _, e in made], scope_of(table.node), where),
+            ) for side, table, group, optional in (
+                ("left", self, named + keyed, tuple(name for name, _ in named) if how is How.LEFT else ()),
+                ("right", other, foreign + nothing, self.key.names),
+            )
+        )  # fmt: skip
+        return Table(self.app, nodes.ForeignJoin(how=how, left=left, right=right, columns=made, location=where))
+
+    def materialized_as(self, name: str, *, description: str = "") -> Table:
+        """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
+        where = here()
+        identifier(name, "table", where)
+        if name.startswith("_"):
+            raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
+        self.app._add_table(TableDef(name=name, node=self.node, description=description, location=where))
+        return Table(self.app, self.node, name)
+
+    def to_stream(self) -> streams.Stream:
+        """Stream the table's changes: one Change(old, new) per source record, in log order.
+
+        Raises `DefinitionError` for a table without a name: its old rows must be kept somewhere (KIP-1111).
+        """
+        return streams.Stream(self.app, self._changes("to_stream", here()))
+
+    def group_by(self, *columns: str, **named: str) -> GroupedTable:
+        """Group the rows by columns, or by named expressions; a row with a null in its group is left out and counted.
+
+        Raises `DefinitionError` for a table without a name, as `to_stream` does, and for one whose rows hold sums of floating point: what
+        leaves a group must be exactly what entered it.
+        """
+        where = here()
+        group = grouped_by(columns, named, scope_of(self.node), where, "group_by")
+        return GroupedTable(self, group, self._exact_changes("group_by", where))
+
+    def _exact_changes(self, operator: str, where: str) -> nodes.ToStream:
+        """Give the Changes that others take from and add to; refuse rows that can't leave exactly as they came."""
+        changes = self._changes(operator, where)
+        leaves = [leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if not isinstance(leaf, nodes.Latest | nodes.JoinSide)]
+        inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
+        if inexact:
+            raise DefinitionError(
+                f"{where}: {operator}: {', '.join(inexact)} of {self.name} adds up floating point, whose last digits depend on the order: "
+                "a row couldn't leave its group as it entered it; aggregate a DECIMAL instead"
+            )
+        return changes
+
+    def _changes(self, operator: str, where: str) -> nodes.ToStream:
+        if self.name is None:
+            raise DefinitionError(f"{where}: {operator} wants a table with a name: put .materialized_as(name) before it")
+        check_streamed(self.node, where, operator)
+        return nodes.ToStream(table=self.name, parent=self.node, location=where)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTable:
+    """Hold the grouped rows of a table, to be aggregated: a row that changes leaves its old group and enters its new one."""
+
+    table: Table
+    group: Named
+    changes: nodes.ToStream
+
+    def agg(self, **aggregates: Aggregation) -> Table:
+        """Fold the rows of each group into one row of named aggregates; a group without rows is gone."""
+        return self._agg(aggregates, here())
+
+    def count(self, name: str = "count") -> Table:
+        """Count the rows of each group."""
+        return self._agg({name: Aggregation("count")}, here())
+
+    def _agg(self, aggregates: dict[str, Aggregation], where: str) -> Table:
+        scope, key = scope_of(self.table.node), self.table.key
+        bound = bound_aggregates(aggregates, where, lambda name, aggregation: bind_rows(name, aggregation, scope, key, where))
+        rows = row_count(scope, where)
+        node = nodes.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
+        check_columns(plan.key_of(node), plan.value_of(node), where)
+        return Table(self.table.app, node)
