@@ -20,11 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from watertable.deployment import Change, Deployment, Kind, Outline, classify
+from watertable.deployment import Change, Deployment, Kind, Outline, classify, column_changes
 from watertable.errors import SettingsError
 from watertable.plan import Topology
 from watertable.project import Project, load_apps
-from watertable.schema import Schema
 from watertable.settings import Settings
 
 _MARKS: Final = {Kind.SAME: "same", Kind.ADDITIVE: "additive", Kind.BREAKING: "**breaking**", Kind.REMOVED: "**removed**"}
@@ -186,17 +185,16 @@ def _line(change: Change, old: Outline | None, new: Outline | None, behind: Behi
     return Line(change.name, change.kind, change.reason, change.is_topic, columns, behind)
 
 
-def _ddl(outline: Outline | None, table: str) -> dict[str, str]:
-    """Give a table's columns and their types."""
+def _ddl(outline: Outline | None, table: str) -> tuple[str, str]:
+    """Give a table's columns: those of its key, and those of its value."""
     outlined = outline.tables.get(table) if outline is not None else None
-    return {} if outlined is None else {c.name: c.type.sql() for ddl in (outlined.key, outlined.value) for c in Schema.parse(ddl)}
+    return ("", "") if outlined is None else (outlined.key, outlined.value)
 
 
-def _columns(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
+def _columns(old: tuple[str, str], new: tuple[str, str]) -> Iterator[str]:
     """Name the columns that come, go, or change their type."""
-    yield from (f"+ {name} {kind}" for name, kind in new.items() if name not in old)
-    yield from (f"− {name}" for name in old if name not in new)
-    yield from (f"{name} {old[name]} → {kind}" for name, kind in new.items() if name in old and old[name] != kind)
+    for name, was, now in column_changes(*zip(old, new, strict=True)):
+        yield f"+ {name} {now}" if was is None else f"− {name}" if now is None else f"{name} {was} → {now}"
 
 
 def _app_text(app: AppReview) -> Iterator[str]:

@@ -10,7 +10,7 @@ A rewind in the shadow replays within its run, beside the live stream, and ends 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
@@ -76,55 +76,49 @@ class PromoteConfig(dg.Config):
 def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefinition]:
     """Make the jobs `rewind__<app>`, `undo__<app>` and `promote__<app>`."""
 
-    @dg.op(name=f"rewind_{app.name}", pool=f"act__{app.name}", description="Plan a rewind; carry it out unless it is a dry run.")
-    def rewind(context: dg.OpExecutionContext, config: RewindConfig) -> None:
-        _act(context, app, settings, "rewind", config.options())
+    def act(name: str) -> Callable[[dg.OpExecutionContext, UndoConfig], None]:
+        return lambda context, config: _act(context, app, settings, name, config.options())
 
-    @dg.op(name=f"undo_{app.name}", pool=f"act__{app.name}", description="Plan taking the last rewind back; do it unless it is a dry run.")
-    def undo(context: dg.OpExecutionContext, config: UndoConfig) -> None:
-        _act(context, app, settings, "undo", config.options())
-
-    @dg.job(
-        name=f"rewind__{app.name}",
-        description=f"Go back in {app.name}'s topics and read again from there. With dry_run, the default, only the plan is shown. "
-        "All tables move together, nothing is deleted; the plan says what becomes of output topics. A live stream goes on by itself.",
-        executor_def=dg.in_process_executor,
-        tags={Tag.APP: app.name},
-    )
-    def rewind_job() -> None:
-        rewind()
-
-    @dg.job(
-        name=f"undo__{app.name}",
-        description=f"Take the last rewind of {app.name} back: the tables are at once what they were before it.",
-        executor_def=dg.in_process_executor,
-        tags={Tag.APP: app.name},
-    )
-    def undo_job() -> None:
-        undo()
-
-    @dg.op(
-        name=f"promote_{app.name}",
-        pool=f"act__{app.name}",
-        description="Show what the shadow would change; promote it unless it is a dry run.",
-    )
     def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
         if config.give_up:
             _act(context, app, settings, "rewind", ["--abandon-shadow", *config.options()])
         else:
             _act(context, app, settings, "promote", config.options())
 
-    @dg.job(
-        name=f"promote__{app.name}",
-        description=f"Let the shadow of {app.name} take its place: all tables at once, at the same offsets. With dry_run, the default, "
-        "only what would change is shown. A live stream waits for the shadow's last records and goes on by itself; undo takes it back.",
-        executor_def=dg.in_process_executor,
-        tags={Tag.APP: app.name},
-    )
-    def promote_job() -> None:
-        promote()
+    return [
+        _job(
+            app, "rewind", act("rewind"), RewindConfig, "Plan a rewind; carry it out unless it is a dry run.",
+            f"Go back in {app.name}'s topics and read again from there. With dry_run, the default, only the plan is shown. "
+            "All tables move together, nothing is deleted; the plan says what becomes of output topics. A live stream goes on by itself.",
+        ),
+        _job(
+            app, "undo", act("undo"), UndoConfig, "Plan taking the last rewind back; do it unless it is a dry run.",
+            f"Take the last rewind of {app.name} back: the tables are at once what they were before it.",
+        ),
+        _job(
+            app, "promote", promote, PromoteConfig, "Show what the shadow would change; promote it unless it is a dry run.",
+            f"Let the shadow of {app.name} take its place: all tables at once, at the same offsets. With dry_run, the default, "
+            "only what would change is shown. A live stream waits for the shadow's last records and goes on by itself; undo takes it back.",
+        ),
+    ]  # fmt: skip
 
-    return [rewind_job, undo_job, promote_job]
+
+def _job(
+    app: LoadedApp, act: str, run: Callable[[dg.OpExecutionContext, Any], None], config: type[dg.Config], does: str, description: str
+) -> dg.JobDefinition:  # fmt: skip
+    """Make the job of an act, of one op, in the pool of the app's acts."""
+
+    def compute(context: dg.OpExecutionContext, config: Any) -> None:
+        run(context, config)
+
+    compute.__annotations__["config"] = config  # Dagster makes the Launchpad's form of it
+    op = dg.op(name=f"{act}_{app.name}", pool=f"act__{app.name}", description=does)(compute)
+
+    @dg.job(name=f"{act}__{app.name}", description=description, executor_def=dg.in_process_executor, tags={Tag.APP: app.name})
+    def job() -> None:
+        op()
+
+    return job
 
 
 def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act: str, options: Sequence[str]) -> None:

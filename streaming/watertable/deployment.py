@@ -363,11 +363,23 @@ def _names(forms: Sequence[object]) -> str:
     return ", ".join(found) or "none"
 
 
+def column_changes(*ddl: tuple[str, str]) -> list[tuple[str, str | None, str | None]]:
+    """List the columns that come, go, or change their type, from the first of each pair of DDL to the second: name, type then, type now.
+
+    >>> column_changes(("sku STRING, qty INT", "qty BIGINT, at TIMESTAMP"))
+    [('at', None, 'TIMESTAMP'), ('sku', 'STRING', None), ('qty', 'INT', 'BIGINT')]
+    """
+    had, has = ({c.name: c.type.sql() for pair in ddl for c in Schema.parse(pair[side])} for side in (0, 1))
+    changed = [(name, had.get(name), has.get(name)) for name in (*has, *(n for n in had if n not in has)) if had.get(name) != has.get(name)]
+    return sorted(changed, key=lambda column: (column[1] is not None, column[2] is not None))
+
+
 def _columns(old: str, new: str) -> str:
-    had, has = ({c.name: c.type.sql() for c in Schema.parse(ddl)} for ddl in (old, new))
-    parts = [f"{name} is new" for name in has if name not in had] + [f"{name} is gone" for name in had if name not in has]
-    parts += [f"{name} was {had[name]} and is {has[name]}" for name in has if name in had and had[name] != has[name]]
-    return ", ".join(parts) or "in another order"
+    said = [
+        f"{name} is new" if was is None else f"{name} is gone" if now is None else f"{name} was {was} and is {now}"
+        for name, was, now in column_changes((old, new))
+    ]
+    return ", ".join(said) or "in another order"
 
 
 def _plain(ddl: str) -> str:
