@@ -129,6 +129,7 @@ class DeltaLog:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark, self.path = spark, path
         self._java: Any = None
+        self._whole: tuple[int, Files] | None = None
 
     @property
     def _log(self) -> Any:
@@ -164,6 +165,12 @@ class DeltaLog:
             return Snapshot(self.spark, self._log, self._log.getSnapshotAt(version, none, none, kept))
         except JVM_ERRORS:
             return None
+
+    def whole(self, snapshot: Snapshot) -> Files:
+        """List all files of a version, once: whoever reads the same version often spares Delta two Spark jobs each time."""
+        if self._whole is None or self._whole[0] != snapshot.version:
+            self._whole = snapshot.version, snapshot.files("true")
+        return self._whole[1]
 
     def commit(self, version: int) -> Commit | None:
         """Read what one commit says about itself; None when log clean-up has removed it."""

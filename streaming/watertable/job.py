@@ -322,12 +322,16 @@ class _Job:
         before, generation = self.shown, self.writer.generation
         if not self.store.acts_since(generation) and not (self.writer.failed and self.store.head().generation == generation):
             raise fenced
-        self._busy_since = 0.0
-        self.courier.close()
-        self.courier = self._new_courier()
+        self._drop_place()
         self._wait_while_held(fenced, generation)
         self._take_place()
         self._follow(before, generation)
+
+    def _drop_place(self) -> None:
+        """Leave what belongs to the place that was taken away: the batch, and the courier of its generation."""
+        self._busy_since = 0.0
+        self.courier.close()
+        self.courier = self._new_courier()
 
     def _follow(self, before: str, generation: int) -> None:
         """Go on from a place that was taken up again; raise `Fenced` where another run was there in between."""
@@ -409,9 +413,7 @@ class _Job:
         before, generation, position = self.shown, self.writer.generation, self.position
         writer = self._new_writer()
         if writer.generation != generation + 1:  # somebody was quicker after that look
-            self._busy_since = 0.0
-            self.courier.close()
-            self.courier = self._new_courier()
+            self._drop_place()
             self._stand(writer)
             self._follow(before, generation)
             raise _Followed
@@ -446,7 +448,7 @@ class _Job:
         rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
         outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
         self.courier.deliver(self.position, self.offsets, outbox)
-        self.folding.waiting(self.writer.known, rows | {t.name: self.writer.rows.get(t.name, 0) for t in self.topology.buffers})
+        self.folding.waiting(self.writer.known, rows | {t.name: self.writer.rows.get(t.name, 0) for t in self.compiler.layout.buffers})
         times = [t for t in self.stream_times.values() if t is not None]
         self.emit(
             BatchCommitted(

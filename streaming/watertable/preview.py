@@ -24,9 +24,10 @@ from watertable.bisect import as_json, keys_frame, read_json
 from watertable.changelog import CommitInfo, Offsets, Position, batches
 from watertable.explain import chunks
 from watertable.interpreter import Interpreter
-from watertable.nodes import Latest, Map, Source
-from watertable.plan import TableDef, Topology, walk
-from watertable.reader import FOLD_LINE, Reader, split_number
+from watertable.nodes import Latest
+from watertable.plan import TableDef, Topology
+from watertable.purity import of_one_topic
+from watertable.reader import Reader
 from watertable.records import Key, Record, Row
 from watertable.schema import Schema, quote
 from watertable.testcase import upstream
@@ -87,17 +88,14 @@ class Preview:
 
 def live_of(reader: Reader, topology: Topology, table: TableDef) -> Live | None:
     """Find how far the live Delta table is folded, by whatever code; None where there is none. Raises `TableNotFound`."""
-    log = reader.log(table.name)
-    shown = log.latest()
-    number = None if shown is None else log.transaction_at(FOLD_LINE, shown.version)
-    if shown is None or number is None:
+    base = reader.folded(table.name)
+    if base.snapshot is None:
         return None
-    epoch, seq = split_number(number)
-    where = f"c.kind = 'batch' AND epoch = {epoch} AND seq = {seq}"
+    where = f"c.kind = 'batch' AND epoch = {base.epoch} AND seq = {base.seq}"
     commits = reader.changelog.rows(reader.changelog.snapshot(), where)
     topics = {topic.name for topic in upstream(topology, table).topics}
     reached = {p: offset for p, offset in (commits[0] if commits else CommitInfo()).next.items() if p[0] in topics}
-    return Live(Position(reader.changelog.app, epoch, seq), shown.version, reached, shown.columns)
+    return Live(Position(reader.changelog.app, base.epoch, base.seq), base.snapshot.version, reached, base.snapshot.columns)
 
 
 def last(earliest: Offsets, end: Offsets, records: int) -> Offsets:
@@ -157,7 +155,7 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
         return None, f"The live table has no key column {', '.join(lacking)}, so no row of it can be found again: nothing is compared."
     if not any(begin.values()):
         return (lambda _: True), "These are all records that there ever were: the rows are the whole table, and all are compared."
-    if isinstance(table.node, Latest) and _keeps_key(table.node):
+    if isinstance(table.node, Latest) and of_one_topic(table.node):
         return (lambda _: True), (
             "A row is its key's last record, and the last of each key that occurs is among these: every row here is compared. "
             "Keys that don't occur aren't shown."
@@ -180,12 +178,6 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
         "A row here adds up these records alone, and the live row all that there ever were: the two are no versions of one figure, so they "
         "aren't compared. Ask for all records, with a greater --last, or look at the live row beside it with `watertable query`."
     )
-
-
-def _keeps_key(node: Latest) -> bool:
-    """Tell whether the table's key is that of the one topic it comes from, so that a key's records are in one partition, in order."""
-    above = list(walk(node))
-    return not any(isinstance(n, Map) for n in above) and len({n.topic.name for n in above if isinstance(n, Source)}) == 1
 
 
 def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | None:

@@ -32,7 +32,7 @@ def purity_of(node: Stream | Table) -> Purity:
     if isinstance(node, ToStream):
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
     if isinstance(node, StreamJoin):
-        return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and _of_one_topic(node) else Purity.ARRIVAL
+        return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and of_one_topic(node) else Purity.ARRIVAL
     return Purity.PURE
 
 
@@ -44,9 +44,10 @@ def _keeps_partition(root: Root) -> bool:
             key = key_of(leaf.parent)
             if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
                 return False
-    return _of_one_topic(root)
+    return of_one_topic(root)
 
 
-def _of_one_topic(node: Stream | Table) -> bool:
+def of_one_topic(node: Stream | Table) -> bool:
+    """Tell whether all records here are of one topic and have its keys: then those of one key are of one partition, in its order."""
     nodes = tuple(walk(node))
     return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1

@@ -72,6 +72,8 @@ class Base:
     epoch: int
     seq: int
     tombstones_from: int = 0
+    files: Files | None = None
+    """All its files, where they are listed already."""
 
 
 _EMPTY: Final = Base(None, 0, 0)
@@ -180,8 +182,8 @@ class View:
 
     def base_states(self, table: TableDef) -> DataFrame | None:
         """Read the states that are in the base; None when it is empty."""
-        snapshot = self.bases[table.name].snapshot
-        return None if snapshot is None else states_in(snapshot, table)
+        base = self.bases[table.name]
+        return None if base.snapshot is None else states_in(base.snapshot, table, base.files)
 
     def rows(self, table: TableDef) -> DataFrame:
         """Read the table as its columns.
@@ -279,9 +281,7 @@ class Reader:
             finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS {name}")
             for v, name in ((older, "old"), (newer, "new"))
         ]
-        both = sides[0].unionByName(sides[1], allowMissingColumns=True)  # grouped, not joined: null is a key like any other here
-        rows = both.groupBy("key").agg(F.first("old", True).alias("old"), F.first("new", True).alias("new"))
-        return rows.where("NOT (old <=> new)")
+        return differing(*sides)
 
     def position(self) -> Position:
         """Give the app's newest position."""
@@ -333,7 +333,12 @@ class Reader:
         bases = {name: self.newest(self.tables[name]) for name in tables}
         snapshot, head = self.changelog.snapshot(), known.head
         bases = {name: self._pinned(self.tables[name], newest, known.position, head, snapshot) for name, newest in bases.items()}
+        bases = {name: self._listed(self.tables[name], base) for name, base in bases.items()}
         return View(self.changelog, snapshot, head, head.lineage, known.position, bases, known.recent)
+
+    def _listed(self, table: TableDef, base: Base) -> Base:
+        """List a base's files, which stay what they are until the next fold."""
+        return base if base.snapshot is None else replace(base, files=self.log(base_name(table)).whole(base.snapshot))
 
     def log(self, base: str) -> DeltaLog:
         """Follow the Delta table that holds a table's base."""
@@ -342,8 +347,12 @@ class Reader:
         return self._logs[base]
 
     def newest(self, table: TableDef) -> Base:
-        """Pin a table's Delta table as it is, whatever lineage it's of and whatever state version it keeps."""
-        log = self.log(base_name(table))
+        """Pin what a table's states are folded in as it is, whatever lineage it's of and whatever state version it keeps."""
+        return self.folded(base_name(table))
+
+    def folded(self, name: str) -> Base:
+        """Pin a Delta table by its name, and how far it is folded; one that no fold has written has no snapshot."""
+        log = self.log(name)
         snapshot = log.latest()
         number = None if snapshot is None else log.transaction_at(FOLD_LINE, snapshot.version)
         if snapshot is None or number is None:
@@ -475,6 +484,13 @@ def read(
     return reader.read(tables, at) if isinstance(tables, str) else reader.read_all(tables, at)
 
 
+def differing(old: DataFrame, new: DataFrame) -> DataFrame:
+    """Give the rows that differ between two frames (`key`, `old` and `key`, `new`): grouped, not joined, since null is a key, too."""
+    both = old.unionByName(new, allowMissingColumns=True)
+    rows = both.groupBy("key").agg(F.first("old", True).alias("old"), F.first("new", True).alias("new"))
+    return rows.where("NOT (old <=> new)")
+
+
 def changes(spark: SparkSession, warehouse: str, app: Topology, table: str, start: At, end: At | None = None) -> DataFrame:
     """Give what changed in a table between two positions: `key`, `old`, `new`; see `Reader.changes`."""
     return Reader(spark, warehouse, app.app, app.tables).changes(table, start, end)
@@ -521,10 +537,10 @@ def base_name(table: TableDef) -> str:
     return f"__state_{table.name}" if hides(table) else table.name
 
 
-def states_in(snapshot: Snapshot, table: TableDef) -> DataFrame:
-    """Read the absolute states that a version of a base holds: `key`, `state`, `epoch`, `seq`."""
+def states_in(snapshot: Snapshot, table: TableDef, files: Files | None = None) -> DataFrame:
+    """Read the absolute states that a version of a base, or files of it, hold: `key`, `state`, `epoch`, `seq`."""
     key = ", ".join(f"'{n}', {quote(n)}" for n in table.state_key.names)
-    return snapshot.frame().selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
+    return snapshot.frame(files).selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
 
 
 def number_of(line: int, seq: int) -> int:

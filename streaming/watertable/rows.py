@@ -7,9 +7,8 @@ from typing import Any
 from watertable.errors import EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
-from watertable.stages import Beside, How, Match, Project, Side, Stage, Where
-
-Row = dict[str, object]
+from watertable.records import Row
+from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 
 
 def finished(alive: Expr | None, stages: tuple[Stage, ...], spaces: dict[str, Row | None]) -> Row | None:
@@ -19,21 +18,20 @@ def finished(alive: Expr | None, stages: tuple[Stage, ...], spaces: dict[str, Ro
     for stage in stages:
         match stage:
             case Project():
-                spaces["value"] = {name: _evaluate_or_null(expr, spaces) for name, expr in stage.columns}
+                spaces["value"] = _columns(stage.columns, spaces)
             case Where():
                 if _evaluate_or_null(stage.condition, spaces) is not True:
                     return None
             case Beside():
                 if spaces["left"] is None or (stage.how is How.INNER and spaces["right"] is None):
                     return None
-                spaces["value"] = {name: _evaluate_or_null(expr, spaces) for name, expr in stage.columns}
+                spaces["value"] = _columns(stage.columns, spaces)
             case Match():
                 left, right = _side(stage.left, spaces), _side(stage.right, spaces)
                 missing = {How.INNER: left is None or right is None, How.LEFT: left is None, How.OUTER: left is None and right is None}
                 if missing[stage.how]:
                     return None
-                both = spaces | {"left": left, "right": right}
-                spaces["value"] = {name: _evaluate_or_null(expr, both) for name, expr in stage.columns}
+                spaces["value"] = _columns(stage.columns, spaces | {"left": left, "right": right})
     return spaces["value"]
 
 
@@ -44,6 +42,10 @@ def _side(side: Side, spaces: dict[str, Row | None]) -> Row | None:
         return None
     own: Row = {mine: state[name] for mine, name in side.state}
     return finished(side.alive, side.stages, {**spaces, "state": own, "key": dict(zip(side.key, key.values(), strict=True))})
+
+
+def _columns(named: Named, spaces: dict[str, Row | None]) -> Row:
+    return {name: _evaluate_or_null(expr, spaces) for name, expr in named}
 
 
 def _evaluate_or_null(expr: Expr, spaces: dict[str, Row | None]) -> Any:

@@ -43,6 +43,8 @@ _CONF: Final = {
     "spark.ui.retainedStages": "200",
     "spark.sql.ui.retainedExecutions": "50",  # a stream runs for weeks: each kept plan is memory
 }
+_LOOKED_UP: Final = ("PythonUtils", "PythonSQLUtils", "scala", "java", "org", "org.apache.spark.sql.functions")
+"""What PySpark, and `deltalog`, ask the JVM for by name with each column and frame: a question for a name goes through every jar."""
 _lock = threading.Lock()
 
 
@@ -135,6 +137,8 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
         interrupt = signal.getsignal(signal.SIGINT)
         session = SparkSession(SparkContext(gateway=_launch(log)))
+        for name in _LOOKED_UP:
+            setattr(session._jvm, name, getattr(session._jvm, name))
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)  # PySpark takes Ctrl-C for itself, to cancel all jobs
         return session

@@ -30,7 +30,7 @@ from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, n
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
-from watertable.reader import FOLD_LINE, ROWS_PROPERTY, materialise, number_of, offsets_passed, split_number
+from watertable.reader import ROWS_PROPERTY, differing, materialise, number_of, offsets_passed
 from watertable.rewind import BACK
 from watertable.schema import Column, Type, quote
 from watertable.store import EPOCH_LINE, WRITER_LINE, shadow_line
@@ -313,16 +313,16 @@ def _table_diff(
     store: Store, topology: Topology, table: TableDef, live: Position, own: Position, here: CommitInfo, head: Head, samples: int
 ) -> TableDiff:
     reader, by_arrival = store.reader, purity_of(table.node) is Purity.ARRIVAL
-    shown = reader.log(table.name).latest()
+    base = reader.folded(table.name)
+    shown = base.snapshot
     folded = None if shown is None else shown.property(ROWS_PROPERTY)
     if here.fingerprint == topology.fingerprint or folded == table.fingerprint:
         frame = reader.changes(table.name, live, own)
         return _counted(table.name, table.value.columns, frame, samples, at=str(live), by_arrival=by_arrival)
-    number = None if shown is None else reader.log(table.name).transaction_at(FOLD_LINE, shown.version)
-    if shown is None or number is None:
+    if shown is None:
         made = reader.read(table.name, own).count()
         return TableDiff(table=table.name, at="", added=made, by_arrival=by_arrival, note="new: the app has folded no such table")
-    at = Position(store.app, *split_number(number))
+    at = Position(store.app, base.epoch, base.seq)
     if missing := [n for n in table.key.names if n not in shown.columns]:
         return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=f"not compared: its key has {', '.join(missing)} now")
     values = [c for c in table.value.columns if c.name in shown.columns]
@@ -332,13 +332,11 @@ def _table_diff(
         frame.selectExpr(f"named_struct({key}) AS key", f"named_struct({value}) AS {name}")
         for frame, name in ((shown.frame(), "old"), (reader.read(table.name, own), "new"))
     ]
-    both = sides[0].unionByName(sides[1], allowMissingColumns=True)
-    rows = both.groupBy("key").agg(F.first("old", True).alias("old"), F.first("new", True).alias("new"))
     new = [n for n in table.value.names if n not in shown.columns]
     gone = [n for n in shown.columns if n not in (*table.key.names, *table.value.names, "_wt")]
     said = (f"as folded at {at}, by other code", f"new: {', '.join(new)}" if new else "", f"no more: {', '.join(gone)}" if gone else "")
     note = "; ".join(filter(None, said))
-    return _counted(table.name, values, rows.where("NOT (old <=> new)"), samples, at=str(at), by_arrival=by_arrival, note=note)
+    return _counted(table.name, values, differing(*sides), samples, at=str(at), by_arrival=by_arrival, note=note)
 
 
 def _counted(

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import polars
 import pytest
 
 import watertable as wt
-from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
+from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.ledger import both_folds
+from tests.spark.twin import Twin, cut, text
 from watertable import failpoints, fold
-from watertable.changelog import CommitInfo
-from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.records import Record
-from watertable.store import Store
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 TOPICS = ("orders", "customers")
+PARTITIONS = [(topic, number) for topic in TOPICS for number in range(2)]
 
 
 def shop() -> Topology:
@@ -52,7 +48,7 @@ def shop() -> Topology:
 def batches(seed: int) -> list[list[Record]]:
     """Write records of few keys, deletions among them, in the order of time but for some, and cut them anywhere."""
     rng = random.Random(seed)
-    records, offsets = [], dict.fromkeys([(topic, p) for topic in TOPICS for p in range(2)], 0)
+    records, offsets = [], dict.fromkeys(PARTITIONS, 0)
     for number in range(36):
         topic = rng.choice(TOPICS)
         key = rng.choice(["c1", "c2", "c3"]) if topic == "customers" else json.dumps({"id": rng.choice("ab"), "line": rng.choice([1, 2])})
@@ -63,8 +59,7 @@ def batches(seed: int) -> list[list[Record]]:
         data = None if rng.random() < 0.2 else json.dumps(value).encode()
         records.append(Record(*source, offsets[source], at, key.encode(), data))
         offsets[source] += 1
-    cuts = sorted({0, len(records), *rng.sample(range(1, len(records)), 4)})
-    return [records[a:b] for a, b in pairwise(cuts)]
+    return cut(records, rng, 4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,48 +70,28 @@ def test_the_compiler_joins_what_the_interpreter_does_and_tells_the_same_of_it(s
     assert wanted.differences(CompilerRun(tiny(spark), topology).run(given)) == []
 
 
-def shown(rows: list[dict[str, Any]]) -> list[str]:
-    return sorted(str(sorted(row.items())) for row in rows)
-
-
 @both_folds
 def test_joined_rows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    topology, session = shop(), tiny(spark)
-    store = Store.open(session, str(tmp_path), "shop", topology.tables)
-    writer, compiler, engine = store.start_writer(topology.fingerprint), Compiler(topology), Interpreter(topology)
-    carry: dict[tuple[str, int], datetime | None] = {(topic, p): None for topic in TOPICS for p in range(2)}
-    following = dict.fromkeys(carry, 0)
-    before: dict[str, list[dict[str, Any]]] = {}
+    twin = Twin(tiny(spark), tmp_path, shop(), PARTITIONS)
+    store = twin.store
+    before: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, records in enumerate(batches(5)):
-        begin = dict(following)
-        for record in records:
-            following[record.topic, record.partition] = record.offset + 1
-        engine.read(records)
-        made = compiler.batch(as_frame(session, records), carry, writer.lookup())
-        carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
-        info = CommitInfo(begin=begin, next=dict(following), stream_times=dict(carry), topic_ids={t: t for t in TOPICS})
-        writer.commit(made.tables, info)
-        made.close()
+        twin.read(records)
         if number == 3:
             with failpoints.armed("fold.before_merge", "raise"), pytest.raises(failpoints.FailpointHit):
                 store.folder.fold_all()
-        for folded in (False, True):
-            if folded and number != 2:  # once the tail is of two commits
-                store.folder.fold_all()
-            for table in ("inner", "left", "baskets", "bosses", "through"):
-                wanted = shown(list(engine.tables[table].values()))
-                found = [row.asDict(recursive=True) for row in store.reader.read(table).collect()]
-                assert shown(found) == wanted, (table, number)
-                if folded and number != 2:
-                    plain = polars.scan_delta(f"{store.warehouse}/shop/{table}").drop("_wt").collect().to_dicts()
-                    assert shown(plain) == wanted, (table, number)
-        if number == 2:
-            before = {name: list(rows.values()) for name, rows in engine.tables.items()}
-    assert shown([row.asDict(recursive=True) for row in store.reader.read("inner", "shop@1.3").collect()]) == shown(before["inner"])
+        twin.agree()
+        if number == 2:  # so that the tail is of two commits
+            before = twin.engine.tables["inner"]
+        else:
+            store.folder.fold_all()
+            twin.agree(plain=True)
+    then = [row.asDict(recursive=True) for row in store.reader.read("inner", "shop@1.3").collect()]
+    assert sorted(map(text, then)) == sorted(map(text, before.values()))
     changed = {tuple(row["key"]): row["new"] and row["new"]["who"] for row in store.reader.changes("inner", "shop@1.3").collect()}
-    old, new = ({(r["id"], r["line"]): (r["item"], r["who"]) for r in rows} for rows in (before["inner"], engine.tables["inner"].values()))
+    old, new = ({key: (row["item"], row["who"]) for key, row in rows.items()} for rows in (before, twin.engine.tables["inner"]))
     assert changed == {key: new[key][1] if key in new else None for key in {*old, *new} if old.get(key) != new.get(key)}

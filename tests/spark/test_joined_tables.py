@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import polars
 import pytest
 
 import watertable as wt
-from tests.properties.engines import as_frame, tiny
+from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
+from tests.spark.twin import Twin
 from watertable import fold
-from watertable.changelog import CommitInfo
-from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.reader import base_name, forgets, hides
 from watertable.records import Record
-from watertable.store import Store
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
@@ -50,43 +46,24 @@ BATCHES: list[list[tuple[str, str, dict[str, Any] | None]]] = [
 ]
 
 
-def plain(store: Store, table: str) -> list[dict[str, Any]]:
-    """Read a table without a JVM."""
-    return polars.scan_delta(f"{store.warehouse}/shop/{table}").drop("_wt").collect().to_dicts()
-
-
 @both_folds
 def test_a_side_that_no_reader_sees_is_kept_through_folds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    topology, session = shop(), tiny(spark)
-    store = Store.open(session, str(tmp_path), "shop", topology.tables)
-    writer, compiler, engine = store.start_writer(topology.fingerprint), Compiler(topology), Interpreter(topology)
-    carry: dict[tuple[str, int], datetime | None] = {("items", 0): None, ("sales", 0): None}
-    following = dict.fromkeys(carry, 0)
+    twin = Twin(tiny(spark), tmp_path, shop(), [("items", 0), ("sales", 0)])
     for number, batch in enumerate(BATCHES):
-        records, begin = [], dict(following)
+        records: list[Record] = []
         for topic, key, value in batch:
-            at = EPOCH + timedelta(minutes=following[topic, 0])
+            offset = twin.next[topic, 0] + sum(record.topic == topic for record in records)
             data = None if value is None else json.dumps(value).encode()
-            records.append(Record(topic, 0, following[topic, 0], at, key.encode(), data))
-            following[topic, 0] += 1
-        engine.read(records)
-        made = compiler.batch(as_frame(session, records), carry, lambda table, keys: pytest.fail("no table of these is streamed"))
-        carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
-        info = CommitInfo(begin=begin, next=dict(following), stream_times=dict(carry), topic_ids={"items": "i", "sales": "s"})
-        writer.commit(made.tables, info)
-        made.close()
-        for folded in (False, True):
-            if folded and number % 2 == 1:
-                store.folder.fold_all()
-            for table in topology.tables:
-                wanted = sorted(map(str, engine.tables[table.name].values()))
-                assert sorted(str(row.asDict()) for row in store.reader.read(table.name).collect()) == wanted, (table.name, number)
-                if folded and number % 2 == 1:
-                    assert sorted(map(str, plain(store, table.name))) == wanted, (table.name, number)
+            records.append(Record(topic, 0, offset, EPOCH + timedelta(minutes=offset), key.encode(), data))
+        twin.read(records)
+        twin.agree()
+        if number % 2 == 1:
+            twin.store.folder.fold_all()
+            twin.agree(plain=True)
 
 
 def test_only_a_join_with_itself_may_forget_what_is_gone() -> None:

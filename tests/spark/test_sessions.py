@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,10 @@ import polars
 import pytest
 
 import watertable as wt
-from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
+from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.ledger import Ledger, both_folds, minute
+from tests.spark.twin import Twin, cut, without_bounds
 from watertable import failpoints, fold
-from watertable.changelog import CommitInfo
-from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.store import Store
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 TOPICS = ("views", "buys")
+PARTITIONS = [(topic, number) for topic in TOPICS for number in range(2)]
 
 
 def site() -> Topology:
@@ -51,7 +49,7 @@ def site() -> Topology:
 def batches(seed: int) -> list[list[Record]]:
     """Write records of two partitions, about in order, and cut them anywhere."""
     rng = random.Random(seed)
-    records, offsets = [], dict.fromkeys([(topic, p) for topic in TOPICS for p in range(2)], 0)
+    records, offsets = [], dict.fromkeys(PARTITIONS, 0)
     for number in range(40):
         who = rng.choice("abc")
         source = (rng.choice(TOPICS), ord(who) % 2)
@@ -60,8 +58,7 @@ def batches(seed: int) -> list[list[Record]]:
         data = None if rng.random() < 0.1 else json.dumps(value).encode()
         records.append(Record(*source, offsets[source], at, None if rng.random() < 0.05 else who.encode(), data))
         offsets[source] += 1
-    cuts = sorted({0, len(records), *rng.sample(range(1, len(records)), 4)})
-    return [records[a:b] for a, b in pairwise(cuts)]
+    return cut(records, rng, 4)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -73,48 +70,23 @@ def test_the_compiler_makes_the_sessions_of_the_interpreter_and_tells_the_same_o
     assert wanted.differences(CompilerRun(tiny(spark), topology).run(given)) == []
 
 
-def plain(store: Store, table: str) -> list[dict[str, Any]]:
-    """Read a table without a JVM."""
-    return polars.scan_delta(f"{store.warehouse}/{store.app}/{table}").drop("_wt").collect().to_dicts()
-
-
-def shown(rows: list[dict[str, Any]]) -> list[str]:
-    return sorted(str(sorted((name, value) for name, value in row.items() if not name.startswith("window"))) for row in rows)
-
-
 @both_folds
 def test_sessions_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    topology, session = site(), tiny(spark)
-    store = Store.open(session, str(tmp_path), "site", topology.tables)
-    writer, compiler, engine = store.start_writer(topology.fingerprint), Compiler(topology), Interpreter(topology)
-    carry: dict[tuple[str, int], datetime | None] = {(topic, p): None for topic in TOPICS for p in range(2)}
-    following = dict.fromkeys(carry, 0)
+    twin = Twin(tiny(spark), tmp_path, site(), PARTITIONS)
     for number, records in enumerate(batches(7)):
-        begin = dict(following)
-        for record in records:
-            following[record.topic, record.partition] = record.offset + 1
-        engine.read(records)
-        made = compiler.batch(as_frame(session, records), carry, writer.lookup())
-        carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
-        info = CommitInfo(begin=begin, next=dict(following), stream_times=dict(carry), topic_ids={t: t for t in TOPICS})
-        writer.commit(made.tables, info)
-        made.close()
-        for folded in (False, True):
-            if folded and number != 2:  # once the tail is of two commits
-                store.folder.fold_all()
-            for table in topology.tables:
-                wanted = list(engine.tables[table.name].values())
-                found = [row.asDict(recursive=True) for row in store.reader.read(table.name).collect()]
-                assert shown(found) == shown(wanted), (table.name, number)
-                if folded and number != 2:
-                    assert shown(plain(store, table.name)) == shown(wanted), (table.name, number)
-                    bounds = [sorted((r["window_start"], r["window_end"]) for r in rows) for rows in (plain(store, table.name), wanted)
-                              if table.windows]  # fmt: skip
-                    assert bounds[:1] == bounds[1:], (table.name, number)
+        twin.read(records)
+        twin.agree(shown=without_bounds)
+        if number != 2:  # once the tail is of two commits
+            twin.store.folder.fold_all()
+            twin.agree(plain=True, shown=without_bounds)
+            for table in (table.name for table in twin.topology.tables if table.windows):
+                bounds, wanted = (sorted((r["window_start"], r["window_end"]) for r in rows)
+                                  for rows in (twin.plain(table), twin.engine.tables[table].values()))  # fmt: skip
+                assert bounds == wanted, (table, number)
 
 
 def test_a_fold_deletes_a_session_that_only_another_fold_has_seen(

@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import polars
 import pytest
 
 import watertable as wt
-from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
+from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from tests.spark.twin import Twin, cut, without_bounds
 from watertable import fold
-from watertable.changelog import CommitInfo
-from watertable.compiler import Compiler
-from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.records import Record
-from watertable.store import Store
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 TOPICS = ("heat", "smoke")
+PARTITIONS = [(topic, number) for topic in TOPICS for number in range(2)]
 
 
 def house() -> Topology:
@@ -48,7 +44,7 @@ def house() -> Topology:
 def batches(seed: int) -> list[list[Record]]:
     """Write records of two partitions, about in order, and cut them anywhere."""
     rng = random.Random(seed)
-    records, offsets = [], dict.fromkeys([(topic, p) for topic in TOPICS for p in range(2)], 0)
+    records, offsets = [], dict.fromkeys(PARTITIONS, 0)
     for number in range(40):
         room = rng.choice("abc")
         source = (rng.choice(TOPICS), ord(room) % 2)
@@ -57,8 +53,7 @@ def batches(seed: int) -> list[list[Record]]:
         data = json.dumps({"x": rng.choice([1, 2, 3, None]), "y": rng.choice([0.5, 2, None])}).encode()
         records.append(Record(*source, offsets[source], max(EPOCH, at), None if rng.random() < 0.05 else room.encode(), data))
         offsets[source] += 1
-    cuts = sorted({0, len(records), *rng.sample(range(1, len(records)), 3)})
-    return [records[a:b] for a, b in pairwise(cuts)]
+    return cut(records, rng, 3)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,34 +70,16 @@ def test_windows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reade
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", -1)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    topology, session = house(), tiny(spark)
-    store = Store.open(session, str(tmp_path), "house", topology.tables)
-    writer, compiler, engine = store.start_writer(topology.fingerprint), Compiler(topology), Interpreter(topology)
-    carry: dict[tuple[str, int], datetime | None] = {(topic, p): None for topic in TOPICS for p in range(2)}
-    following, positions = dict.fromkeys(carry, 0), []
+    twin, positions = Twin(tiny(spark), tmp_path, house(), PARTITIONS), []
     for records in batches(9):
-        begin = dict(following)
-        for record in records:
-            following[record.topic, record.partition] = record.offset + 1
-        engine.read(records)
-        made = compiler.batch(as_frame(session, records), carry, writer.lookup())
-        carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
-        info = CommitInfo(begin=begin, next=dict(following), stream_times=dict(carry), topic_ids={t: t for t in TOPICS})
-        writer.commit(made.tables, info)
-        made.close()
-        for folded in (False, True):
-            if folded:
-                store.folder.fold_all()
-            for table in topology.tables:
-                wanted = sorted(str([*row.values()][3:]) for row in engine.tables[table.name].values())
-                found = [[*row.asDict(recursive=True).values()][3:] for row in store.reader.read(table.name).collect()]
-                assert sorted(map(str, found)) == wanted, table.name
-                if folded:
-                    plain = polars.scan_delta(f"{store.warehouse}/house/{table.name}").drop("_wt").collect().to_dicts()
-                    assert sorted(str([*row.values()][3:]) for row in plain) == wanted, table.name
-                    assert {(r["room"], r["window_start"], r["window_end"]) for r in plain} == {*engine.tables[table.name]}
-        positions.append((store.reader.position(), engine.tables["hot"]))
+        twin.read(records)
+        twin.agree(shown=without_bounds)
+        twin.store.folder.fold_all()
+        twin.agree(plain=True, shown=without_bounds)
+        for table, rows in twin.engine.tables.items():
+            assert {(r["room"], r["window_start"], r["window_end"]) for r in twin.plain(table)} == {*rows}
+        positions.append((twin.store.reader.position(), twin.engine.tables["hot"]))
     (start, begun), (_, now) = positions[0], positions[-1]
-    changed = [tuple(c and c["n"] for c in (row["old"], row["new"])) for row in store.reader.changes("hot", start).collect()]
+    changed = [tuple(c and c["n"] for c in (row["old"], row["new"])) for row in twin.store.reader.changes("hot", start).collect()]
     moved = [tuple(rows[key]["n"] if key in rows else None for rows in (begun, now)) for key in {*begun, *now}]
     assert Counter(pair for pair in changed if pair[0] != pair[1]) == Counter(pair for pair in moved if pair[0] != pair[1])
