@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.watertable-ready
 JARS   := $(VENV)/.watertable-jars
 ARGS   ?=
+# Tests run in so many processes, a file of them in one; each has a JVM of its own (2 GB).
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo dev test test-all check bench docs lock clean
@@ -22,7 +24,7 @@ dev: setup ## broker and Dagster with code reload
 	$(BIN)/watertable dev $(ARGS)
 
 test: setup ## the tests of every change (under 25 minutes on 2 cores)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: setup ## every test there is, the slow ones too; 5,000 random plans instead of 300
 	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} $(BIN)/python -m pytest -m "" $(ARGS)

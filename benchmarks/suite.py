@@ -45,7 +45,7 @@ class Sizes:
     batches: int = 20
     tails: tuple[int, ...] = (1_000, 100_000, 2_000_000)
     repeats: int = 5
-    fresh_seconds: float = 300.0
+    fresh_seconds: float = 280.0
     skip_seconds: float = 140.0
     fold_seconds: float = 30.0
     limit: float = 900.0
@@ -163,6 +163,8 @@ class Suite:
         for topic in ("reorders", "price_changes"):
             admin.create_topic(topic, schedule.partitions, {"retention.ms": "-1"})
         folder = self.work / "freshness"
+        if len(schedule) < RATE * self.sizes.fresh_seconds:
+            raise BenchmarkFailed(f"{len(schedule):,} records don't last {self.sizes.fresh_seconds:.0f} s at {RATE:,} a second")
         pace = _Pace(self.cluster, schedule, RATE, self.sizes.fresh_seconds - 5)
         given = {"app": str(ROOT / "assets" / "retail"), "seconds": self.sizes.fresh_seconds, "fold_seconds": self.sizes.fold_seconds}
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +19,7 @@ settings.register_profile("watertable", deadline=None, suppress_health_check=[He
 settings.load_profile("watertable")
 
 _numbers = itertools.count(1)
+_SAID = pytest.StashKey[list[str]]()
 
 # Each JVM of a test lives for seconds: compiling its hottest code twice, and collecting garbage in parallel, costs more than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
@@ -71,3 +72,31 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+
+
+# -- what tests have to say, whoever runs them ----------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SAID] = []
+
+
+@pytest.fixture
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print a text at the end of the run, passed or failed, from whichever of its processes."""
+    return request.config.stash[_SAID].append
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["said"] = session.config.stash[_SAID]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_SAID].extend(getattr(node, "workeroutput", {}).get("said", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for text in terminalreporter.config.stash[_SAID]:
+        terminalreporter.write_line(text)

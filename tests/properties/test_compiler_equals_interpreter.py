@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def differences(spark: SparkSession, case: Case) -> str:
 
 
 @pytest.mark.spark
-def test_the_compiler_computes_what_the_interpreter_does(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compiler_computes_what_the_interpreter_does(spark: SparkSession, say: Callable[[str], None]) -> None:
     started = time.monotonic()
     session = tiny(spark)
     plans = drawn(PLANS, SEED)
@@ -75,9 +76,8 @@ def test_the_compiler_computes_what_the_interpreter_does(spark: SparkSession, ca
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
         verdicts = dict(zip(map(repr, plans), pool.map(lambda case: differences(session, case), plans), strict=True))
     differing = sum(map(bool, verdicts.values()))
-    with capsys.disabled():
-        print(f"\n{len(plans)} random plans (seed {SEED}), {differing} differ, {time.monotonic() - started:.0f} s; reached: "
-              + ", ".join(f"{name} {count / len(plans):.0%}" for name, count in reached.most_common()))  # fmt: skip
+    said = f"{len(plans)} random plans (seed {SEED}), {differing} differ, {time.monotonic() - started:.0f} s; reached: "
+    say(said + ", ".join(f"{name} {count / len(plans):.0%}" for name, count in reached.most_common()))
     if differing:
 
         @seed(SEED)
