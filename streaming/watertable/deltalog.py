@@ -122,6 +122,11 @@ class Snapshot:
         found = self._snapshot.transactions().get(app_id)
         return int(found.get()) if found.isDefined() else None
 
+    def transactions(self, prefix: str) -> dict[str, int]:
+        """List the transaction lines whose names begin so, from the whole state; a Spark job."""
+        found = self._spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._snapshot.transactions())  # type: ignore[union-attr]
+        return {str(name): int(number) for name, number in dict(found).items() if str(name).startswith(prefix)}
+
 
 class DeltaLog:
     """Follow and append to the log of the Delta table at one path."""

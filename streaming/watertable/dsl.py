@@ -34,12 +34,15 @@ from watertable.tables import Table
 class App:
     """Collect the topics, tables and output topics that are deployed and committed as one unit.
 
-    `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier.
+    `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier,
+    or is `topics`.
     """
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
         self.location = here()
         self.name = identifier(name, "app", self.location)
+        if name == "topics":
+            raise SchemaError(f"{self.location}: an app can't be called 'topics': the warehouse keeps the archives of topics there")
         self.owner = owner
         self.description = description
         self._topics: dict[str, Topic] = {}
@@ -62,7 +65,8 @@ class App:
 
         `key` and `value` are DDL column lists. Values are JSON unless `value_format` says "string" or "bytes"; a key of one STRING
         column is that string's bytes, any other key is JSON unless `key_format` says otherwise. `timestamp` names the value's
-        TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp.
+        TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp. `archive` keeps the raw
+        records in the warehouse, each once, so that a replay has what Kafka has deleted.
 
         Raises `SchemaError` for a bad DDL, name, format or time column, and `DuplicateName` for a topic declared twice.
         """

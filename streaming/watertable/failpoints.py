@@ -27,7 +27,7 @@ POINTS: Final = (
     # start
     "job.start.before_fence", "store.fence.before_write", "store.fence.after_write", "store.fence.after_commit", "job.start.after_fence",
     # batch
-    "job.batch.begin", "job.batch.compiled",
+    "job.batch.begin", "archive.before_write", "archive.after_write", "archive.after_commit", "job.batch.compiled",
     "store.commit.before_write", "store.commit.after_write", "store.commit.after_commit", "job.batch.end",
     # fold
     "fold.after_pin", "fold.before_merge", "fold.after_merge", "fold.after_confirm",

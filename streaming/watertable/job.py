@@ -24,13 +24,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame
 
 from watertable import failpoints
+from watertable.archive import Archives
 from watertable.changelog import OUT_PREFIX, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
 from watertable.deployment import classify
@@ -182,7 +185,8 @@ class _Job:
         self.admin = Admin(self.cluster)
         self.compiler = Compiler(topology)
         retention = Retention(timedelta(days=settings.horizon_days))
-        self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.kept, retention)
+        self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.kept, retention, topology.archived)
+        self.archives = Archives(spark, settings.warehouse_uri, topology.archived)
         self.position: Position | None = None
         self.offsets: dict[Partition, int] = {}
         self.stream_times: dict[Partition, datetime | None] = {}
@@ -235,7 +239,7 @@ class _Job:
             return ""
         self._lag(ends)
         self._busy_since = began
-        self.admin.check_topics(self.topics, self.offsets)
+        self._check_topics()
         self._advance(end, ends)
         self._busy_since = 0.0
         self._hold_back()
@@ -294,10 +298,17 @@ class _Job:
             self.stream_times = {p: last.stream_times.get(p) for p in self.offsets}
             counts = Counter(topic for topic, _ in self.offsets)
             self.topics = {topic: TopicState(last.topic_ids[topic], count) for topic, count in counts.items()}
-            self.admin.check_topics(self.topics, self.offsets)
+            self.archives.look({topic: state.id for topic, state in self.topics.items()})
+            self._check_topics()
         new = [name for name in names if name not in self.topics]
-        self.offsets |= self.admin.earliest(self.admin.partitions(new))
-        self.topics |= self.admin.describe(new)
+        found = self.admin.describe(new)
+        self.archives.look({topic: state.id for topic, state in found.items()})
+        self.offsets |= self.archives.earliest(self.admin.earliest(self.admin.partitions(new)))
+        self.topics |= found
+
+    def _check_topics(self) -> None:
+        """Raise `TopicChanged` when the topics are no longer those that were read, or have lost what no archive holds."""
+        self.admin.check_topics(self.topics, self.archives.reached(self.offsets))
 
     def _new_courier(self) -> Courier:
         return Courier(self.store, self.admin, self.cluster, publishes=bool(self.topology.sinks))
@@ -432,7 +443,7 @@ class _Job:
             shuffled_by(self.spark, 1 if few else None),
         ):
             failpoints.hit("job.batch.begin")
-            records = read_range(self.spark, self.cluster, self.offsets, end)
+            records = self._records(end)
             batch = self.compiler.batch(records, {p: self.stream_times.get(p) for p in self.offsets}, self.writer.lookup())
             try:
                 failpoints.hit("job.batch.compiled")
@@ -458,6 +469,13 @@ class _Job:
             )
         )  # fmt: skip
 
+    def _records(self, end: dict[Partition, int]) -> DataFrame:
+        """Read a batch; what is to be archived is, before anything is made of it."""
+        self.archives.keep(self.cluster, self.offsets, end, self.admin.earliest, self.pace.records)
+        kept, beside = self.archives.read(self.offsets, end), self.archives.beside(end)
+        live = [read_range(self.spark, self.cluster, self.offsets, beside)] if beside or not kept else []
+        return reduce(DataFrame.unionByName, [*live, *kept])
+
     def _commit(self, batch: Batch, end: dict[Partition, int], began: float) -> None:
         stats = batch.stats
         times = {p: found.stream_time for p, found in stats.partitions.items()}
@@ -480,7 +498,7 @@ class _Job:
             return False
         if self.stop.is_set() or lost_jvm(self.spark, error):
             return False
-        self.admin.check_topics(self.topics, self.offsets)  # raises what it finds, an outage too
+        self._check_topics()  # raises what it finds, an outage too
         return True
 
     def _blame(self, end: Offsets, error: Exception) -> RecordFailed:
@@ -505,7 +523,7 @@ class _Job:
             self.writer.check()
         if time.monotonic() - self._checked > HEARTBEAT:
             self._checked = time.monotonic()
-            self.admin.check_topics(self.topics, self.offsets)
+            self._check_topics()
         self.stop.wait(_POLL)
 
     def _hold_back(self) -> None:

@@ -206,6 +206,11 @@ class Topology:
         return self.tables + self.buffers
 
     @property
+    def archived(self) -> tuple[str, ...]:
+        """List the topics that are read through an archive."""
+        return tuple(topic.name for topic in self.topics if topic.archive)
+
+    @property
     def fingerprint(self) -> str:
         """Identify what the app computes: `wt<version>:<16 hex digits>`, moved by no comment, line number or process."""
         return digest(["app", self.app, [[t.name, canonical(t.node)] for t in self.tables], [canonical(s) for s in self.sinks]])

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from pyspark.sql import functions as F
 
 from watertable import failpoints
+from watertable.archive import Archives
 from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
-from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.layout import moment
 from watertable.purity import Purity, purity_of
-from watertable.reader import number_of, offsets_passed, time_passed
-from watertable.store import EPOCH_LINE, WRITER_LINE, shadow_line
+from watertable.reader import offsets_passed, time_passed
+from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
     from watertable.deltalog import Snapshot
@@ -123,13 +124,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Hold what is read again of one partition: [begin, end), of which Kafka has what comes from `available` on."""
+    """Hold what is read again of one partition: [begin, end), of which all that comes from `available` on is to be had.
+
+    What comes before `archived` is in the topic's archive, the rest in Kafka.
+    """
 
     topic: str
     partition: int
     begin: int
     end: int
     available: int
+    archived: int = 0
 
     @property
     def name(self) -> str:
@@ -145,6 +150,11 @@ class Range:
     def records(self) -> int:
         """Count the offsets that are read again."""
         return max(0, self.end - max(self.begin, self.available))
+
+    @property
+    def of_archive(self) -> int:
+        """Count those of them that are read from the archive."""
+        return max(0, min(self.end, self.archived) - max(self.begin, self.available))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +282,8 @@ class RewindPlan:
 class Facts:
     """Hold what a plan is drawn from: the app's head, the place to fork at, and what Kafka still has.
 
-    `begins` are the offsets from which the fork goes on; `records` counts what was committed after it, None where that is another lineage.
+    `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
+    those up to which it is in archives; `records` counts what was committed after it, None where that is another lineage.
     """
 
     head: Head
@@ -282,6 +293,7 @@ class Facts:
     fork_fingerprint: str
     begins: Offsets
     available: Offsets
+    archived: Offsets = field(default_factory=dict)
     renamed: frozenset[str] = frozenset()
     records: int | None = None
     samples: Sequence[tuple[int, int]] = ()
@@ -336,7 +348,11 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
             f"topic {', '.join(sorted({*renamed, *grown}))} was re-created or given partitions since commit {seq}: "
             "offsets before that mean nothing in it. Only --to earliest can be had: it starts over from what the topic holds."
         )
-    available = kafka.earliest(kafka.partitions(names))
+    kept = Archives(store.spark, store.warehouse, topology.archived)
+    available = kept.look({name: state.id for name, state in now.items()}).earliest(kafka.earliest(kafka.partitions(names)))
+    archived = {p: offset for p, offset in kept.reached(available).items() if offset > available[p]}
+    if not seq:  # an archive that others keep may reach back to before this app began
+        begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
     on_lineage = head.lineage.common(lineage) >= seq
     upto = head.position.seq
     commits = batches(snapshot, head.lineage, seq, upto)
@@ -345,7 +361,8 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     samples = samples.selectExpr("seq", "c.counters['records'] AS n", "c.counters['ms'] AS ms")
     return Facts(
         head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
-        available, renamed, int(counted[0] or 0) if counted is not None else None, [(row["n"], row["ms"]) for row in samples.collect()],
+        available, archived, renamed, int(counted[0] or 0) if counted is not None else None,
+        [(row["n"], row["ms"]) for row in samples.collect()],
     )  # fmt: skip
 
 
@@ -407,7 +424,8 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
         end, available = ends.get((topic, partition), begin), facts.available.get((topic, partition), begin)
         if topic in facts.renamed:
             available = max(end, begin)
-        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available)))
+        archived = 0 if topic in facts.renamed else facts.archived.get((topic, partition), 0)
+        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived))
     return tuple(found)
 
 
@@ -443,15 +461,17 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
     if plan.refusals:
         raise RewindRefused(f"{plan.app} is not rewound: " + "; ".join(plan.refusals))
     now = kafka.describe({r.topic for r in plan.ranges})
-    there = kafka.earliest([(r.topic, r.partition) for r in plan.ranges if r.topic in now])
+    kept = Archives(store.spark, store.warehouse, {r.topic for r in plan.ranges if r.archived})
+    kept.look({topic: state.id for topic, state in now.items()})
+    there = kept.earliest(kafka.earliest([(r.topic, r.partition) for r in plan.ranges if r.topic in now]))
     gone = [f"{r.topic} is deleted" for r in plan.ranges if r.topic not in now]
     gone += [
         f"Kafka has deleted {r.name} up to offset {there[r.topic, r.partition]:,} since" for r in plan.ranges
         if there.get((r.topic, r.partition), 0) > max(r.begin, r.available)
     ]  # fmt: skip
     fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
-    for attempt in range(_TRIES):
-        snapshot = store.changelog.snapshot()
+
+    def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
         refuse_if_moved(plan, head, fingerprint, gone, follow=follow)
         info = CommitInfo(
@@ -462,16 +482,10 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
             counters={BACK: plan.back, "records": plan.records},
         )  # fmt: skip
         failpoints.hit("rewind.before_commit")
-        try:
-            store.changelog.log.append(
-                store.changelog.append_rows([], info, bucket=-1), line=shadow_line(info.epoch) if plan.shadow else WRITER_LINE,
-                number=number_of(info.generation, info.seq), also={EPOCH_LINE: info.epoch}, since=head.version,
-                note=f"{f'shadow beside {head.position}' if plan.shadow else 'epoch'} {becomes} generation {info.generation} {plan.words}",
-            )  # fmt: skip
-            break
-        except Fenced:  # a commit was quicker: whether it matters, the next look tells
-            if attempt == _TRIES - 1:
-                raise
+        note = f"{f'shadow beside {head.position}' if plan.shadow else 'epoch'} {becomes} generation {info.generation} {plan.words}"
+        return Act(info, shadow_line(info.epoch) if plan.shadow else WRITER_LINE, note, {EPOCH_LINE: info.epoch})
+
+    store.act(look, _TRIES)
     failpoints.hit("rewind.after_commit")
     return becomes
 
@@ -502,10 +516,17 @@ def eta_text(eta: Estimate | None) -> str:
 
 
 def source_text(part: Range) -> str:
-    """Say where a range comes from, and what of it can't be had."""
-    if part.lost:
-        return f"{part.lost:,} gone, then Kafka" if part.records else f"{part.lost:,} gone"
-    return "Kafka" if part.records else "nothing to read"
+    """Say where a range comes from, and what of it can't be had.
+
+    >>> source_text(Range("sales", 0, 10, 90, 20, archived=60)), source_text(Range("sales", 0, 10, 90, 10))
+    ('10 gone, then the archive up to 60, then Kafka', 'Kafka')
+    """
+    found = [f"{part.lost:,} gone"] if part.lost else []
+    if part.of_archive:
+        found.append(f"the archive up to {part.archived:,}" if part.archived < part.end else "the archive")
+    if part.records > part.of_archive:
+        found.append("Kafka")
+    return ", then ".join(found) or "nothing to read"
 
 
 def _place(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tuple[int, int, int]:

@@ -33,11 +33,12 @@ from watertable.purity import Purity, purity_of
 from watertable.reader import ROWS_PROPERTY, differing, materialise, number_of, offsets_passed
 from watertable.rewind import BACK
 from watertable.schema import Column, Type, quote
-from watertable.store import EPOCH_LINE, WRITER_LINE, shadow_line
+from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from watertable.deltalog import Snapshot
     from watertable.store import Store
 
 HOLD: Final = 60.0
@@ -201,8 +202,8 @@ def promote(
 
 def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, words: str) -> Position | None:
     """Begin the epoch whose parent is the shadow; None where the app has gone on meanwhile."""
-    for _ in range(_TRIES):
-        snapshot = store.changelog.snapshot()
+
+    def look(snapshot: Snapshot) -> Act | None:
         head, own = store.changelog.head(snapshot), store.changelog.head(snapshot, epoch=shadow.epoch)
         if head.shadow is None or head.shadow.epoch != shadow.epoch:
             raise RewindRefused(f"the shadow of {store.app} was given up while it was to be promoted; nothing is changed")
@@ -225,16 +226,14 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             fork=becomes.seq, next=shadow.next if ours.epoch != shadow.epoch else {}, counters={BACK: head.position.epoch},
         )  # fmt: skip
         failpoints.hit("rewind.promote.before_commit")
-        try:
-            store.changelog.log.append(
-                store.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=number_of(info.generation, info.seq),
-                also={EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, info.seq)}, since=snapshot.version,
-                note=f"epoch {becomes} generation {info.generation} {words}",
-            )  # fmt: skip
-        except Fenced:  # whether it matters, the next look tells
-            continue
-        return becomes
-    return None
+        also = {EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, info.seq)}
+        return Act(info, WRITER_LINE, f"epoch {becomes} generation {info.generation} {words}", also)
+
+    try:
+        done = store.act(look)
+    except Fenced:
+        return None
+    return Position(store.app, done[0].info.epoch, done[0].info.seq) if done is not None else None
 
 
 def abandon(store: Store, reason: str = "") -> Position:
@@ -242,8 +241,8 @@ def abandon(store: Store, reason: str = "") -> Position:
 
     Raises `RewindRefused` where there is none.
     """
-    for attempt in range(_TRIES):
-        snapshot = store.changelog.snapshot()
+
+    def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
         shadow = current(store, head)
         own = store.changelog.head(snapshot, epoch=shadow.epoch)
@@ -252,18 +251,13 @@ def abandon(store: Store, reason: str = "") -> Position:
             commit_time=now_after(own.last.commit_time if own.last else None), fingerprint=shadow.fingerprint,
         )  # fmt: skip
         failpoints.hit("rewind.abandon.before_commit")
-        try:
-            store.changelog.log.append(
-                store.changelog.append_rows([], info, bucket=-1), line=shadow_line(shadow.epoch),
-                number=number_of(info.generation, info.seq), also={EPOCH_LINE: shadow.epoch}, since=snapshot.version,
-                note=f"abandoned beside {head.position} {own.position} {reason}",
-            )  # fmt: skip
-            break
-        except Fenced:
-            if attempt == _TRIES - 1:
-                raise
+        note = f"abandoned beside {head.position} {own.position} {reason}"
+        return Act(info, shadow_line(shadow.epoch), note, {EPOCH_LINE: shadow.epoch})
+
+    done = store.act(look)
+    assert done is not None
     failpoints.hit("rewind.abandon.after_commit")
-    return own.position
+    return Position(store.app, done[0].info.epoch, done[0].info.seq)
 
 
 def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:

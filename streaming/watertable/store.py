@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self
 
@@ -27,6 +27,8 @@ from watertable.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from watertable.deltalog import Commit, Snapshot
 
 WRITER_LINE: Final = "watertable/writer"
 EPOCH_LINE: Final = "watertable/epoch"
@@ -52,12 +54,26 @@ class Retention:
     readers: timedelta = timedelta(days=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Hold the one row that an act on an app is, and the transaction lines that it is of."""
+
+    info: CommitInfo
+    line: str
+    note: str
+    also: Mapping[str, int] = field(default_factory=dict)
+    bucket: int | None = -1
+    point: str = ""
+
+
 class Store:
     """Hold one app's changelog and tables in a warehouse: any number of readers, one writer, folds and upkeep by anybody."""
 
     def __init__(
-        self, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None
-    ) -> None:
+        self, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None,
+        archived: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.archived = tuple(archived)
         self.spark, self.app, self.tables, self.retention = spark, app, tuple(tables), retention or Retention()
         self.warehouse = warehouse.rstrip("/")
         self.changelog = Changelog(spark, self.warehouse, app)
@@ -65,12 +81,15 @@ class Store:
         self._folder: Folder | None = None
 
     @classmethod
-    def open(cls, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None) -> Self:
-        """Open an app's store, made if there is none.
+    def open(
+        cls, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], retention: Retention | None = None,
+        archived: Sequence[str] = (),
+    ) -> Self:  # fmt: skip
+        """Open an app's store, made if there is none; `archived` are topics whose archives its upkeep looks after.
 
         Raises `FormatError` when a newer release of watertable wrote it. Columns for new tables are added by `start_writer`.
         """
-        store = cls(spark, warehouse, app, tables, retention)
+        store = cls(spark, warehouse, app, tables, retention, archived)
         store.changelog.create(store.tables, store.retention.readers)
         store.changelog.snapshot()
         return store
@@ -85,10 +104,11 @@ class Store:
         With `shadow`, it is the writer of the shadow that there is, and fences those of the shadow. Raises `Fenced` when others keep
         starting at the same time, or when there is no shadow; `StoreError` when the shadow is of other code.
         """
-        changelog, identity = self.changelog, uuid.uuid4().hex
-        for attempt in range(_TRIES):
-            snapshot = changelog.snapshot()
-            head, line, beside = changelog.head(snapshot), WRITER_LINE, ""
+        changelog, identity, line, beside = self.changelog, uuid.uuid4().hex, WRITER_LINE, ""
+
+        def look(snapshot: Snapshot) -> Act:
+            nonlocal line, beside
+            head = changelog.head(snapshot)
             if shadow:
                 row = head.shadow
                 if row is None:
@@ -104,19 +124,37 @@ class Store:
                 kind="fence", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=identity,
                 commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, suite_hash=suite_hash,
             )  # fmt: skip
-            try:
-                fence = changelog.log.append(
-                    changelog.append_rows([], info), line=line, number=number_of(info.generation, info.seq), since=head.version,
-                    note=_note("fence", head.position, info, beside), point="store.fence",
-                ).version  # fmt: skip
-                break
-            except Fenced:
-                if attempt == _TRIES - 1:
-                    raise
+            return Act(info, line, _note("fence", head.position, info, beside), bucket=None, point="store.fence")
+
+        done = self.act(look)
+        assert done is not None
+        (act, made), info = done, done[0].info
         failpoints.hit("store.fence.after_commit")
         changelog.evolve(self.tables)
-        found = changelog.head(since=head.position.seq, epoch=head.position.epoch if shadow else None)
-        return Writer(self, found, info, fence, line, beside)
+        found = changelog.head(since=info.seq, epoch=info.epoch if shadow else None)
+        return Writer(self, found, info, made.version, act.line, beside)
+
+    def act(self, look: Callable[[Snapshot], Act | None], tries: int = _TRIES) -> tuple[Act, Commit] | None:
+        """Append the one row that a look at the app comes to, and look again where somebody was quicker; give it and its commit.
+
+        What `look` raises refuses the act, and None is an act that isn't wanted any more. Raises `Fenced` when others keep being quicker.
+        """
+        for attempt in range(tries):
+            snapshot = self.changelog.snapshot()
+            act = look(snapshot)
+            if act is None:
+                return None
+            try:
+                made = self.changelog.log.append(
+                    self.changelog.append_rows([], act.info, bucket=act.bucket), line=act.line, note=act.note, point=act.point,
+                    number=number_of(act.info.generation, act.info.seq), also=act.also, since=snapshot.version,
+                )  # fmt: skip
+            except Fenced:  # whether it matters, the next look tells
+                if attempt == tries - 1:
+                    raise
+            else:
+                return act, made
+        raise AssertionError(f"an act on {self.app} with no try")
 
     def hold(self, words: str, seconds: float) -> Head:
         """Ask the app's writer to wait, for so long at most; give where the app stands, and stays unless it is a writer that doesn't wait.
@@ -124,22 +162,19 @@ class Store:
         A writer that is there is fenced by it, and takes its place up again after the next epoch's row, or when the time is over; to
         ask for no time is to let it go on at once. Raises `Fenced` when others keep writing at the same time.
         """
-        for attempt in range(_TRIES):
-            head = self.head()
+        held: list[Head] = []
+
+        def look(snapshot: Snapshot) -> Act:
+            head = self.changelog.head(snapshot)
             info = CommitInfo(
                 kind="hold", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=words,
                 commit_time=now_after(head.last.commit_time if head.last else None), counters={HOLD_MS: round(seconds * 1000)},
             )  # fmt: skip
-            try:
-                self.changelog.log.append(
-                    self.changelog.append_rows([], info, bucket=-1), line=WRITER_LINE, number=number_of(info.generation, info.seq),
-                    since=head.version, note=_note("hold", head.position, info),
-                )  # fmt: skip
-                break
-            except Fenced:  # a commit was quicker
-                if attempt == _TRIES - 1:
-                    raise
-        return replace(head, generation=info.generation)
+            held.append(replace(head, generation=info.generation))
+            return Act(info, WRITER_LINE, _note("hold", head.position, info))
+
+        self.act(look)
+        return held[-1]
 
     def acts_since(self, generation: int, before: int | None = None) -> Sequence[CommitInfo]:
         """List the acts (rows of kind `epoch` and `hold`) after one generation, before another; none where a writer began between."""
@@ -166,7 +201,7 @@ class Store:
     @property
     def upkeep(self) -> Upkeep:
         """Give the upkeep of this store: OPTIMIZE, VACUUM, trims."""
-        return Upkeep(self.folder.reader, self.retention.horizon)
+        return Upkeep(self.folder.reader, self.retention.horizon, self.archived)
 
 
 class Writer:

@@ -16,6 +16,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from watertable import failpoints
+from watertable.archive import Archives
 from watertable.changelog import BUCKET, Position, batches
 from watertable.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.errors import StoreError
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 class Upkeep:
     """Do the upkeep of one app's store; in the folder's session, at low weight."""
 
-    def __init__(self, reader: Reader, horizon: timedelta) -> None:
+    def __init__(self, reader: Reader, horizon: timedelta, archived: Iterable[str] = ()) -> None:
         self._reader, self._horizon = reader, horizon
+        self._archives = Archives(reader.changelog.spark, reader.changelog.warehouse, archived)
 
     def maintain(self, consumers: Iterable[Position] = (), *, vacuum: bool = True) -> int:
         """Trim, then OPTIMIZE changelog and tables, then VACUUM them; give the number of the first bucket that's kept."""
@@ -48,12 +50,16 @@ class Upkeep:
             except JVM_ERRORS as error:
                 if conflict(error) is None:
                     raise  # a fold or a trim was quicker: the next round finds what is left
+        for archive in self._archives:
+            archive.optimize()
         failpoints.hit("upkeep.after_optimize")
 
     def vacuum(self) -> None:
         """Delete the files that no version within the tables' retention holds."""
         for log in self._logs():
             DeltaTable.forPath(log.spark, log.path).vacuum()
+        for archive in self._archives:
+            archive.vacuum()
         failpoints.hit("upkeep.after_vacuum")
 
     def trim(self, consumers: Iterable[Position] = (), *, now: datetime | None = None) -> int:

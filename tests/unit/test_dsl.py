@@ -130,6 +130,7 @@ Attempt = Callable[[wt.App, Stream, Table], object]
                      "left_join wants keys of the same types", id="lookup: a longer key"),
         pytest.param(lambda a, s, t: s.join(t.materialized_as("i"), x="left.qty"), UnknownColumn, "left", id="lookup: a left side"),
         pytest.param(lambda a, s, t: a.topic("sales", value="x INT"), DuplicateName, "reuse that object", id="a topic twice"),
+        pytest.param(lambda a, s, t: wt.App("topics"), SchemaError, "the archives of topics", id="an app in the archives' place"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INTEGERS"), SchemaError, "INTEGERS", id="a bad DDL"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="x"), SchemaError, "must name a TIMESTAMP column", id="no time"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="y"), SchemaError, "it has x INT", id="a time that isn't there"),

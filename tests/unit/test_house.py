@@ -29,6 +29,7 @@ SPARK_ROOMS = {
     f"watertable.{name}"
     for name in (
         "algebra",
+        "archive",
         "bisect",
         "changes",
         "compiler",
