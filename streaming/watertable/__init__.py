@@ -14,6 +14,7 @@ from watertable.dsl import App
 from watertable.errors import WatertableError
 from watertable.streams import CogroupedStream, GroupedStream, Stream, WindowedStream
 from watertable.tables import GroupedTable, Table
+from watertable.udfs import udf
 from watertable.windows import (
     JoinWindows,
     SessionWindows,
@@ -78,6 +79,7 @@ __all__ = [
     "sum",
     "top_k",
     "tumbling",
+    "udf",
     "unlimited",
 ]
 

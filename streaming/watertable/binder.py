@@ -38,7 +38,8 @@ from watertable.functions import FUNCTIONS, cast_function
 from watertable.literals import add_intervals, folded, interval, is_interval, number, suffixed, text
 from watertable.schema import Schema, Type, from_sqlglot, quote
 from watertable.spark_sql import can_fail
-from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var
+from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
+from watertable.udfs import Udf, defined
 
 
 class _Dialect(Spark):
@@ -95,9 +96,10 @@ _FIELD: Final = Function("field", "struct.field", lambda args: Signature(args[0]
 class Binder:
     """Turn sqlglot's tree into a typed one, one method per kind of node."""
 
-    def __init__(self, namespaces: Mapping[str, Schema], bare: Sequence[str]) -> None:
+    def __init__(self, namespaces: Mapping[str, Schema], bare: Sequence[str], *, udfs: bool = False) -> None:
         self.namespaces = namespaces
         self.bare = bare
+        self.udfs = udfs
         self.variables: dict[str, Var] = {}
 
     def bind(self, node: exp.Expr) -> Term:
@@ -335,11 +337,24 @@ class Binder:
             return self.apply(cast_function(_CASTS[name], "cast"), self.bind(node.expressions[0]))
         if name in FUNCTIONS and name.isidentifier() and name != "extract_second":
             return self.call(name, *map(self.bind, node.expressions))
+        if (udf := defined(name)) is not None:
+            return self.of_user(udf, [self.bind(a) for a in node.expressions])
         _check_allowed(name)
         close = _close(name, [*FUNCTIONS, *REWRITES])
         raise ExpressionError(
             f"function {name!r} is not in watertable's subset{close}; if Spark has it, write CAST({name}(...) AS its type)"
         )
+
+    def of_user(self, udf: Udf, args: list[Term]) -> Term:
+        """Call a function of the user's, where there are records to call it for."""
+        if not self.udfs:
+            raise ExpressionError(
+                f"{udf.name} ({udf.location}) can't be called on a table's rows, which are computed wherever somebody reads them; "
+                "call it on the stream before, and keep what it gives"
+            )
+        if any(isinstance(term, Var) for arg in args for term in walk(arg)):
+            raise ExpressionError(f"{udf.name} ({udf.location}) can't be called inside a lambda; let it take the whole array")
+        return self.apply(udf.entry, *args)
 
     def higher_order(self, name: str, array: exp.Expr, function: exp.Lambda) -> Term:
         """Bind a function with a lambda, whose parameters get the array's element type."""

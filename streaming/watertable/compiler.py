@@ -28,12 +28,14 @@ from watertable.changes import FAN_OUT, PLACE, RAW, foreign_changes, session_cha
 from watertable.layout import Fold, Layout, Segment, literal, moment
 from watertable.nodes import Aggregate, TableAggregate
 from watertable.plan import TableDef, Topology
+from watertable.pythons import register
 from watertable.schema import quote
+from watertable.udfs import called_in
 from watertable.windowing import sliding_key, window_starts, windowed_key
 from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Lookup = Callable[[TableDef, "DataFrame"], "DataFrame"]
 """Give the old rows of a table for a frame of distinct keys, and perhaps more: `key`, `state`, with its lineage cut."""
@@ -103,6 +105,7 @@ class Compiler:
 
     topology: Topology
     layout: Layout = field(init=False)
+    _known: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.layout = Layout(self.topology)
@@ -114,6 +117,7 @@ class Compiler:
         batch, and one for each such use of a table; all other frames run when they are written. Raises `ValueError` when a record's
         partition isn't in `carry`.
         """
+        self._teach(records.sparkSession)
         run = _Run(self.layout, carry, lookup)
         frames = {0: run.base(records)}
         watched, figures = run.watched(frames[0])
@@ -143,6 +147,12 @@ class Compiler:
             stats=stats,
             _kept=run.kept,
         )
+
+    def _teach(self, spark: SparkSession) -> None:
+        """Let a session call the user's functions, once."""
+        if id(spark) not in self._known:
+            register(spark, called_in(self.topology))
+            self._known.add(id(spark))
 
 
 @dataclass(slots=True)

@@ -1,19 +1,17 @@
-"""Read what a definition says in words and names: DDL, formats, topic names; and find where in the user's code it says so."""
+"""Read what a definition says in words and names: DDL, formats, topic names."""
 
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from typing import Final
 
 from watertable import nodes, plan
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.nodes import Format
 from watertable.schema import Schema, check_identifier
+from watertable.where import here as here
 from watertable.windows import SessionWindows, SlidingWindows
 
-_PACKAGE: Final = str(Path(__file__).parent)
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -52,17 +50,6 @@ def check_topic_name(name: str, where: str) -> None:
     """Raise `SchemaError` for what is no name of a Kafka topic."""
     if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
         raise SchemaError(f"{where}: {name!r} is no Kafka topic name: 1 to 249 of letters, digits, '.', '_' and '-'")
-
-
-def here() -> str:
-    """Find the user's file and line: the first frame outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return f"{path}:{frame.f_lineno}"
 
 
 def check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:

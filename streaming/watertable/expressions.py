@@ -24,6 +24,8 @@ __all__ = ["Expr", "Scope", "parse", "parse_predicate", "window_schema"]
 class Scope:
     """Say which columns an expression may name: namespaces in order, and those whose columns may be named without one.
 
+    `udfs` lets it call the user's own Python: that is where there are records, and no rows that anybody could read anywhere.
+
     >>> scope = Scope({"value": Schema.parse("qty INT, price DECIMAL(9,2)"), "key": Schema.parse("id STRING")}, bare=("value", "key"))
     >>> parse("qty * price", scope, "doc").type
     Type('DECIMAL(20,2)')
@@ -31,6 +33,7 @@ class Scope:
 
     namespaces: Mapping[str, Schema]
     bare: tuple[str, ...] = ()
+    udfs: bool = False
 
     def __post_init__(self) -> None:
         for name in self.bare:
@@ -71,7 +74,7 @@ def parse(text: str, scope: Scope, where: str) -> Expr:
     Raise `UnknownColumn` for a name that isn't in scope, `ExpressionError` for anything else that can't be used.
     """
     try:
-        term = Binder(scope.namespaces, scope.bare).bind(read(text))
+        term = Binder(scope.namespaces, scope.bare, udfs=scope.udfs).bind(read(text))
         if term.type.kind.startswith("interval"):
             raise ExpressionError("an interval is no column type; add it to a DATE or TIMESTAMP")
     except (ExpressionError, UnknownColumn, SchemaError) as error:

@@ -27,8 +27,8 @@ def scope_of(node: Stream | Table) -> Scope:
     if windows_of(node):
         spaces["window"] = WINDOW
     if isinstance(node, Table) or not is_change(node):
-        return Scope({"value": value_of(node), **spaces}, bare=("value", "key"))
-    return Scope({"new": value_of(node), "old": value_of(node), **spaces}, bare=("new", "key"))
+        return Scope({"value": value_of(node), **spaces}, bare=("value", "key"), udfs=not isinstance(node, Table))
+    return Scope({"new": value_of(node), "old": value_of(node), **spaces}, bare=("new", "key"), udfs=True)
 
 
 def join_scope(left: Table, right: Table) -> Scope:
@@ -40,9 +40,9 @@ def join_scope(left: Table, right: Table) -> Scope:
 def lookup_scope(stream: Stream, right: Table) -> Scope:
     """Give the names that the columns of a stream's join with a table may use: the stream's, and `right`."""
     scope = scope_of(stream)
-    return Scope({**scope.namespaces, "right": value_of(right)}, scope.bare)
+    return Scope({**scope.namespaces, "right": value_of(right)}, scope.bare, udfs=True)
 
 
 def pair_scope(left: Stream, right: Stream) -> Scope:
     """Give the names that the columns of a join of streams may use; a bare name is a key column."""
-    return Scope({"left": value_of(left), "right": value_of(right), "key": key_of(left)}, bare=("key",))
+    return Scope({"left": value_of(left), "right": value_of(right), "key": key_of(left)}, bare=("key",), udfs=True)

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
+import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -108,6 +110,16 @@ def basic(draw: st.DrawFn, item: Item) -> dict[str, str]:
     return {"g": draw(texts(item)), "x": f"CAST({draw(numbers(item))} AS INT)", "y": f"CAST({draw(amounts(item))} AS DECIMAL(9,2))"}
 
 
+@wt.udf(returns="INT", version="1")
+def _tenth(number: Any) -> Any:
+    return number.map(lambda n: 10 // int(n))  # fails on 0
+
+
+@wt.udf(returns="STRING", over="arrow", nulls=True, version="1")
+def _shown(text: Any) -> Any:
+    return pa.array([f"<{t}>" for t in text.to_pylist()])
+
+
 # -- operators ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +129,7 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
     stream = draw(st.sampled_from(pool))
     alike = [s for s in pool if (s.key, s.value) == (stream.key, stream.value) and is_change(s.node) == is_change(stream.node)]
     choices = ["map_values", "filter", "select_key", "filter_not", "expect", "flat_map_values", "map", "with_columns", "peek", "split",
-               "repartition", "merge", "merge"]  # fmt: skip
+               "repartition", "merge", "merge", "python"]  # fmt: skip
     match draw(st.sampled_from(choices)):
         case "map_values":
             return [stream.map_values(**draw(basic(stream)))]
@@ -148,6 +160,9 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
             return list((branches.default_branch() if draw(st.booleans()) else branches.no_default_branch()).values())
         case "repartition":
             return [stream.repartition()]
+        case "python":
+            made = draw(basic(stream))
+            return [stream.map_values(**made | {"x": _tenth(made["x"]), "g": _shown(made["g"])})]
         case "merge":
             return [stream.merge(*draw(st.lists(st.sampled_from(alike), min_size=1, max_size=2)))]
     return [stream.filter(draw(conditions(stream)))]

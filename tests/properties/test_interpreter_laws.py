@@ -33,9 +33,9 @@ def settled(case: Case) -> set[str]:
     """Name the tables whose rows must be the same, whatever the order of the Changes that they are made of."""
     found = set()
     for table in case.topology.tables:
-        nodes = list(plan.walk(table.node))
-        grouped = [node.parent for node in nodes if isinstance(node, nodes.TableAggregate)]
-        arriving = [node for node in nodes if isinstance(node, nodes.ToStream | nodes.StreamJoin)]
+        above = list(plan.walk(table.node))
+        grouped = [node.parent for node in above if isinstance(node, nodes.TableAggregate)]
+        arriving = [node for node in above if isinstance(node, nodes.ToStream | nodes.StreamJoin)]
         free = all(node in grouped for node in arriving)  # then a key may be in several partitions, too
         if free or (case.keyed and purity_of(table.node) is Purity.PURE):
             found.add(table.name)

@@ -39,6 +39,7 @@ SPARK_ROOMS = {
         "fold",
         "lake",
         "preview",
+        "pythons",
         "upkeep",
         "reader",
         "rewind",

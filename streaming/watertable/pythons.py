@@ -1,0 +1,61 @@
+"""Hand the user's own functions to Spark: its Python workers call them, with columns as Arrow has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.udf import UserDefinedFunction
+
+from watertable import udfs
+from watertable.udfs import Udf
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession, functions: Iterable[Udf]) -> None:
+    """Let this session's SQL call functions by their names in expressions: each gives `made`, and `failed` where it raised."""
+    for function in functions:
+        spark.udf.register(function.token, _arrow_udf(function))
+
+
+def _arrow_udf(udf: Udf) -> UserDefinedFunction:
+    """Make Spark's function of the user's.
+
+    What goes to the workers is pickled by value, so that they need neither the user's files nor this package; nothing that was stored
+    anywhere is ever unpickled.
+    """
+    packed = _by_value((udfs.caught_columns, udf.function), (udfs, sys.modules.get(udf.function.__module__)))
+    over, nulls, returns = udf.over, udf.nulls, udfs.arrow_type(udf.returns)
+    opened: list[Any] = []
+
+    def call(*columns: pa.Array) -> pa.Array:
+        if not opened:
+            import pickle
+
+            opened.append(pickle.loads(packed))  # noqa: S301 (packed above, by this driver)
+        caught, function = opened[0]
+        return caught(function, over, nulls, returns, columns)
+
+    wrap: Any = arrow_udf
+    made: UserDefinedFunction = wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
+    return made
+
+
+def _by_value(what: object, modules: Iterable[Any]) -> bytes:
+    """Pickle with what is of these modules in it, and not their names."""
+    pickler: Any = cloudpickle
+    known = pickler.list_registry_pickle_by_value()
+    named = [m for m in modules if m is not None and m.__name__ != "__main__" and m.__name__ not in known]
+    for module in named:
+        pickler.register_pickle_by_value(module)
+    try:
+        return bytes(pickler.dumps(what))
+    finally:
+        for module in named:
+            pickler.unregister_pickle_by_value(module)

@@ -1,0 +1,246 @@
+"""Laws of the user's own Python in expressions: what is checked, what identifies it, what it does to one record."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import watertable as wt
+from watertable.errors import DefinitionError, ExpressionError, SchemaError
+from watertable.schema import Type
+from watertable.streams import Stream
+from watertable.testing import TopologyTestDriver
+from watertable.udfs import Udf, arrow_type, called_in, caught_columns
+
+VALUE = "qty INT, price DECIMAL(9,2), name STRING, at TIMESTAMP, tags ARRAY<STRING>, seen MAP<STRING, INT>, box STRUCT<w: INT, h: INT>"
+FACTOR = 3
+
+
+def scaled(column: Any) -> Any:
+    return column * FACTOR
+
+
+@wt.udf(returns="BIGINT")
+def tripled(column: Any) -> Any:
+    """Triple a number."""
+    return scaled(column)
+
+
+@wt.udf(returns="INT", version="1")
+def number(text: Any) -> Any:
+    return text.map(int)
+
+
+@wt.udf(returns="STRING", over="arrow", nulls=True)
+def named(text: Any) -> Any:
+    return pc.fill_null(text, "nobody")
+
+
+def sales() -> tuple[wt.App, Stream]:
+    app = wt.App("shop")
+    return app, app.topic("sales", key="id STRING", value=VALUE).stream()
+
+
+def test_a_function_is_called_wherever_a_stream_has_an_expression() -> None:
+    app, stream = sales()
+    made = stream.with_columns(more=tripled("qty")).filter(f"{tripled}(qty) + 1 > 3").map_values(name=named("name"), more="more")
+    made.group_by(who=f"upper({named('name')})").agg(most=wt.max(tripled("more")), n=wt.sum("more")).materialized_as("t")
+    driver = TopologyTestDriver(app)
+    for n, (qty, name) in enumerate([(1, "ann"), (0, "ann"), (5, None), (2, "ann"), (None, "ann")]):
+        driver.pipe_input("sales", "k", {"qty": qty, "name": name}, timestamp=n)
+    assert driver.table("t") == {"ANN": {"who": "ANN", "most": 18, "n": 9}, "NOBODY": {"who": "NOBODY", "most": 45, "n": 15}}
+
+
+def test_a_record_on_which_it_raises_is_quarantined_and_no_other() -> None:
+    app, stream = sales()
+    stream.map_values(n=number("name")).to("out")
+    driver = TopologyTestDriver(app)
+    for n, name in enumerate(["1", "many", None, "2"]):
+        driver.pipe_input("sales", "k", {"name": name}, timestamp=n)
+    assert [sent.value for sent in driver.read_output("out")] == [{"n": 1}, {"n": None}, {"n": 2}]
+    (refused,) = driver.quarantine()
+    assert refused.record.offset == 1
+    assert "number (" in refused.reason
+    assert "invalid literal" in refused.reason
+    assert Path(refused.location.partition(":")[0]).name == "test_udf.py"
+
+
+def test_values_of_every_type_come_and_go() -> None:
+    app, stream = sales()
+    kinds = dict(part.split(" ", 1) for part in ("qty INT", "price DECIMAL(9,2)", "name STRING", "at TIMESTAMP", "tags ARRAY<STRING>"))
+    kinds |= {"seen": "MAP<STRING, INT>", "box": "STRUCT<w: INT, h: INT>"}
+    same = {name: wt.udf(returns=kind, over="arrow", version="1")(_same) for name, kind in kinds.items()}
+    stream.map_values(**{name: udf(name) for name, udf in same.items()}).to_table().materialized_as("t")
+    driver = TopologyTestDriver(app)
+    at = datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    row = {"qty": 1, "price": Decimal("1.50"), "name": "ä", "at": at, "tags": ["a", None], "seen": {"x": 1}, "box": {"w": 1, "h": None}}
+    driver.pipe_input("sales", "k", row, timestamp=1)
+    driver.pipe_input("sales", "none", dict.fromkeys(row), timestamp=2)
+    assert driver.table("t") == {"k": {"id": "k", **row}, "none": {"id": "none", **dict.fromkeys(row)}}
+
+
+def _same(column: Any) -> Any:
+    return column
+
+
+@pytest.mark.parametrize("over", ["pandas", "arrow"])
+def test_how_many_elements_a_call_has_changes_no_result(over: str) -> None:
+    def halved(column: Any) -> Any:
+        numbers = column.to_pylist() if over == "arrow" else column.map(int)
+        made = [10 // int(n) for n in numbers]
+        return pa.array(made) if over == "arrow" else numbers.map(lambda n: 10 // n)
+
+    texts = pa.array(["1", None, "0", "5", "x", "3", None])
+    whole = caught_columns(halved, over, False, pa.int32(), [texts]).to_pylist()
+    alone = [caught_columns(halved, over, False, pa.int32(), [texts[n : n + 1]]).to_pylist()[0] for n in range(len(texts))]
+    assert whole == alone
+    assert [one["made"] for one in whole] == [10, None, None, 2, None, 3, None]
+    assert [one["failed"] for one in whole] == [False, False, True, False, True, False, False]
+
+
+@pytest.mark.parametrize("made", [7, "seven", None, [1, 2, 3], pa.array([1.5]), pa.array(["x"])])
+def test_what_is_no_column_of_the_type_fails_its_record(made: object) -> None:
+    found = caught_columns(lambda _: made, "arrow", False, pa.int32(), [pa.array([1])])
+    assert found.to_pylist() == [{"made": None, "failed": True}]
+
+
+def test_calls_are_checked_where_they_are_written() -> None:
+    _, stream = sales()
+    with pytest.raises(ExpressionError, match=r"tripled .* takes 1 argument\(s\); got 2"):
+        tripled("qty", "price")
+    with pytest.raises(ExpressionError, match=r"test_udf.py:\d+: in .* takes 1 argument"):
+        stream.filter(f"{tripled}(qty, qty) > 1")
+    with pytest.raises(wt.WatertableError, match="no column 'quantity'"):
+        stream.map_values(n=tripled("quantity"))
+    with pytest.raises(ExpressionError, match="CAST it to a column's type"):
+        stream.map_values(n=tripled("NULL"))
+    with pytest.raises(ExpressionError, match="inside a lambda"):
+        stream.map_values(n=f"transform(tags, t -> {number('t')})")
+    with pytest.raises(ExpressionError, match="BOOLEAN"):
+        stream.filter(tripled("qty"))
+
+
+def test_no_function_is_called_where_rows_are_read() -> None:
+    _, stream = sales()
+    table = stream.to_table().materialized_as("t")
+    for act in (
+        lambda: table.map_values(n=tripled("qty")),
+        lambda: table.filter(f"{tripled}(qty) > 1"),
+        lambda: table.join(table, n=tripled("left.qty")),
+        lambda: table.group_by(n=tripled("qty")),
+    ):
+        with pytest.raises(ExpressionError, match="call it on the stream before"):
+            act()
+    stream.join(table, n=tripled("right.qty"))
+    table.to_stream().filter(f"{tripled}(new.qty) > 1")
+
+
+def test_definitions_that_cannot_be_called_are_refused() -> None:
+    with pytest.raises(SchemaError, match=r"test_udf.py:\d+: returns"):
+        wt.udf(returns="WHAT")
+    with pytest.raises(DefinitionError, match="choose pandas or arrow"):
+        wt.udf(returns="INT", over="rows")
+    for function in (lambda: 1, _no_column, _by_name, _generator):
+        with pytest.raises(DefinitionError):
+            wt.udf(returns="INT")(function)
+
+
+def _no_column() -> None: ...
+def _by_name(column: Any, *, how: str) -> Any: ...
+def _generator(column: Any) -> Any:
+    yield column
+
+
+def module(folder: Path, text: str) -> ModuleType:
+    (folder / "scoring.py").write_text(text)
+    sys.modules.pop("scoring", None)
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.invalidate_caches()
+        return importlib.import_module("scoring")
+    finally:
+        sys.path.remove(str(folder))
+
+
+CODE = """
+import math
+import watertable as wt
+
+RATE = 2
+
+def helper(x):
+    return x * RATE
+
+@wt.udf(returns="DOUBLE")
+def score(qty, price):
+    return helper(qty) * price + math.floor(1.5)
+"""
+
+
+def fingerprint(udf: Udf) -> str:
+    app = wt.App("a")
+    stream = app.topic("t", value="qty INT, price DOUBLE").stream()
+    stream.map_values(s=udf("qty", "price")).to("out")
+    return app.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("return helper(qty)", "# why\n    return helper( qty )", True),
+        ("def score(qty, price):", 'def score(qty, price):\n    """Say what."""', True),
+        ("RATE = 2", "RATE = 2  # still\nOTHER = 1", True),
+        ("RATE = 2", "RATE = 3", False),
+        ("x * RATE", "x + RATE", False),
+        ("* price", "+ price", False),
+        ("floor", "ceil", False),
+        ('returns="DOUBLE"', 'returns="DOUBLE", nulls=True', False),
+        ('returns="DOUBLE"', 'returns="FLOAT"', False),
+        ('returns="DOUBLE"', 'returns="DOUBLE", version="1"', False),
+    ],
+)
+def test_without_a_version_the_closure_identifies(tmp_path: Path, old: str, new: str, same: bool) -> None:
+    mine = fingerprint(module(tmp_path, CODE).score)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert (fingerprint(module(other, CODE.replace(old, new)).score) == mine) is same
+
+
+def test_with_a_version_nothing_else_identifies(tmp_path: Path) -> None:
+    versioned = CODE.replace('returns="DOUBLE"', 'returns="DOUBLE", version="1"')
+    mine = fingerprint(module(tmp_path, versioned).score)
+    for n, text in enumerate([versioned.replace("* price", "+ price"), versioned.replace('version="1"', 'version="2"')]):
+        (tmp_path / str(n)).mkdir()
+        assert (fingerprint(module(tmp_path / str(n), text).score) == mine) is (n == 0)
+
+
+def test_what_cannot_be_told_from_another_wants_a_version() -> None:
+    model = object()
+
+    def judged(column: Any) -> Any:
+        return model and column
+
+    with pytest.raises(DefinitionError, match=r"uses model, a object, .* give it another version"):
+        wt.udf(returns="INT")(judged)
+    assert wt.udf(returns="INT", version="m1")(judged).identity != wt.udf(returns="INT", version="m2")(judged).identity
+
+
+def test_a_plan_names_the_functions_that_it_calls() -> None:
+    app, stream = sales()
+    stream.filter(f"{tripled}(qty) > 1").group_by("name").agg(n=wt.sum(number("name"))).materialized_as("t")
+    assert {udf.name for udf in called_in(app.topology())} == {"tripled", "number"}
+    assert "filter (tripled(value.qty) >" in app.describe()
+
+
+@pytest.mark.parametrize("kind", ["TINYINT", "DECIMAL(38,10)", "BINARY", "MAP<STRING, ARRAY<STRUCT<a: DATE>>>", "FLOAT", "BOOLEAN"])
+def test_every_type_has_one_of_arrows(kind: str) -> None:
+    assert pa.array([None], arrow_type(Type.parse(kind))).to_pylist() == [None]
