@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k
+from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, fold, last, max, min, sum, top_k
 from watertable.dsl import App
 from watertable.errors import WatertableError
 from watertable.streams import CogroupedStream, GroupedStream, Stream, WindowedStream
@@ -63,6 +63,7 @@ __all__ = [
     "days",
     "event_time",
     "first",
+    "fold",
     "hopping",
     "hours",
     "join_windows",

@@ -14,6 +14,7 @@ same for any cut of its records into batches. `subtract` tells whether a state c
     count_distinct(x)  d UNION of {x}                               size(d)
     collect_set(x)   d UNION of {x}                                 d
     collect_list(x)  l LIST of (log order, x)                       the values of l
+    fold(init, add)  l LIST of (log order, columns)         the fold of l
     top_k(k, by, x)  t TOP k of (by, log order, x)                  the values of t
 
 The rows of a table come and go. There (`bind_rows`) sums take back what a row brought, and everything that can't subtract keeps a BAG: the
@@ -26,13 +27,15 @@ they depend on it, and parity checks hold them to a tolerance only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from watertable.errors import DefinitionError, ExpressionError
 from watertable.expressions import Expr, Scope, parse
+from watertable.folds import bind_fold, bind_reduce
 from watertable.schema import Column, Schema, Type
 
 BIGINT: Final = Type("bigint")
@@ -102,6 +105,7 @@ class Aggregation:
     argument: str | None = None
     by: str | None = None
     limit: int | None = None
+    steps: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +188,27 @@ def top_k(k: int, by: str, value: str | None = None) -> Aggregation:
     return Aggregation("top_k", by if value is None else value, by, k)
 
 
+def fold(init: str, add: str) -> Aggregation:
+    """Fold records in log order: begin with a constant, and step on by an expression over `acc`, what is made so far, and the record.
+
+    The state keeps, of every record, the columns that `add` reads; a table's rows are folded in the order of their keys. Records without
+    a value are skipped. A step that fails, on an overflow or a cast, makes `acc` null.
+    """
+    return Aggregation("fold", add, init)
+
+
+def reduction(columns: Mapping[str, str]) -> Aggregation:
+    """Fold records in log order into one of their own kind, beginning with the first: for each column a step over `acc` and the record."""
+    return Aggregation("reduce", steps=tuple(columns.items()))
+
+
 def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> BoundAggregate:
     """Bind an aggregate to the columns of a stream.
 
     Raises `ExpressionError` when the argument's type has no such aggregate, and whatever `parse` raises for the argument.
     """
+    if aggregation.function in ("fold", "reduce"):
+        return _folded(name, aggregation, scope, where)
     argument, kind = _argument(name, aggregation, scope, where)
     text = aggregation.argument
     fields: tuple[StateField, ...]
@@ -227,6 +247,8 @@ def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, wh
 
     Raises what `bind` does, and `ExpressionError` for a sum or average of floating point: it would not be the same again.
     """
+    if aggregation.function in ("fold", "reduce"):
+        return _folded(name, aggregation, scope, where, key)
     argument, kind = _argument(name, aggregation, scope, where)
     text, function = aggregation.argument, aggregation.function
     if function in ("sum", "avg") and kind.kind in ("float", "double"):
@@ -286,6 +308,31 @@ def sum_type(kind: Type) -> Type:
     if kind.kind == "decimal":
         return Type("decimal", precision=_least(38, kind.precision + 10), scale=kind.scale)
     return BIGINT if kind.is_integral else DOUBLE
+
+
+def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: Schema | None = None) -> BoundAggregate:
+    """Keep what a fold's steps read, as a list in log order, or, of the rows of a table with a key, as a bag in the order of that."""
+    what = f"{name}={aggregation.function}" if aggregation.function == "fold" else "reduce"
+    if aggregation.function == "fold":
+        steps = bind_fold(what, aggregation.by or "", aggregation.argument or "", scope, where)
+    else:
+        steps = bind_reduce(what, dict(aggregation.steps), scope, where)
+    member = parse(steps.member, scope, where)
+    unsorted = [f.name.partition("_")[2] for f in member.type.fields if not sortable(f.type)]
+    if unsorted:
+        raise ExpressionError(f"{where}: {what}: {unsorted[0]} holds a MAP, which has no order; take what the step needs of it before")
+    values = f"transform(state.`{name}`, e -> e.value)"
+    part = StateField(name, _array(placed(member.type)), Merge.LIST, member)
+    if key is not None:
+        order = "named_struct(" + ", ".join(f"'{c}', key.`{c}`" for c in key.names) + ")"
+        plus, minus = (
+            parse(f"named_struct('value', named_struct('order', {order}, 'value', {steps.member}), 'n', CAST({n} AS BIGINT))", scope, where)
+            for n in (1, -1)
+        )
+        part = SignedField(name, _array(plus.type), Merge.BAG, plus, minus)
+        values = f"transform(state.`{name}`, e -> e.value.value)"
+    value = steps.over(_or_empty(values, member.type), Scope({"state": state_schema((part,))}))
+    return BoundAggregate(name, aggregation.function, dataclasses.replace(member, sql=steps.shown), (part,), value)
 
 
 def _argument(name: str, aggregation: Aggregation, scope: Scope, where: str) -> tuple[Expr | None, Type]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from watertable.aggregates import Aggregation, BoundAggregate
+from watertable.aggregates import Aggregation, BoundAggregate, reduction
 from watertable.definitions import (
     check_key,
     identifier,
@@ -35,6 +35,13 @@ def bound_aggregates(
     if taken:
         raise DefinitionError(f"{where}: {', '.join(taken)} is also the name of a part that another aggregate keeps; rename the column")
     return bound
+
+
+def check_steps(columns: dict[str, str], where: str) -> Aggregation:
+    """Ask for a reduction by named steps; raise `DefinitionError` when there are none."""
+    if not columns:
+        raise DefinitionError(f"{where}: reduce wants columns: reduce(total='acc.total + total')")
+    return reduction(columns)
 
 
 def named_exprs(columns: dict[str, str], scope: Scope, where: str) -> Named:

@@ -15,6 +15,7 @@ from sqlglot import exp
 
 from watertable.errors import UnsupportedFunction
 from watertable.expressions import Expr
+from watertable.folds import attempted
 from watertable.spark_sql import can_fail
 from watertable.terms import Call, Lambda, Lit, Nulls, Ref, Term, Var
 
@@ -123,6 +124,8 @@ class _Lowering:
                 return exp.Case(ifs=branches, default=self.lower(args[-1]))
             case "coalesce":
                 return self.apply(_coalesce, [self.lazy(a) for a in args])
+            case "attempt":
+                return self.apply(attempted, [self.lazy(args[0])])
         python = term.signature.python
         if python is None:
             raise UnsupportedFunction(f"function {name!r} is outside the interpreter's subset of Spark SQL; Spark alone can run it")

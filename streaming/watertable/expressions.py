@@ -80,6 +80,11 @@ def parse(text: str, scope: Scope, where: str) -> Expr:
     except (ExpressionError, UnknownColumn, SchemaError) as error:
         kind = ExpressionError if isinstance(error, SchemaError) else type(error)
         raise kind(f"{where}: in {text!r}: {error}") from None
+    return expression_of(term, scope)
+
+
+def expression_of(term: Term, scope: Scope) -> Expr:
+    """Give a bound term as an expression, written in every way that it is read."""
     safe_sql, fails_sql = never_raising(term)
     refs = {f"{r.namespace}.{name}" for r in walk(term) if isinstance(r, Ref) for name in r.path[:1] or scope.namespaces[r.namespace].names}
     return Expr(strict(term), term.type, tuple(sorted(refs)), safe_sql, fails_sql, canonical(term), term)

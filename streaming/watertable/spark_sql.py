@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from watertable.schema import Type, quote
-from watertable.terms import Call, Lambda, Lit, Nulls, Ref, Term, Var, walk
+from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var, walk
 
 CANONICAL_VERSION: Final = 1
 _SUFFIX: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
@@ -43,6 +43,8 @@ def strict(term: Term) -> str:
             return quote(term.name)
         case Lambda():
             return _lambda(term, strict(term.body))
+        case Call(function=Function(name="attempt"), args=(attempted,)):
+            return never_raising(attempted)[0]
         case Call(args=args):
             return _write(term, [strict(a) for a in args])
 
@@ -62,6 +64,8 @@ def can_fail(term: Term) -> bool:
 
 def _safe(term: Term) -> Safe:
     match term:
+        case Call(function=Function(name="attempt"), args=(attempted,)):
+            return Safe(never_raising(attempted)[0], None, True, True)
         case Call():
             return _safe_lazy(term) if term.function.nulls is Nulls.LAZY else _safe_call(term)
         case Lambda():

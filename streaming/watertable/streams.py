@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from watertable import nodes, plan, tables
 from watertable.aggregates import Aggregation, bind, sortable
-from watertable.building import bound_aggregates, check_same_app, grouped_by, identity, named_exprs
+from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, identity, named_exprs
 from watertable.definitions import (
     check_columns,
     check_found_by_key,
@@ -297,6 +297,14 @@ class GroupedStream:
         """Count the records of each group."""
         return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, here())
 
+    def reduce(self, **columns: str) -> tables.Table:
+        """Fold each group in log order into one of its records' kind: each column by a step over `acc`, the row so far, and the record.
+
+        It begins with the first record; the columns that are named are those of the row. The state keeps what the steps read of every
+        record; one without a value is skipped. A step that fails makes its column null.
+        """
+        return _reduced(self.stream, self.group, None, columns, here())
+
     def cogroup(self, **aggregates: Aggregation) -> CogroupedStream:
         """Begin a row that several grouped streams fold into, each by its own aggregates; the key takes this one's names."""
         return CogroupedStream(((self, aggregates),), None, here())
@@ -317,6 +325,14 @@ class WindowedStream:
     def count(self, name: str = "count") -> tables.Table:
         """Count the records of each group's window."""
         return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, here())
+
+    def reduce(self, **columns: str) -> tables.Table:
+        """Fold each group's window in log order into one of its records' kind: each column by a step over `acc`, the row so far.
+
+        It begins with the first record; the columns that are named are those of the row. The state keeps what the steps read of every
+        record; one without a value is skipped. A step that fails makes its column null.
+        """
+        return _reduced(self.stream, self.group, self.windows, columns, here())
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,3 +373,9 @@ def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates
     node = nodes.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
     check_columns(plan.key_of(node), plan.value_of(node), where)
     return tables.Table(stream.app, node)
+
+
+def _reduced(stream: Stream, group: Named, windows: Windows | None, columns: dict[str, str], where: str) -> tables.Table:
+    if is_change(stream.node):
+        raise DefinitionError(f"{where}: reduce wants records, and these are Changes: map_values them first, or group_by the table itself")
+    return tables.reduced(_aggregate(stream, group, windows, {tables.REDUCED: check_steps(columns, where)}, where), columns, where)

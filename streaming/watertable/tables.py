@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from watertable import nodes, plan, streams
 from watertable.aggregates import Aggregation, bind_rows, held_row, row_count
-from watertable.building import bound_aggregates, check_same_app, grouped_by, named_exprs
+from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
 from watertable.definitions import (
     check_columns,
     check_found_by_key,
@@ -25,6 +26,9 @@ from watertable.stages import How, Named
 
 if TYPE_CHECKING:
     from watertable.dsl import App
+
+REDUCED: Final = "reduced"
+"""Names the struct that a reduction folds, before its columns are taken out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,14 @@ class GroupedTable:
         """Count the rows of each group."""
         return self._agg({name: Aggregation("count")}, here())
 
+    def reduce(self, **columns: str) -> Table:
+        """Fold the rows of each group, in the order of their keys, into one of their kind: each column by a step over `acc` and the row.
+
+        A row that leaves is as if it had never been there: no subtractor is needed. The state keeps what the steps read of every row.
+        """
+        where = here()
+        return reduced(self._agg({REDUCED: check_steps(columns, where)}, where), columns, where)
+
     def _agg(self, aggregates: dict[str, Aggregation], where: str) -> Table:
         scope, key = scope_of(self.table.node), self.table.key
         bound = bound_aggregates(aggregates, where, lambda name, aggregation: bind_rows(name, aggregation, scope, key, where))
@@ -189,3 +201,11 @@ class GroupedTable:
         node = nodes.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
         check_columns(plan.key_of(node), plan.value_of(node), where)
         return Table(self.table.app, node)
+
+
+def reduced(table: Table, columns: Iterable[str], where: str) -> Table:
+    """Take the columns of a reduction out of the struct that its fold makes."""
+    scope = scope_of(table.node)
+    made = tuple((name, parse(f"value.`{REDUCED}`.`{name}`", scope, where)) for name in columns)
+    check_columns(table.key, Schema.of((n, e.type) for n, e in made), where)
+    return Table(table.app, nodes.TableMapValues(parent=table.node, columns=made, location=where))

@@ -227,7 +227,10 @@ def tables(draw: st.DrawFn, stream: Stream) -> Table:
             case _:
                 grouped = stream.group_by(p=draw(texts(stream)), q=draw(numbers(stream)))
         windowed = "window_start" not in [name for name, _ in grouped.group] and draw(st.integers(0, 5)) > 0
-        table = (grouped.windowed_by(draw(windows())) if windowed else grouped).agg(**draw(aggregates(stream)))
+        cut = grouped.windowed_by(draw(windows())) if windowed else grouped
+        steps = {"x": "CAST(acc.x * 2 + x AS INT)", "g": "greatest(acc.g, value.g)"}
+        free = not is_change(stream.node) and not set(steps) & {name for name, _ in grouped.group}
+        table = cut.reduce(**steps) if free and draw(st.integers(0, 5)) == 5 else cut.agg(**draw(aggregates(stream)))
     return draw(derived(table))
 
 
@@ -306,7 +309,8 @@ def _aggregate(draw: st.DrawFn, item: Stream | Table) -> wt.aggregates.Aggregati
     sums = [wt.sum(number), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))")]
     picks = [wt.last(number), wt.last(amount), wt.first(text), wt.min(text), wt.max(amount)]
     several = [wt.collect_list(number), wt.collect_set(text), wt.top_k(2, amount), wt.top_k(2, number, text)]
-    return draw(st.sampled_from([*counts, *sums, *picks, *several]))
+    folds = [wt.fold("0", f"acc * 2 + ({number})"), wt.fold("'>'", f"concat(coalesce(acc, '?'), {text})")]
+    return draw(st.sampled_from([*counts, *sums, *picks, *several, *folds]))
 
 
 @st.composite

@@ -1,0 +1,135 @@
+"""Laws of the user's own folds: any step, in log order, is a function of the records and of nothing else."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+import watertable as wt
+from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
+from watertable.purity import Purity, purity_of
+from watertable.streams import Stream
+from watertable.testing import TopologyTestDriver
+
+VALUE = "qty INT, word STRING, tags MAP<STRING, INT>"
+
+
+def sales() -> tuple[wt.App, Stream]:
+    app = wt.App("shop")
+    return app, app.topic("sales", key="id STRING", value=VALUE).stream()
+
+
+def test_a_fold_steps_on_in_log_order_from_a_constant() -> None:
+    app, stream = sales()
+    table = (
+        stream.group_by_key()
+        .agg(text=wt.fold("'>'", "concat(acc, word)"), n=wt.fold("CAST(1 AS BIGINT)", "acc * 2 + qty"))
+        .materialized_as("t")
+    )
+    assert table.value.sql() == "`text` STRING, `n` BIGINT"
+    driver = TopologyTestDriver(app)
+    for qty, word, at in [(1, "a", 1), (2, "b", 5), (3, "c", 3)]:
+        driver.pipe_input("sales", "k", {"qty": qty, "word": word}, timestamp=at)
+    driver.pipe_input("sales", "k", None, timestamp=9)
+    # the third is late, and stands where its stream time puts it
+    assert driver.table("t")["k"] == {"id": "k", "text": ">abc", "n": ((1 * 2 + 1) * 2 + 2) * 2 + 3}
+
+
+def test_a_reduction_begins_with_the_first_record() -> None:
+    app, stream = sales()
+    stream.group_by_key().reduce(qty="acc.qty + qty", word="greatest(acc.word, word)").materialized_as("t")
+    stream.group_by_key().windowed_by(wt.tumbling(seconds=10)).reduce(qty="acc.qty * 10 + qty").materialized_as("w")
+    driver = TopologyTestDriver(app)
+    for qty, word, at in [(5, "b", 1000), (-2, "a", 2000), (1, "c", 12000)]:
+        driver.pipe_input("sales", "k", {"qty": qty, "word": word}, timestamp=at)
+    assert driver.table("t") == {"k": {"id": "k", "qty": 4, "word": "c"}}
+    assert [row["qty"] for row in driver.windows("w", "k")] == [48, 1]
+
+
+def test_rows_are_folded_in_the_order_of_their_keys_as_if_those_that_left_had_never_been() -> None:
+    changes: list[tuple[str, dict[str, Any] | None]] = [("c", {"qty": 3}), ("a", {"qty": 1}), ("b", {"qty": 9}), ("d", {"qty": 4})]
+    for order in permutations(changes):
+        app, stream = sales()
+        table = stream.to_table().materialized_as("t")
+        table.group_by(g="'all'").reduce(qty="acc.qty * 10 + qty").materialized_as("red")
+        table.group_by(g="'all'").agg(ids=wt.fold("''", "concat(acc, key.id)")).materialized_as("folded")
+        driver = TopologyTestDriver(app)
+        for n, (key, value) in enumerate([*order, ("b", {"qty": 2}), ("d", None)]):
+            driver.pipe_input("sales", key, value, timestamp=n)
+        assert driver.table("red") == {"all": {"g": "all", "qty": 123}}
+        assert driver.table("folded") == {"all": {"g": "all", "ids": "abc"}}
+
+
+def test_a_step_that_fails_is_null_and_the_fold_goes_on() -> None:
+    app, stream = sales()
+    fold = wt.fold("0", "coalesce(acc, 100) + CAST(word AS INT)")
+    stream.group_by_key().agg(n=fold).materialized_as("t")
+    stream.group_by_key().reduce(qty="acc.qty + CAST(word AS INT)", word="word").materialized_as("r")
+    driver = TopologyTestDriver(app)
+    found = []
+    for n, word in enumerate(["1", "x", "2"]):
+        driver.pipe_input("sales", "k", {"qty": 7, "word": word}, timestamp=n)
+        found.append((driver.table("t")["k"]["n"], driver.table("r")["k"]["qty"], driver.table("r")["k"]["word"]))
+    assert found == [(1, 7, "1"), (None, None, "x"), (102, None, "2")]
+    assert driver.quarantine() == []
+
+
+def test_a_fold_may_make_a_struct_or_an_array_and_read_whole_columns() -> None:
+    app, stream = sales()
+    running = wt.fold("named_struct('n', 0, 'words', array(''))", "named_struct('n', acc.n + 1, 'words', array_append(acc.words, word))")
+    stream.group_by_key().agg(made=running).map_values(n="made.n", words="array_join(made.words, '-')").materialized_as("t")
+    driver = TopologyTestDriver(app)
+    for n in range(3):
+        driver.pipe_input("sales", "k", {"word": f"w{n}"}, timestamp=n)
+    assert driver.table("t")["k"] == {"id": "k", "n": 3, "words": "-w0-w1-w2"}
+
+
+def test_a_fold_is_pure_and_beside_other_aggregates() -> None:
+    _, stream = sales()
+    table = stream.select_key(g="word").group_by_key().agg(n=wt.count(), f=wt.fold("0", "qty - acc"))
+    assert purity_of(table.node) is Purity.PURE
+    both = stream.group_by("word").cogroup(n=wt.count()).cogroup(stream.group_by(w="word"), f=wt.fold("0", "acc + qty")).agg()
+    assert both.value.names == ("n", "f")
+
+
+def test_folds_are_checked_where_they_are_written() -> None:
+    _, stream = sales()
+    grouped = stream.group_by_key()
+
+    @wt.udf(returns="INT", version="1")
+    def own(column: Any) -> Any:
+        return column
+
+    for fold, error, message in [
+        (wt.fold("NULL", "acc"), ExpressionError, r"test_folds.py:\d+: f=fold: init='NULL' has no type"),
+        (wt.fold("0", "concat(acc, word)"), ExpressionError, "the step gives STRING"),
+        (wt.fold("0", "acc + size"), UnknownColumn, "no column 'size'"),
+        (wt.fold("qty", "acc"), UnknownColumn, "no column 'qty'"),
+        (wt.fold("0", "acc + tags['a']"), ExpressionError, "tags holds a MAP"),
+        (wt.fold("0", "acc + value.qty + CASE WHEN value IS NULL THEN 1 ELSE 0 END"), ExpressionError, "names the columns"),
+        (wt.fold("0", f"acc + {own}(qty)"), ExpressionError, "a step runs where rows are read"),
+    ]:
+        with pytest.raises(error, match=message):
+            grouped.agg(f=fold)
+    with pytest.raises(UnknownColumn, match="no column 'total' to begin with; the record has qty, word, tags"):
+        grouped.reduce(total="acc.total + qty")
+    with pytest.raises(DefinitionError, match="reduce wants columns"):
+        grouped.reduce()
+    with pytest.raises(ExpressionError, match="a column is called acc"):
+        stream.with_columns(acc="qty").group_by_key().agg(f=wt.fold("0", "acc"))
+    with pytest.raises(DefinitionError, match="these are Changes"):
+        stream.to_table().materialized_as("t").to_stream().group_by_key().reduce(qty="acc.qty")
+
+
+def test_another_step_is_another_table_over_the_same_state() -> None:
+    def made(add: str) -> Any:
+        app, stream = sales()
+        stream.group_by_key().agg(f=wt.fold("0", add)).materialized_as("t")
+        return app.topology().table("t")
+
+    one, two, again = made("acc + qty"), made("acc - qty"), made("acc  +  value.qty")
+    assert one.fingerprint != two.fingerprint
+    assert one.fingerprint == again.fingerprint
+    assert one.state_version == two.state_version
