@@ -9,7 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from watertable.aggregates import avg, collect_list, collect_set, count, count_distinct, first, fold, last, max, min, sum, top_k
+from watertable.aggregates import (
+    approx_count_distinct,
+    avg,
+    collect_list,
+    collect_set,
+    count,
+    count_distinct,
+    first,
+    fold,
+    last,
+    max,
+    min,
+    sum,
+    top_k,
+)
 from watertable.dsl import App
 from watertable.errors import WatertableError
 from watertable.streams import CogroupedStream, GroupedStream, Stream, WindowedStream
@@ -54,6 +68,7 @@ __all__ = [
     "UnlimitedWindows",
     "WatertableError",
     "WindowedStream",
+    "approx_count_distinct",
     "avg",
     "changes",
     "collect_list",

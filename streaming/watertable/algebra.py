@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from watertable import plan
-from watertable.aggregates import PLACE, Merge, StateField, TopField
+from watertable.aggregates import PLACE, Merge, SketchField, StateField, TopField
 from watertable.expressions import Expr
 from watertable.nodes import ForeignJoin
 from watertable.plan import Part, TableDef
@@ -73,7 +73,7 @@ def lifted(field: StateField, source: str) -> str:
         case Merge.MIN | Merge.MAX:
             return f"{field.merge}({source})"
         case Merge.UNION:
-            return f"array_sort(collect_set({_member(field, source)}))"
+            return _cut(field, f"array_sort(collect_set({_member(field, source)}))")
         case Merge.LIST | Merge.TOP:
             return _ordered(field, f"collect_list({_at_place(field, source)})")
         case Merge.BAG:
@@ -108,7 +108,7 @@ def merged(field: StateField, source: str, over: str = "") -> str:
         case Merge.MIN | Merge.MAX:
             return f"{field.merge}({source}){over}"
         case Merge.UNION:
-            return f"array_sort(array_distinct(flatten(collect_list({source}){over})))"
+            return _cut(field, f"array_sort(array_distinct(flatten(collect_list({source}){over})))")
         case Merge.LIST | Merge.TOP:
             return _ordered(field, f"flatten(collect_list({source}){over})")
         case Merge.BAG:
@@ -137,6 +137,11 @@ def _member(field: StateField, source: str) -> str:
     """Write a member of a set: of floating point, the two zeros are one."""
     kind = field.type.element
     return f"({source} + CAST(0 AS {kind.sql()}))" if kind is not None and kind.kind in ("float", "double") else source
+
+
+def _cut(field: StateField, array: str) -> str:
+    """Keep as much of a sorted set as its sketch is long."""
+    return f"slice({array}, 1, {field.limit})" if isinstance(field, SketchField) else array
 
 
 def _at_place(field: StateField, source: str) -> str:

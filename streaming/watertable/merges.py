@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from watertable.aggregates import Merge, SignedField, StateField, TopField
+from watertable.aggregates import Merge, SignedField, SketchField, StateField, TopField
 from watertable.expressions import Expr
 from watertable.records import Event, Key, Row
 from watertable.scalars import EXACT, order_key
@@ -23,7 +23,7 @@ def _union(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
     assert field.type.element is not None
     key = order_key(field.type.element) or (lambda value: value)
     different = {key(value): value for value in [*b, *a]}  # of equal values the one that was there stays
-    return sorted(different.values(), key=key)
+    return sorted(different.values(), key=key)[: field.limit if isinstance(field, SketchField) else None]
 
 
 def _list(_: StateField, a: list[Any], b: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from watertable import nodes, plan, tables
-from watertable.aggregates import Aggregation, bind, sortable
+from watertable.aggregates import Aggregation, bind, first, sortable
 from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, identity, named_exprs
 from watertable.definitions import (
     check_columns,
@@ -28,7 +28,7 @@ from watertable.rules import OnFail, Rule
 from watertable.schema import Schema
 from watertable.scopes import is_change, lookup_scope, pair_scope, scope_of
 from watertable.stages import How, Named
-from watertable.windows import JoinWindows, Windows
+from watertable.windows import JoinWindows, TimeWindows, Windows
 
 if TYPE_CHECKING:
     from watertable.dsl import App
@@ -186,6 +186,30 @@ class Stream:
         check_key(self.key, where, "to_table")
         check_columns(self.key, self.value, where)
         return tables.Table(self.app, nodes.Latest(parent=self.node, location=where))
+
+    def dedupe(self, *, name: str, within: timedelta, by: str | tuple[str, ...] | None = None, grace: timedelta = timedelta(0)) -> Stream:
+        """Let only the first record of each key, or of each `by`, pass in each period of event time.
+
+        Periods are as long as `within`, and aligned to 1970. The first is that in log order; where another partition's record, read in a
+        later batch, turns out to be earlier, the one that passed has passed: then the stream depends on arrival, and is marked so. What has
+        been seen is kept in a table under this name. Records without a value are left out, those of a period that is over, and
+        `grace` too, are dropped and counted. Raises `DefinitionError` for Changes, and what `group_by` and `materialized_as` raise.
+        """
+        where = here()
+        if is_change(self.node):
+            raise DefinitionError(f"{where}: dedupe wants records, and these are Changes: a table has one row a key already")
+        group = self.group_by_key().group
+        if by is not None:
+            texts = (by,) if isinstance(by, str) else by
+            named = {text if text.isidentifier() else f"by{n}": text for n, text in enumerate(texts)}
+            group = grouped_by((), named, self._scope(), where, "dedupe")
+        spaces = (("key", self.key), ("value", self.value))
+        parts = (f"'{space}', named_struct(" + ", ".join(f"'{c}', {space}.`{c}`" for c in row.names) + ")" for space, row in spaces)
+        seen = first(f"CASE WHEN value IS NOT NULL THEN named_struct({', '.join(parts)}) END")
+        kept = _aggregate(self, group, TimeWindows(within, within, grace), {"first": seen}, where).materialized_as(name)
+        fresh = kept.to_stream().filter("old.first IS NULL AND new.first IS NOT NULL")
+        key, value = ({c: f"new.first.`{space}`.`{c}`" for c in row.names} for space, row in spaces)
+        return fresh.map(key=key, value=value)
 
     def group_by(self, *columns: str, **named: str) -> GroupedStream:
         """Group by columns, or by named expressions; a record with a null in its group is dropped and counted."""

@@ -195,6 +195,14 @@ def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
 
 
 @st.composite
+def deduped(draw: st.DrawFn, stream: Stream, number: int) -> Stream:
+    """Let the first record of each key, or of a text, pass in each period."""
+    by = draw(texts(stream)) if "window_start" in stream.key.names or draw(st.booleans()) else None
+    within, grace = (wt.seconds(draw(st.sampled_from(some))) for some in ([2, 10, 40], [0, 5, 60]))
+    return stream.dedupe(name=f"seen{number}", within=within, by=by, grace=grace)
+
+
+@st.composite
 def windows(draw: st.DrawFn) -> Windows:
     if draw(st.integers(0, 9)) == 9:
         return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
@@ -306,6 +314,8 @@ def aggregates(draw: st.DrawFn, item: Stream | Table) -> dict[str, wt.aggregates
 def _aggregate(draw: st.DrawFn, item: Stream | Table) -> wt.aggregates.Aggregation:
     number, text, amount = draw(numbers(item)), draw(texts(item)), draw(amounts(item))
     counts = [wt.count(), wt.count(number), wt.count_distinct(text)]
+    if isinstance(item, Stream):
+        counts += [wt.approx_count_distinct(number, relative_sd=0.5), wt.approx_count_distinct(text)]
     sums = [wt.sum(number), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))")]
     picks = [wt.last(number), wt.last(amount), wt.first(text), wt.min(text), wt.max(amount)]
     several = [wt.collect_list(number), wt.collect_set(text), wt.top_k(2, amount), wt.top_k(2, number, text)]
@@ -341,6 +351,10 @@ def topologies(draw: st.DrawFn) -> Topology:
         fixed = [table for table in kept if _found_by_key(table)]
         if fixed and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 3)) == 3:
             pool.append((depth + 1, draw(looked_up(draw(st.sampled_from(level)), fixed))))
+            continue
+        plain = [s for s in level if not is_change(s.node)]
+        if plain and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 9)) == 9:
+            pool.append((depth + 1, draw(deduped(draw(st.sampled_from(plain)), number))))
             continue
         if draw(st.integers(0, 2)) or len(pool) >= MAX_STREAMS or depth >= MAX_DEPTH:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
