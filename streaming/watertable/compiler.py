@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
@@ -105,7 +106,7 @@ class Compiler:
 
     topology: Topology
     layout: Layout = field(init=False)
-    _known: set[int] = field(init=False, default_factory=set)
+    _taught: WeakSet[SparkSession] = field(init=False, default_factory=WeakSet)
 
     def __post_init__(self) -> None:
         self.layout = Layout(self.topology)
@@ -150,9 +151,9 @@ class Compiler:
 
     def _teach(self, spark: SparkSession) -> None:
         """Let a session call the user's functions, once."""
-        if id(spark) not in self._known:
+        if spark not in self._taught:
             register(spark, called_in(self.topology))
-            self._known.add(id(spark))
+            self._taught.add(spark)
 
 
 @dataclass(slots=True)

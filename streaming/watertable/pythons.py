@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
@@ -30,7 +32,7 @@ def _arrow_udf(udf: Udf) -> UserDefinedFunction:
     What goes to the workers is pickled by value, so that they need neither the user's files nor this package; nothing that was stored
     anywhere is ever unpickled.
     """
-    packed = _by_value((udfs.caught_columns, udf.function), (udfs, sys.modules.get(udf.function.__module__)))
+    packed = _by_value((udfs.caught_columns, udf.function), (udfs, *_beside(udf)))
     over, nulls, returns = udf.over, udf.nulls, udfs.arrow_type(udf.returns)
     opened: list[Any] = []
 
@@ -47,11 +49,18 @@ def _arrow_udf(udf: Udf) -> UserDefinedFunction:
     return made
 
 
-def _by_value(what: object, modules: Iterable[Any]) -> bytes:
+def _beside(udf: Udf) -> list[ModuleType]:
+    """List the modules of the function's own folder: the user's, which workers can't import."""
+    folder = Path(udf.function.__code__.co_filename).parent
+    files = ((module, getattr(module, "__file__", None)) for module in list(sys.modules.values()))
+    return [module for module, file in files if file and Path(file).parent == folder]
+
+
+def _by_value(what: object, modules: Iterable[ModuleType]) -> bytes:
     """Pickle with what is of these modules in it, and not their names."""
     pickler: Any = cloudpickle
     known = pickler.list_registry_pickle_by_value()
-    named = [m for m in modules if m is not None and m.__name__ != "__main__" and m.__name__ not in known]
+    named = [m for m in modules if sys.modules.get(m.__name__) is m and m.__name__ != "__main__" and m.__name__ not in known]
     for module in named:
         pickler.register_pickle_by_value(module)
     try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 APP = '''
 import watertable as wt
 import _rates
+from _rates import to_int
 
 @wt.udf(returns="DECIMAL(14,2)")
 def paid(qty, price):
@@ -28,7 +29,7 @@ def paid(qty, price):
 
 @wt.udf(returns="INT", version="1")
 def number(text):
-    return text.map(int)
+    return text.map(to_int)
 
 @wt.udf(returns="STRING", over="arrow", nulls=True)
 def named(text):
@@ -55,8 +56,8 @@ other.group_by(p=number("name")).count().materialized_as("others")
 
 @pytest.mark.spark
 def test_spark_gives_what_the_interpreter_does_from_files_that_workers_cannot_import(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "_rates.py").write_text("from decimal import Decimal\nRATE = Decimal('1.25')\n")
-    (tmp_path / "till_app.py").write_text(APP.replace("import _rates\n", "from _rates import RATE\n").replace("_rates.RATE", "RATE"))
+    (tmp_path / "_rates.py").write_text("from decimal import Decimal\nRATE = Decimal('1.25')\ndef to_int(text):\n    return int(text)\n")
+    (tmp_path / "till_app.py").write_text(APP)
     sys.path.insert(0, str(tmp_path))
     try:
         app = importlib.import_module("till_app").app
