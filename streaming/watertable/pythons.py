@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,33 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.udf import UserDefinedFunction
 
 from watertable import udfs
 from watertable.udfs import Udf
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:
-    """Let this session's SQL call functions by their names in expressions: each gives `made`, and `failed` where it raised."""
+    """Let this session's SQL call functions by their names in expressions: each gives `made`, and `failed` where it raised.
+
+    On one machine the workers are this interpreter again, and not the first `python3` of the path, unless PYSPARK_PYTHON says otherwise.
+    """
+    if spark.sparkContext.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        spark.sparkContext.pythonExec = sys.executable
     for function in functions:
         spark.udf.register(function.token, _arrow_udf(function))
 
 
-def _arrow_udf(udf: Udf) -> UserDefinedFunction:
+def _arrow_udf(udf: Udf) -> Any:
     """Make Spark's function of the user's.
 
     What goes to the workers is pickled by value, so that they need neither the user's files nor this package; nothing that was stored
     anywhere is ever unpickled.
     """
+    import pyarrow as pa
+
     packed = _by_value((udfs.caught_columns, udf.function), (udfs, *_beside(udf)))
     over, nulls, returns = udf.over, udf.nulls, udfs.arrow_type(udf.returns)
     opened: list[Any] = []
 
-    def call(*columns: pa.Array) -> pa.Array:
+    def call(*columns: Any) -> Any:
         if not opened:
             import pickle
 
@@ -44,9 +50,9 @@ def _arrow_udf(udf: Udf) -> UserDefinedFunction:
         caught, function = opened[0]
         return caught(function, over, nulls, returns, columns)
 
+    call.__annotations__ = {"columns": pa.Array, "return": pa.Array}  # as types, not as text: Spark goes by them
     wrap: Any = arrow_udf
-    made: UserDefinedFunction = wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
-    return made
+    return wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
 
 
 def _beside(udf: Udf) -> list[ModuleType]:
