@@ -24,7 +24,7 @@ def register(spark: SparkSession, functions: Iterable[Udf]) -> None:
 
     On one machine the workers are this interpreter again, and not the first `python3` of the path, unless PYSPARK_PYTHON says otherwise.
     """
-    if spark.sparkContext.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+    if (spark.sparkContext.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         spark.sparkContext.pythonExec = sys.executable
     for function in functions:
         spark.udf.register(function.token, _arrow_udf(function))
