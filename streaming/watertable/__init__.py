@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from watertable.aggregates import (
+    aggregate,
     approx_count_distinct,
     avg,
     collect_list,
@@ -17,7 +18,6 @@ from watertable.aggregates import (
     count,
     count_distinct,
     first,
-    fold,
     last,
     max,
     min,
@@ -68,6 +68,7 @@ __all__ = [
     "UnlimitedWindows",
     "WatertableError",
     "WindowedStream",
+    "aggregate",
     "approx_count_distinct",
     "avg",
     "changes",
@@ -78,7 +79,6 @@ __all__ = [
     "days",
     "event_time",
     "first",
-    "fold",
     "hopping",
     "hours",
     "join_windows",

@@ -15,7 +15,7 @@ same for any cut of its records into batches. `subtract` tells whether a state c
     approx_count_distinct(x)  d UNION of {hash of x}, cut     an estimate of how many
     collect_set(x)   d UNION of {x}                                 d
     collect_list(x)  l LIST of (log order, x)                       the values of l
-    fold(init, add)  l LIST of (log order, columns)         the fold of l
+    aggregate(init, add)  l LIST of (log order, columns)         the fold of l
     top_k(k, by, x)  t TOP k of (by, log order, x)                  the values of t
 
 The rows of a table come and go. There (`bind_rows`) sums take back what a row brought, and everything that can't subtract keeps a BAG: the
@@ -215,13 +215,13 @@ def top_k(k: int, by: str, value: str | None = None) -> Aggregation:
     return Aggregation("top_k", by if value is None else value, by, k)
 
 
-def fold(init: str, add: str) -> Aggregation:
+def aggregate(init: str, add: str) -> Aggregation:
     """Fold records in log order: begin with a constant, and step on by an expression over `acc`, what is made so far, and the record.
 
     The state keeps, of every record, the columns that `add` reads; a table's rows are folded in the order of their keys. Records without
     a value are skipped. A step that fails, on an overflow or a cast, makes `acc` null.
     """
-    return Aggregation("fold", add, init)
+    return Aggregation("aggregate", add, init)
 
 
 def reduction(columns: Mapping[str, str]) -> Aggregation:
@@ -234,7 +234,7 @@ def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Bound
 
     Raises `ExpressionError` when the argument's type has no such aggregate, and whatever `parse` raises for the argument.
     """
-    if aggregation.function in ("fold", "reduce"):
+    if aggregation.function in ("aggregate", "reduce"):
         return _folded(name, aggregation, scope, where)
     argument, kind = _argument(name, aggregation, scope, where)
     text = aggregation.argument
@@ -277,7 +277,7 @@ def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, wh
 
     Raises what `bind` does, and `ExpressionError` for a sum or average of floating point: it would not be the same again.
     """
-    if aggregation.function in ("fold", "reduce"):
+    if aggregation.function in ("aggregate", "reduce"):
         return _folded(name, aggregation, scope, where, key)
     argument, kind = _argument(name, aggregation, scope, where)
     text, function = aggregation.argument, aggregation.function
@@ -344,8 +344,8 @@ def sum_type(kind: Type) -> Type:
 
 def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: Schema | None = None) -> BoundAggregate:
     """Keep what a fold's steps read, as a list in log order, or, of the rows of a table with a key, as a bag in the order of that."""
-    what = f"{name}={aggregation.function}" if aggregation.function == "fold" else "reduce"
-    if aggregation.function == "fold":
+    what = f"{name}={aggregation.function}" if aggregation.function == "aggregate" else "reduce"
+    if aggregation.function == "aggregate":
         steps = bind_fold(what, aggregation.by or "", aggregation.argument or "", scope, where)
     else:
         steps = bind_reduce(what, dict(aggregation.steps), scope, where)
@@ -527,5 +527,5 @@ _REQUIRES: Final = {
 }
 _FUNCTIONS: Final = (
     "count", "count_distinct", "sum", "min", "max", "avg", "first", "last", "collect_list", "collect_set", "top_k",
-    "approx_count_distinct", "fold",
+    "approx_count_distinct", "aggregate",
 )  # fmt: skip

@@ -25,12 +25,12 @@ from pyspark.sql import functions as F
 from watertable import nodes, plan
 from watertable.aggregates import StateField
 from watertable.algebra import company, finishing, gathered, lifted, merged_state, placed_in, single, state_sql, upto
-from watertable.changes import FAN_OUT, PLACE, RAW, foreign_changes, session_changes
 from watertable.layout import Fold, Layout, Segment, literal, moment
 from watertable.nodes import Aggregate, TableAggregate
 from watertable.plan import TableDef, Topology
 from watertable.pythons import register
 from watertable.schema import quote
+from watertable.telling import FAN_OUT, PLACE, RAW, foreign_changes, session_changes
 from watertable.udfs import called_in
 from watertable.windowing import sliding_key, window_starts, windowed_key
 from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microseconds

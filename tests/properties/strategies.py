@@ -319,7 +319,7 @@ def _aggregate(draw: st.DrawFn, item: Stream | Table) -> wt.aggregates.Aggregati
     sums = [wt.sum(number), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))")]
     picks = [wt.last(number), wt.last(amount), wt.first(text), wt.min(text), wt.max(amount)]
     several = [wt.collect_list(number), wt.collect_set(text), wt.top_k(2, amount), wt.top_k(2, number, text)]
-    folds = [wt.fold("0", f"acc * 2 + ({number})"), wt.fold("'>'", f"concat(coalesce(acc, '?'), {text})")]
+    folds = [wt.aggregate("0", f"acc * 2 + ({number})"), wt.aggregate("'>'", f"concat(coalesce(acc, '?'), {text})")]
     return draw(st.sampled_from([*counts, *sums, *picks, *several, *folds]))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from tests.spark.twin import Twin, without_bounds
 from watertable.plan import Topology
 from watertable.records import Record
 
@@ -23,12 +25,12 @@ def topology() -> Topology:
     app = wt.App("moves")
     moves = app.topic("moves", key="item STRING", value="qty INT, price DECIMAL(9,2), by STRING").stream()
     by_item = moves.group_by_key()
-    struct = wt.fold("named_struct('n', 0, 'who', array(''))", "named_struct('n', acc.n + 1, 'who', array_append(acc.who, by))")
+    struct = wt.aggregate("named_struct('n', 0, 'who', array(''))", "named_struct('n', acc.n + 1, 'who', array_append(acc.who, by))")
     by_item.agg(
-        left=wt.fold("0", "greatest(acc + qty, 0)"),
-        paid=wt.fold("CAST(0 AS DECIMAL(12,2))", "acc + price * qty"),
-        failing=wt.fold("0", "coalesce(acc, 100) + CAST(by AS INT)"),
-        longest=wt.fold("''", "CASE WHEN exists(split(by, ''), e -> e = 'z') THEN concat(acc, by, key.item) ELSE acc END"),
+        left=wt.aggregate("0", "greatest(acc + qty, 0)"),
+        paid=wt.aggregate("CAST(0 AS DECIMAL(12,2))", "acc + price * qty"),
+        failing=wt.aggregate("0", "coalesce(acc, 100) + CAST(by AS INT)"),
+        longest=wt.aggregate("''", "CASE WHEN exists(split(by, ''), e -> e = 'z') THEN concat(acc, by, key.item) ELSE acc END"),
         made=struct,
         who=wt.approx_count_distinct("by", relative_sd=0.5),
     ).materialized_as("folded")
@@ -36,18 +38,17 @@ def topology() -> Topology:
     by_item.windowed_by(wt.tumbling(seconds=10, grace=wt.seconds(5))).reduce(qty="acc.qty - qty").materialized_as("windows").to_stream().to(
         "out"
     )
-    by_item.windowed_by(wt.sessions(gap=wt.seconds(3), grace=wt.seconds(5))).agg(by=wt.fold("'>'", "concat(acc, by)")).materialized_as(
+    by_item.windowed_by(wt.sessions(gap=wt.seconds(3), grace=wt.seconds(5))).agg(by=wt.aggregate("'>'", "concat(acc, by)")).materialized_as(
         "sessions"
     )
     rows = app.topic("rows", key="id STRING", value="team STRING, n INT").table().materialized_as("rows")
     rows.group_by("team").reduce(n="acc.n * 10 + n").materialized_as("teams")
-    rows.group_by("team").agg(ids=wt.fold("''", "concat(acc, key.id)")).materialized_as("ids")
+    rows.group_by("team").agg(ids=wt.aggregate("''", "concat(acc, key.id)")).materialized_as("ids")
     moves.dedupe(name="seen", within=wt.seconds(10), by="by", grace=wt.seconds(3)).to("once")
     return app.topology()
 
 
-@pytest.mark.spark
-def test_spark_folds_as_the_interpreter_does_whatever_the_batches(spark: SparkSession) -> None:
+def batches() -> list[list[Record]]:
     records = []
     for n in range(30):
         value = {"qty": [3, -5, None, 7][n % 4], "price": 1.25 * n, "by": ["1", "z2", "x", "4", None, "5"][n % 6]}
@@ -56,11 +57,26 @@ def test_spark_folds_as_the_interpreter_does_whatever_the_batches(spark: SparkSe
         records.append(Record("moves", n % 2, n // 2, when, ["tea", "jam"][n % 2].encode(), data))
         row = None if n % 7 == 6 else json.dumps({"team": "rb"[n % 2], "n": n % 5}).encode()
         records.append(Record("rows", 0, n, START, b"abcde"[n % 5 : n % 5 + 1], row))
-    batches = [records[:7], records[7:8], records[8:33], records[33:]]
-    wanted = run_interpreter(topology(), batches)
+    return [records[:7], records[7:8], records[8:33], records[33:]]
+
+
+@pytest.mark.spark
+def test_spark_folds_as_the_interpreter_does_whatever_the_batches(spark: SparkSession) -> None:
+    wanted = run_interpreter(topology(), batches())
     assert all(wanted.tables.values())
     assert all(wanted.outputs[topic] for topic in ("out", "once"))
     assert wanted.tables["folded"]["tea",]["failing"] is None
-    found = CompilerRun(tiny(spark), topology()).run(batches)
+    found = CompilerRun(tiny(spark), topology()).run(batches())
     assert wanted.differences(found) == []
-    assert run_interpreter(topology(), [records]).tables["folded"] == wanted.tables["folded"]
+    assert run_interpreter(topology(), [[record for batch in batches() for record in batch]]).tables["folded"] == wanted.tables["folded"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_folds_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(spark: SparkSession, tmp_path: Path) -> None:
+    twin = Twin(tiny(spark), tmp_path, topology(), [("moves", 0), ("moves", 1), ("rows", 0)])
+    for records in batches():
+        twin.read(records)
+        twin.agree(shown=without_bounds)
+        twin.store.folder.fold_all()
+        twin.agree(plain=True, shown=without_bounds)

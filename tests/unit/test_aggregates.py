@@ -61,7 +61,7 @@ def test_an_aggregate_of_an_unknown_column_names_it_and_the_place() -> None:
 
 
 def test_an_unknown_aggregate_lists_the_known_ones() -> None:
-    known = "approx_count_distinct, avg, collect_list, collect_set, count, count_distinct, first, fold, last, max, min, sum, top_k"
+    known = "aggregate, approx_count_distinct, avg, collect_list, collect_set, count, count_distinct, first, last, max, min, sum, top_k"
     with pytest.raises(ExpressionError, match=rf"no aggregate 'median'; choose from {known}$"):
         bind("x", Aggregation("median", "i"), SCOPE, "here:1")
 

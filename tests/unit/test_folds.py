@@ -25,7 +25,7 @@ def test_a_fold_steps_on_in_log_order_from_a_constant() -> None:
     app, stream = sales()
     table = (
         stream.group_by_key()
-        .agg(text=wt.fold("'>'", "concat(acc, word)"), n=wt.fold("CAST(1 AS BIGINT)", "acc * 2 + qty"))
+        .agg(text=wt.aggregate("'>'", "concat(acc, word)"), n=wt.aggregate("CAST(1 AS BIGINT)", "acc * 2 + qty"))
         .materialized_as("t")
     )
     assert table.value.sql() == "`text` STRING, `n` BIGINT"
@@ -54,7 +54,7 @@ def test_rows_are_folded_in_the_order_of_their_keys_as_if_those_that_left_had_ne
         app, stream = sales()
         table = stream.to_table().materialized_as("t")
         table.group_by(g="'all'").reduce(qty="acc.qty * 10 + qty").materialized_as("red")
-        table.group_by(g="'all'").agg(ids=wt.fold("''", "concat(acc, key.id)")).materialized_as("folded")
+        table.group_by(g="'all'").agg(ids=wt.aggregate("''", "concat(acc, key.id)")).materialized_as("folded")
         driver = TopologyTestDriver(app)
         for n, (key, value) in enumerate([*order, ("b", {"qty": 2}), ("d", None)]):
             driver.pipe_input("sales", key, value, timestamp=n)
@@ -64,7 +64,7 @@ def test_rows_are_folded_in_the_order_of_their_keys_as_if_those_that_left_had_ne
 
 def test_a_step_that_fails_is_null_and_the_fold_goes_on() -> None:
     app, stream = sales()
-    fold = wt.fold("0", "coalesce(acc, 100) + CAST(word AS INT)")
+    fold = wt.aggregate("0", "coalesce(acc, 100) + CAST(word AS INT)")
     stream.group_by_key().agg(n=fold).materialized_as("t")
     stream.group_by_key().reduce(qty="acc.qty + CAST(word AS INT)", word="word").materialized_as("r")
     driver = TopologyTestDriver(app)
@@ -78,7 +78,9 @@ def test_a_step_that_fails_is_null_and_the_fold_goes_on() -> None:
 
 def test_a_fold_may_make_a_struct_or_an_array_and_read_whole_columns() -> None:
     app, stream = sales()
-    running = wt.fold("named_struct('n', 0, 'words', array(''))", "named_struct('n', acc.n + 1, 'words', array_append(acc.words, word))")
+    running = wt.aggregate(
+        "named_struct('n', 0, 'words', array(''))", "named_struct('n', acc.n + 1, 'words', array_append(acc.words, word))"
+    )
     stream.group_by_key().agg(made=running).map_values(n="made.n", words="array_join(made.words, '-')").materialized_as("t")
     driver = TopologyTestDriver(app)
     for n in range(3):
@@ -88,9 +90,9 @@ def test_a_fold_may_make_a_struct_or_an_array_and_read_whole_columns() -> None:
 
 def test_a_fold_is_pure_and_beside_other_aggregates() -> None:
     _, stream = sales()
-    table = stream.select_key(g="word").group_by_key().agg(n=wt.count(), f=wt.fold("0", "qty - acc"))
+    table = stream.select_key(g="word").group_by_key().agg(n=wt.count(), f=wt.aggregate("0", "qty - acc"))
     assert purity_of(table.node) is Purity.PURE
-    both = stream.group_by("word").cogroup(n=wt.count()).cogroup(stream.group_by(w="word"), f=wt.fold("0", "acc + qty")).agg()
+    both = stream.group_by("word").cogroup(n=wt.count()).cogroup(stream.group_by(w="word"), f=wt.aggregate("0", "acc + qty")).agg()
     assert both.value.names == ("n", "f")
 
 
@@ -103,13 +105,13 @@ def test_folds_are_checked_where_they_are_written() -> None:
         return column
 
     for fold, error, message in [
-        (wt.fold("NULL", "acc"), ExpressionError, r"test_folds.py:\d+: f=fold: init='NULL' has no type"),
-        (wt.fold("0", "concat(acc, word)"), ExpressionError, "the step gives STRING"),
-        (wt.fold("0", "acc + size"), UnknownColumn, "no column 'size'"),
-        (wt.fold("qty", "acc"), UnknownColumn, "no column 'qty'"),
-        (wt.fold("0", "acc + tags['a']"), ExpressionError, "tags holds a MAP"),
-        (wt.fold("0", "acc + value.qty + CASE WHEN value IS NULL THEN 1 ELSE 0 END"), ExpressionError, "names the columns"),
-        (wt.fold("0", f"acc + {own}(qty)"), ExpressionError, "a step runs where rows are read"),
+        (wt.aggregate("NULL", "acc"), ExpressionError, r"test_folds.py:\d+: f=aggregate: init='NULL' has no type"),
+        (wt.aggregate("0", "concat(acc, word)"), ExpressionError, "the step gives STRING"),
+        (wt.aggregate("0", "acc + size"), UnknownColumn, "no column 'size'"),
+        (wt.aggregate("qty", "acc"), UnknownColumn, "no column 'qty'"),
+        (wt.aggregate("0", "acc + tags['a']"), ExpressionError, "tags holds a MAP"),
+        (wt.aggregate("0", "acc + value.qty + CASE WHEN value IS NULL THEN 1 ELSE 0 END"), ExpressionError, "names the columns"),
+        (wt.aggregate("0", f"acc + {own}(qty)"), ExpressionError, "a step runs where rows are read"),
     ]:
         with pytest.raises(error, match=message):
             grouped.agg(f=fold)
@@ -118,7 +120,7 @@ def test_folds_are_checked_where_they_are_written() -> None:
     with pytest.raises(DefinitionError, match="reduce wants columns"):
         grouped.reduce()
     with pytest.raises(ExpressionError, match="a column is called acc"):
-        stream.with_columns(acc="qty").group_by_key().agg(f=wt.fold("0", "acc"))
+        stream.with_columns(acc="qty").group_by_key().agg(f=wt.aggregate("0", "acc"))
     with pytest.raises(DefinitionError, match="these are Changes"):
         stream.to_table().materialized_as("t").to_stream().group_by_key().reduce(qty="acc.qty")
 
@@ -126,7 +128,7 @@ def test_folds_are_checked_where_they_are_written() -> None:
 def test_another_step_is_another_table_over_the_same_state() -> None:
     def made(add: str) -> Any:
         app, stream = sales()
-        stream.group_by_key().agg(f=wt.fold("0", add)).materialized_as("t")
+        stream.group_by_key().agg(f=wt.aggregate("0", add)).materialized_as("t")
         return app.topology().table("t")
 
     one, two, again = made("acc + qty"), made("acc - qty"), made("acc  +  value.qty")

@@ -31,7 +31,7 @@ SPARK_ROOMS = {
         "algebra",
         "archive",
         "bisect",
-        "changes",
+        "telling",
         "compiler",
         "store",
         "changelog",
@@ -189,3 +189,11 @@ def test_public_names_are_those_exported() -> None:
 
     assert sorted(watertable.__all__) == sorted(set(watertable.__all__))
     assert [name for name in watertable.__all__ if not hasattr(watertable, name)] == []
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing a submodule sets it on the package: a public function of its name would be gone from then on."""
+    import watertable
+
+    modules_of = {path.stem for path in (ROOT / "streaming" / "watertable").iterdir()}
+    assert {name for name in watertable.__all__ if name in modules_of} == set()
