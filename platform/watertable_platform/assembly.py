@@ -23,7 +23,7 @@ from watertable_platform.rewind_jobs import build_rewind_jobs
 from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.spark_resource import build_spark_resource
 from watertable_platform.stream_job import build_stream_job
-from watertable_platform.suites import build_suite_checks, find_suites
+from watertable_platform.suites import build_suite_checks, find_suites, own_name
 from watertable_platform.topics import Watched, build_topic
 from watertable_platform.translator import OutputData, TopicData, WatertableTranslator, topic_key
 
@@ -43,8 +43,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     for app in project.apps.values():
         try:
             made = (build_tables(app, settings, translator), build_stream_job(app, settings), checks.build_checks(app, settings, loaded_at))
-            own_name = app.name.removeprefix(f"{settings.env}_") if settings.env else app.name
-            suites = build_suite_checks(app, find_suites(project.modules[app.folder.name], app, own_name))
+            suites = build_suite_checks(app, find_suites(project.modules[app.folder.name], app, own_name(app, settings.env)))
         except (dg.DagsterError, DefinitionError, SettingsError) as error:  # e.g. an owner that is neither an address nor a team
             broken[app.folder.name] = Broken(app.folder, app.topology.location, f"{type(error).__name__}: {error}")
             continue

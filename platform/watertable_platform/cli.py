@@ -23,17 +23,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from watertable.errors import KafkaError, RewindRefused, TableNotFound, UnknownPosition, WatertableError, exit_code
+from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.changelog import Offsets
     from watertable.project import LoadedApp
     from watertable.reader import AppStatus
-    from watertable.rewind import RewindPlan, Target
-    from watertable.store import Store
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -68,13 +65,13 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an app here until Ctrl-C, with a line that shows how it goes."""
-    settings, loaded = _app(name)
+    settings, loaded = find_app(name)
     from watertable import job
     from watertable_platform.progress import JsonLines, Progress
 
     log = settings.home_folder / "logs" / f"{loaded.name}.log"
     _quiet(log)
-    with _stop_on_signals(within=STOPS_WITHIN) as stop:
+    with stop_on_signals(within=STOPS_WITHIN) as stop:
         view = JsonLines(stop) if as_json else Progress(out, loaded.topology, log)
         with view:
             job.run(loaded.topology, settings, available_now=available_now, on_event=view, stop=stop, log=log)
@@ -88,7 +85,7 @@ def describe(
     """Show an app's topology: topics, tables, outputs, and where each is defined."""
     from watertable import lineage
 
-    _, loaded = _app(name)
+    _, loaded = find_app(name)
     print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
 
 
@@ -113,142 +110,6 @@ def outline() -> None:
     print(outlines(_settings()))
 
 
-Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
-Apply = Annotated[bool, typer.Option("--apply", help="Do it, exactly as planned. Without it, nothing is changed.")]
-OldCode = Annotated[
-    bool,
-    typer.Option(
-        "--keep-old-code-before", help="The code has changed: rows from before the fork may keep what the older code made of them."
-    ),
-]
-Loss = Annotated[
-    list[str] | None, typer.Option("--accept-loss", help="A topic, or topic/partition, of which Kafka may have deleted records.")
-]
-
-
-@app.command(rich_help_panel="Apps")
-def rewind(
-    name: AppName,
-    to: Annotated[
-        str | None,
-        typer.Option(metavar="TARGET", help="earliest, a time (event time), offsets.json, a commit (481) or a position (retail@1.481)."),
-    ] = None,
-    by: Annotated[str | None, typer.Option(metavar="DURATION", help="Back to what was committed so long ago: 10 min, 2 h, 1 d.")] = None,
-    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Back by so many records.")] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan, as --json printed it, rather than making one.")] = None,
-    apply: Apply = False,
-    keep_old_code_before: OldCode = False,
-    accept_loss: Loss = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="With --plan: what the planned run has committed since is no reason to refuse.")
-    ] = False,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="Beside the app, which goes on as it is. Without a target: go on with the shadow there is.")
-    ] = False,
-    abandon_shadow: Annotated[bool, typer.Option("--abandon-shadow", help="Give the shadow up instead.")] = False,
-    reason: Reason = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself."""
-    from watertable.rewind import RewindPlan, Target
-
-    made: RewindPlan | Target | None
-    untold = to is None and by is None and shift_by is None
-    if abandon_shadow:
-        if not untold or plan is not None or shadow:
-            raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
-        _abandon(name, apply=apply, reason=reason, as_json=as_json)
-        return
-    if plan is not None:
-        if not untold or shadow:
-            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by and --shadow")
-        try:
-            made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
-    elif shadow and untold:
-        made = None
-    else:
-        made = Target.parse(to, by=by, shift_by=shift_by)
-    _rewind(
-        name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=shadow, reason=reason, as_json=as_json,
-    )  # fmt: skip
-
-
-@app.command(rich_help_panel="Apps")
-def diff(
-    name: AppName,
-    samples: Annotated[int, typer.Option(help="Rows to show of each table, for each way in which they differ.", min=0)] = 5,
-    as_json: AsJson = False,
-) -> None:
-    """Show what the shadow would change, table by table: rows, columns, by how much, and some keys."""
-    from watertable import shadow as beside
-    from watertable.store import Store
-    from watertable_platform import show
-
-    settings, loaded = _app(name)
-    with _session(settings) as spark:
-        found = beside.diff(Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), loaded.topology, samples)
-    show.tell_diff(out, found, as_json=as_json)
-
-
-@app.command(rich_help_panel="Apps")
-def promote(name: AppName, apply: Apply = False, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Show what the shadow would change; with --apply, let it take the app's place: all tables at once."""
-    from watertable import job
-    from watertable import shadow as beside
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
-    from watertable.store import Store
-    from watertable_platform import show
-    from watertable_platform.progress import JsonLines, Progress
-
-    settings, loaded = _app(name)
-    Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
-    with _session(settings) as spark, _stop_on_signals(within=STOPS_WITHIN) as stop:
-        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
-
-        def replay(goal: Offsets | None) -> None:
-            with JsonLines(stop) if as_json else Progress(out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
-                job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
-            if stop.is_set():
-                raise RewindRefused(f"stopped before the shadow took the place of {loaded.name}; nothing is changed")
-
-        words = beside.current(store).writer
-        if apply:
-            replay(None)
-        show.tell_diff(out, beside.diff(store, loaded.topology), as_json=as_json)
-        if not apply:
-            if not as_json:
-                out.print("nothing is changed; --apply does it", style="dim")
-            return
-        before, position = beside.promote(store, loaded.topology, replay, reason=reason)
-        store.fold_all()  # other Delta readers needn't wait for the app's next fold
-    if as_json:
-        print(json.dumps({"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}"}))
-    else:
-        show.print_done(out, loaded.name, str(position), str(before))
-
-
-@app.command(rich_help_panel="Apps")
-def undo(
-    name: AppName,
-    apply: Apply = False,
-    keep_old_code_before: OldCode = False,
-    accept_loss: Loss = None,
-    reason: Reason = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show what taking the last rewind back would do; with --apply, do it. The tables are at once what they were before it."""
-    from watertable.rewind import Target
-
-    _rewind(
-        name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=False, reason=reason, as_json=as_json,
-    )  # fmt: skip
-
-
 @app.command(rich_help_panel="Tables")
 def query(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
@@ -267,7 +128,7 @@ def query(
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
     moment = show.parse_at(at) if at is not None else None
-    with _session(settings) as spark:
+    with begin_session(settings) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         answer = show.ask(reader, wanted, key=key, sql=sql, at=moment, limit=limit)
     if as_json:
@@ -339,7 +200,7 @@ def bisect(
     judged = history.condition_of(wanted, condition)
     culprit: history.Culprit | None = None
     unknown = ""
-    with _session(settings) as spark:
+    with begin_session(settings) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         with err.status("folding every change", spinner="dots"):
             found = history.find(reader, wanted, judged, None if key is None else show.key_texts(key))
@@ -380,7 +241,7 @@ def preview(
     kafka = Admin(cluster := Cluster.of(settings))
     partitions = kafka.partitions([topic.name for topic in upstream(topology, wanted).topics])
     earliest, latest = kafka.earliest(partitions), kafka.latest(partitions)
-    with _session(settings) as spark:
+    with begin_session(settings) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         live = trial.live_of(reader, topology, wanted)
         end = latest | {p: max(offset, earliest[p]) for p, offset in (live.next if live else {}).items() if p in latest}
@@ -403,7 +264,7 @@ def status(as_json: AsJson = False) -> None:
     settings = _settings()
     project = load_apps(settings)
     found: dict[str, tuple[AppStatus | None, Mapping[str, int] | None]] = {}
-    with _session(settings) as spark:
+    with begin_session(settings) as spark:
         for name, loaded in sorted(project.apps.items()):
             try:
                 now = Reader(spark, settings.warehouse_uri, name, loaded.topology.tables).status()
@@ -424,8 +285,8 @@ def fold(name: AppName) -> None:
     """Fold an app's tables now, so that every Delta reader sees what is committed."""
     from watertable.store import Store
 
-    settings, loaded = _app(name)
-    with _session(settings) as spark:
+    settings, loaded = find_app(name)
+    with begin_session(settings) as spark:
         folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept).fold_all()
     for table, fold in ((name, fold) for name, fold in folded.items() if not name.startswith("__")):
         out.print(f"[green]✓[/] {table} folded up to commit {fold.mark.seq:,}", highlight=False)
@@ -438,10 +299,11 @@ def maintain(name: AppName) -> None:
     """Rewrite small files, drop the changelog behind the horizon, and delete files that no version holds."""
     from watertable.store import Retention, Store
 
-    settings, loaded = _app(name)
-    with _session(settings) as spark:
+    settings, loaded = find_app(name)
+    with begin_session(settings) as spark:
         retention = Retention(timedelta(days=settings.horizon_days))
-        Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept, retention).upkeep.maintain()
+        topology = loaded.topology
+        Store(spark, settings.warehouse_uri, loaded.name, topology.kept, retention, topology.archived).upkeep.maintain()
     out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
 
 
@@ -456,7 +318,7 @@ def dev(
     from watertable_platform.development import develop
 
     settings = _settings()
-    with _stop_on_signals() as stop:
+    with stop_on_signals() as stop:
         raise typer.Exit(
             develop(settings, port=port, with_broker=with_broker, stop=stop, say=lambda text: err.print(text, highlight=False))
         )
@@ -506,100 +368,6 @@ def jars_fetch() -> None:
     out.print(f"[green]✓[/] {len(found)} jars, verified, in {pinned.cache_folder()}", highlight=False)
 
 
-def _rewind(
-    name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
-    shadow: bool, reason: str, as_json: bool,
-) -> None:  # fmt: skip
-    """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
-    from watertable import rewind as acts
-    from watertable import shadow as beside
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
-    from watertable.store import Store
-    from watertable_platform import show
-
-    settings, loaded = _app(name)
-    kafka = Admin(Cluster.of(settings))
-    kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
-    topology = loaded.topology
-    with _session(settings) as spark:
-        store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
-        if isinstance(wanted, acts.RewindPlan):
-            if wanted.app != loaded.name:
-                raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")
-            plan = wanted
-        elif wanted is None:
-            row = beside.current(store)
-            if apply:
-                _replay(settings, loaded, spark, store, words=row.writer, as_json=as_json)
-            else:
-                show.tell_diff(out, beside.diff(store, topology), as_json=as_json)
-            return
-        else:
-            plan = acts.plan(
-                store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow,
-            )  # fmt: skip
-        if as_json:
-            print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
-        else:
-            show.print_plan(out, plan)
-        if not apply:
-            if not as_json:
-                out.print("nothing is changed; --apply does it", style="dim")
-            return
-        position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
-        if plan.shadow:
-            _replay(settings, loaded, spark, store, words=plan.words, as_json=as_json)
-            return
-    if as_json:
-        print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
-    else:
-        show.print_done(out, loaded.name, str(position), plan.head)
-
-
-def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, as_json: bool) -> None:
-    """Bring the shadow to where its app stands, and show what it would change."""
-    from watertable import job
-    from watertable import shadow as beside
-    from watertable_platform import show
-    from watertable_platform.progress import JsonLines, Progress
-
-    with _stop_on_signals(within=STOPS_WITHIN) as stop:
-        with JsonLines(stop) if as_json else Progress(out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
-            job.run(loaded.topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
-        if stop.is_set():
-            raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")
-    found = beside.diff(store, loaded.topology)
-    show.tell_diff(out, found, as_json=as_json)
-    if as_json:
-        print(json.dumps({"event": "shadow", "position": found.shadow, "before": found.live, "by": words}))
-    else:
-        out.print(
-            f"[green]✓[/] the shadow is at [cyan]{found.shadow}[/] beside [cyan]{found.live}[/]; `watertable promote {loaded.name}` lets "
-            f"it take the app's place, `watertable rewind {loaded.name} --abandon-shadow` gives it up", highlight=False,
-        )  # fmt: skip
-
-
-def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
-    """Say which shadow there is, and give it up where that was asked for."""
-    from watertable import shadow as beside
-    from watertable.store import Store
-
-    settings, loaded = _app(name)
-    with _session(settings) as spark:
-        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
-        words = beside.current(store).writer
-        if not apply:
-            err.print(f"{loaded.name} has the shadow {words!r}; --apply gives it up", style="dim", highlight=False)
-            return
-        position = beside.abandon(store, reason)
-    if as_json:
-        print(json.dumps({"event": "abandoned", "position": str(position), "before": str(position), "by": f"give up {words}"}))
-    else:
-        out.print(f"[green]✓[/] the shadow {words!r} is given up, at [cyan]{position}[/]; {loaded.name} goes on as it was", highlight=False)
-
-
 def _settings() -> Settings:
     return Settings.load()
 
@@ -610,7 +378,8 @@ def _port(settings: Settings) -> int:
     return kafka_port(settings)
 
 
-def _app(name: str) -> tuple[Settings, LoadedApp]:
+def find_app(name: str) -> tuple[Settings, LoadedApp]:
+    """Load an app, and the settings that it is under."""
     from watertable.project import load_apps
 
     settings = _settings()
@@ -618,7 +387,7 @@ def _app(name: str) -> tuple[Settings, LoadedApp]:
 
 
 @contextmanager
-def _stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
+def stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
     """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now, and `within` seconds are the most that a stop may take.
 
     To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was.
@@ -649,7 +418,8 @@ def _quiet(log: Path) -> None:
     logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
-def _session(settings: Settings) -> AbstractContextManager[SparkSession]:
+def begin_session(settings: Settings) -> AbstractContextManager[SparkSession]:
+    """Begin a Spark session for a command that looks or acts, ended with it."""
     from watertable_platform.show import session
 
     _quiet(settings.home_folder / "logs" / "query.log")
@@ -662,8 +432,13 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-def _mount_demo() -> None:
-    """Mount the demo's command, which belongs to a module of its own."""
+def _mount() -> None:
+    """Mount the commands that belong to modules of their own."""
+    from watertable_platform.rewind_cli import COMMANDS
+
+    for command in COMMANDS:
+        if not any(known.callback is command for known in app.registered_commands):
+            app.command(rich_help_panel="Apps")(command)
     if not any(command.name == "demo" for command in app.registered_commands):
         try:
             module = import_module("watertable_platform.demo")
@@ -674,7 +449,7 @@ def _mount_demo() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: errors of ours become one message."""
-    _mount_demo()
+    _mount()
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="watertable", standalone_mode=False)

@@ -66,6 +66,7 @@ class PromoteConfig(dg.Config):
 
     dry_run: bool = Field(True, description="show what would change and change nothing")
     give_up: bool = Field(False, description="give the shadow up instead of promoting it")
+    despite_checks: bool = Field(False, description="promote it even where its checks of the highest severity are red")
     reason: str = Field("", description="why, in a few words; the changelog keeps it")
 
     def options(self) -> list[str]:
@@ -83,7 +84,7 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
         if config.give_up:
             _act(context, app, settings, "rewind", ["--abandon-shadow", *config.options()])
         else:
-            _act(context, app, settings, "promote", config.options())
+            _act(context, app, settings, "promote", [*(["--despite-checks"] if config.despite_checks else []), *config.options()])
 
     return [
         _job(

@@ -6,8 +6,9 @@ checks run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -15,6 +16,11 @@ from watertable.errors import DefinitionError
 from watertable.project import LoadedApp
 from watertable_platform.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
+
+if TYPE_CHECKING:
+    from watertable.changelog import Position
+    from watertable.reader import Reader
+    from watertable_quality.validation import Outcome
 
 
 def find_suites(modules: Iterable[ModuleType], app: LoadedApp, name: str) -> list[Suite]:
@@ -50,28 +56,52 @@ def build_suite_checks(app: LoadedApp, suites: Iterable[Suite]) -> dg.AssetCheck
     def suites_of_app(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         from watertable.reader import Reader
         from watertable.settings import Settings
-        from watertable_quality.validation import validate
 
-        chosen = [key for key in by_key if dg.AssetCheckKey(*key) in context.selected_asset_check_keys]
+        chosen: dict[str, list[Expectation]] = {}
+        for key, name in by_key:
+            if dg.AssetCheckKey(key, name) in context.selected_asset_check_keys:
+                chosen.setdefault(key.path[-1], []).append(by_key[key, name][1])
         spark = context.op_execution_context.resources.pyspark.spark_session
         reader = Reader(spark, Settings.load().warehouse_uri, app.name, app.topology.tables)
         position = reader.position()
-        frames = reader.read_all(sorted({key.path[-1] for key, _ in chosen}), position)
-        for table, frame in frames.items():
-            mine = [(key, name) for key, name in chosen if key.path[-1] == table]
-            suite = Suite(f"{app.name}.{table}", *(by_key[one][1] for one in mine))
-            for (key, name), outcome in zip(mine, validate(suite, frame), strict=True):
-                critical = outcome.error or outcome.expectation.severity is Severity.CRITICAL
-                yield dg.AssetCheckResult(
-                    asset_key=key,
-                    check_name=name,
-                    passed=outcome.holds,
-                    severity=dg.AssetCheckSeverity.ERROR if critical else dg.AssetCheckSeverity.WARN,
-                    description=outcome.error or None,
-                    metadata={"position": str(position), **outcome.observed},
-                )
+        for table, outcome in judge(reader, chosen, position):
+            yield dg.AssetCheckResult(
+                asset_key=table_key(app.name, table),
+                check_name=outcome.expectation.name,
+                passed=outcome.holds,
+                severity=dg.AssetCheckSeverity.ERROR if _is_critical(outcome) else dg.AssetCheckSeverity.WARN,
+                description=outcome.error or None,
+                metadata={"position": str(position), **outcome.observed},
+            )
 
     return suites_of_app
+
+
+def judge(reader: "Reader", chosen: Mapping[str, Sequence[Expectation]], position: "Position") -> "Iterator[tuple[str, Outcome]]":
+    """Judge expectations of tables at one position, each table read once."""
+    from watertable_quality.validation import validate
+
+    for table, frame in reader.read_all(sorted(chosen), position).items():
+        for outcome in validate(Suite(f"{position.app}.{table}", *chosen[table]), frame):
+            yield table, outcome
+
+
+def red(reader: "Reader", suites: Iterable[Suite], position: "Position") -> list[str]:
+    """Name the checks of the highest severity that don't hold at a position."""
+    chosen: dict[str, list[Expectation]] = {}
+    for suite in suites:
+        chosen.setdefault(suite.name, []).extend(suite.expectations)
+    found = [(table, o) for table, o in judge(reader, chosen, position) if _is_critical(o) and not o.holds] if chosen else []
+    return [f"{o.expectation.name} of {table}" + (f" ({o.error})" if o.error else "") for table, o in found]
+
+
+def own_name(app: LoadedApp, env: str) -> str:
+    """Give an app's name without its environment, as suites call it."""
+    return app.name.removeprefix(f"{env}_") if env else app.name
+
+
+def _is_critical(outcome: "Outcome") -> bool:
+    return bool(outcome.error) or outcome.expectation.severity is Severity.CRITICAL
 
 
 def _columns(expectation: Expectation) -> set[str]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +18,12 @@ from rich.console import Console
 import watertable as wt
 from tests.kafka.test_job import World
 from watertable import job, rewind
+from watertable.changelog import Position
 from watertable.errors import BreakingChange, RewindRefused
 from watertable.events import BatchCommitted, Event, Failed, Rewound, Stopped
+from watertable.interpreter import Interpreter
 from watertable.kafka.config import Cluster
+from watertable.kafka.reading import read_records
 from watertable.plan import Topology
 from watertable.project import load_apps
 from watertable.rewind import Target
@@ -87,6 +91,49 @@ def test_a_running_app_is_rewound_goes_on_and_publishes_nothing_twice(spark: Spa
     assert not any(isinstance(e, Failed) for e in said)
     world.run()
     assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("a", -11), ("c", -1)])
+
+
+@pytest.mark.parametrize("rewinds", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_at_whatever_position_a_rewind_arrives_the_tables_are_the_interpreters_fold_of_the_log_up_to_there(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, rewinds: int
+) -> None:
+    world, draw = World(spark, broker, tmp_path), Random(rewinds)
+    app = wt.App("till")
+    moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT").stream()
+    stock = moves.group_by_key().agg(qty=wt.sum("qty"), n=wt.count(), last=wt.last("qty"), least=wt.min("qty")).materialized_as("stock")
+    stock.filter("qty < 0").materialized_as("low")
+    moves.filter("qty > 0").group_by("value.qty").agg(n=wt.count(), last=wt.last("key.sku")).materialized_as("sizes")
+    topology = app.topology()
+    world.produce(*((f"k{draw.randint(0, 9)}", draw.randint(-5, 9)) for _ in range(200)))
+    partitions = world.admin.partitions([world.moves])
+    ends = world.admin.latest(partitions)
+    log = list(read_records(broker, dict.fromkeys(partitions, 0), ends))
+    store = Store(spark, world.settings.warehouse_uri, "till", topology.kept)
+
+    def run() -> None:
+        settings = world.settings.model_copy(update={"batch_records": draw.randint(20, 90)})
+        job.run(topology, settings, available_now=True, spark=spark)
+
+    def hold(position: Position, upto: dict[tuple[str, int], int]) -> None:
+        engine = Interpreter(topology)
+        engine.read([r for r in log if r.offset < upto.get((r.topic, r.partition), 0)])
+        for name, frame in store.reader.read_all(["stock", "low", "sizes"], position).items():
+            table = topology.table(name)
+            found = {tuple(r[n] for n in table.key.names): {n: r[n] for n in table.columns.names} for r in frame.collect()}
+            assert found == engine.tables[name], f"{name} at {position}"
+
+    run()
+    for number in range(rewinds):
+        last = store.head().last
+        assert last is not None
+        target = {world.moves: {str(p[1]): draw.randint(0, offset) for p, offset in last.next.items()}}
+        plan = rewind.plan(store, topology, world.admin, Target.parse(to=json.dumps(target)))
+        position = rewind.apply(store, plan, topology.fingerprint, world.admin)
+        head = store.head()
+        hold(position, dict(head.last.next) if head.last else {})
+        if number % 4 == 3 or not position.seq:
+            run()
+            hold(store.head().position, ends)
 
 
 def test_records_that_retention_has_taken_are_refused_by_name(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
@@ -160,7 +207,7 @@ def test_the_commands_plan_apply_undo_and_explain(
     (tmp_path / "assets" / "till").mkdir(parents=True)
     (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(cli, "begin_session", lambda _: nullcontext(spark))
     monkeypatch.setattr(cli, "out", Console(width=200))
     monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
     world.produce(("a", 5), ("b", 1), ("a", -7))

@@ -156,6 +156,12 @@ def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
     assert (world.stock(), store.head().position.epoch) == ({"a": (18, 3)}, 2)
 
 
+SUITE = """
+from watertable_quality import Severity, Suite, between, not_null, row_count
+rules = Suite("till.stock", between("qty", 0, None), not_null("qty"), row_count(9, severity=Severity.WARNING))
+"""
+
+
 @pytest.mark.slow
 def test_the_commands_replay_beside_compare_promote_and_give_up(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,9 +169,9 @@ def test_the_commands_replay_beside_compare_promote_and_give_up(
     world = World(spark, broker, tmp_path / "world")
     (tmp_path / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{broker.bootstrap}'\n")
     (tmp_path / "assets" / "till").mkdir(parents=True)
-    (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves))
+    (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves) + SUITE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(cli, "begin_session", lambda _: nullcontext(spark))
     monkeypatch.setattr(cli, "out", Console(width=200))
     monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
     world.produce(("a", 5), ("b", 1), ("a", -7))
@@ -185,7 +191,9 @@ def test_the_commands_replay_beside_compare_promote_and_give_up(
         assert wanted in " ".join(shown.split()), shown
     assert "promote it, go on with it" in said("rewind", "till", "--to", "earliest", "--shadow", "--apply", code=1)
     assert json.loads(said("diff", "till", "--json"))["exact"]
-    told = said("promote", "till", "--apply", "--json").splitlines()
+    refused = said("promote", "till", "--apply", code=1)
+    assert "at till@2.1 these checks are red: qty_between of stock" in " ".join(refused.split())
+    told = said("promote", "till", "--apply", "--despite-checks", "--json").splitlines()
     done = json.loads(told[-1])
     assert (done["event"], done["position"], done["before"]) == ("promoted", "till@3.1", "till@1.1")
     assert any(json.loads(line)["event"] == "diff" for line in told)

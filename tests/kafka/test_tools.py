@@ -72,7 +72,7 @@ def till(
     capsys: pytest.CaptureFixture[str],
 ) -> Till:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(cli, "begin_session", lambda _: nullcontext(spark))
     monkeypatch.setattr(cli, "out", Console(width=150))
     monkeypatch.setattr(cli, "err", Console(stderr=True, width=150))
     made = Till(spark, broker, topic("moves", partitions=2), tmp_path, capsys)

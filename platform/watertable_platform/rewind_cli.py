@@ -1,0 +1,279 @@
+"""The commands that rewind an app, and what belongs to it: `rewind`, `diff`, `promote` and `undo`.
+
+Each shows first what it would do; `--apply` does it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from watertable.errors import RewindRefused
+from watertable_platform import cli
+from watertable_platform.cli import STOPS_WITHIN, AppName, AsJson
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from watertable.changelog import Offsets
+    from watertable.project import LoadedApp
+    from watertable.rewind import RewindPlan, Target
+    from watertable.settings import Settings
+    from watertable.store import Store
+
+Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it, exactly as planned. Without it, nothing is changed.")]
+OldCode = Annotated[
+    bool,
+    typer.Option(
+        "--keep-old-code-before", help="The code has changed: rows from before the fork may keep what the older code made of them."
+    ),
+]
+Loss = Annotated[
+    list[str] | None, typer.Option("--accept-loss", help="A topic, or topic/partition, of which Kafka may have deleted records.")
+]
+
+
+def rewind(
+    name: AppName,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="earliest, a time (event time), offsets.json, a commit (481) or a position (retail@1.481)."),
+    ] = None,
+    by: Annotated[str | None, typer.Option(metavar="DURATION", help="Back to what was committed so long ago: 10 min, 2 h, 1 d.")] = None,
+    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Back by so many records.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan, as --json printed it, rather than making one.")] = None,
+    apply: Apply = False,
+    keep_old_code_before: OldCode = False,
+    accept_loss: Loss = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="With --plan: what the planned run has committed since is no reason to refuse.")
+    ] = False,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Beside the app, which goes on as it is. Without a target: go on with the shadow there is.")
+    ] = False,
+    abandon_shadow: Annotated[bool, typer.Option("--abandon-shadow", help="Give the shadow up instead.")] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself."""
+    from watertable.rewind import RewindPlan, Target
+
+    made: RewindPlan | Target | None
+    untold = to is None and by is None and shift_by is None
+    if abandon_shadow:
+        if not untold or plan is not None or shadow:
+            raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
+        _abandon(name, apply=apply, reason=reason, as_json=as_json)
+        return
+    if plan is not None:
+        if not untold or shadow:
+            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by and --shadow")
+        try:
+            made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
+    elif shadow and untold:
+        made = None
+    else:
+        made = Target.parse(to, by=by, shift_by=shift_by)
+    _rewind(
+        name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
+        shadow=shadow, reason=reason, as_json=as_json,
+    )  # fmt: skip
+
+
+def diff(
+    name: AppName,
+    samples: Annotated[int, typer.Option(help="Rows to show of each table, for each way in which they differ.", min=0)] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the shadow would change, table by table: rows, columns, by how much, and some keys."""
+    from watertable import shadow as beside
+    from watertable.store import Store
+    from watertable_platform import show
+
+    settings, loaded = cli.find_app(name)
+    with cli.begin_session(settings) as spark:
+        found = beside.diff(Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), loaded.topology, samples)
+    show.tell_diff(cli.out, found, as_json=as_json)
+
+
+def promote(
+    name: AppName,
+    apply: Apply = False,
+    despite_checks: Annotated[bool, typer.Option("--despite-checks", help="Promote it even where its checks are red.")] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what the shadow would change; with --apply, let it take the app's place: all tables at once, if its checks are green."""
+    from watertable import job
+    from watertable import shadow as beside
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.store import Store
+    from watertable_platform import show
+    from watertable_platform.progress import JsonLines, Progress
+
+    settings, loaded = cli.find_app(name)
+    Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
+    with cli.begin_session(settings) as spark, cli.stop_on_signals(within=STOPS_WITHIN) as stop:
+        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
+
+        def replay(goal: Offsets | None) -> None:
+            with JsonLines(stop) if as_json else Progress(cli.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+                job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
+            if stop.is_set():
+                raise RewindRefused(f"stopped before the shadow took the place of {loaded.name}; nothing is changed")
+
+        words = beside.current(store).writer
+        if apply:
+            replay(None)
+        found = beside.diff(store, loaded.topology)
+        show.tell_diff(cli.out, found, as_json=as_json)
+        red = _red(settings, loaded, store, found.shadow)
+        if red and (not apply or despite_checks):
+            cli.err.print(f"[yellow]red[/] at {found.shadow}: {', '.join(red)}", highlight=False, soft_wrap=True)
+        if not apply:
+            if not as_json:
+                cli.out.print("nothing is changed; --apply does it", style="dim")
+            return
+        if red and not despite_checks:
+            raise RewindRefused(
+                f"the shadow of {loaded.name} isn't promoted: at {found.shadow} these checks are red: {', '.join(red)}. Mend the code and "
+                "begin another shadow, or say --despite-checks; nothing is changed"
+            )
+        before, position = beside.promote(store, loaded.topology, replay, reason=reason)
+        store.fold_all()  # other Delta readers needn't wait for the app's next fold
+    if as_json:
+        print(json.dumps({"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}"}))
+    else:
+        show.print_done(cli.out, loaded.name, str(position), str(before))
+
+
+def undo(
+    name: AppName,
+    apply: Apply = False,
+    keep_old_code_before: OldCode = False,
+    accept_loss: Loss = None,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what taking the last rewind back would do; with --apply, do it. The tables are at once what they were before it."""
+    from watertable.rewind import Target
+
+    _rewind(
+        name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
+        shadow=False, reason=reason, as_json=as_json,
+    )  # fmt: skip
+
+
+def _rewind(
+    name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
+    shadow: bool, reason: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
+    from watertable import rewind as acts
+    from watertable import shadow as beside
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.store import Store
+    from watertable_platform import show
+
+    settings, loaded = cli.find_app(name)
+    kafka = Admin(Cluster.of(settings))
+    kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
+    topology = loaded.topology
+    with cli.begin_session(settings) as spark:
+        store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
+        if isinstance(wanted, acts.RewindPlan):
+            if wanted.app != loaded.name:
+                raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")
+            plan = wanted
+        elif wanted is None:
+            row = beside.current(store)
+            if apply:
+                _replay(settings, loaded, spark, store, words=row.writer, as_json=as_json)
+            else:
+                show.tell_diff(cli.out, beside.diff(store, topology), as_json=as_json)
+            return
+        else:
+            plan = acts.plan(
+                store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
+                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow,
+            )  # fmt: skip
+        if as_json:
+            print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
+        else:
+            show.print_plan(cli.out, plan)
+        if not apply:
+            if not as_json:
+                cli.out.print("nothing is changed; --apply does it", style="dim")
+            return
+        position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
+        if plan.shadow:
+            _replay(settings, loaded, spark, store, words=plan.words, as_json=as_json)
+            return
+    if as_json:
+        print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
+    else:
+        show.print_done(cli.out, loaded.name, str(position), plan.head)
+
+
+def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, as_json: bool) -> None:
+    """Bring the shadow to where its app stands, and show what it would change."""
+    from watertable import job
+    from watertable import shadow as beside
+    from watertable_platform import show
+    from watertable_platform.progress import JsonLines, Progress
+
+    with cli.stop_on_signals(within=STOPS_WITHIN) as stop:
+        with JsonLines(stop) if as_json else Progress(cli.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+            job.run(loaded.topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
+        if stop.is_set():
+            raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")
+    found = beside.diff(store, loaded.topology)
+    show.tell_diff(cli.out, found, as_json=as_json)
+    if as_json:
+        print(json.dumps({"event": "shadow", "position": found.shadow, "before": found.live, "by": words}))
+    else:
+        cli.out.print(
+            f"[green]✓[/] the shadow is at [cyan]{found.shadow}[/] beside [cyan]{found.live}[/]; `watertable promote {loaded.name}` lets "
+            f"it take the app's place, `watertable rewind {loaded.name} --abandon-shadow` gives it up", highlight=False,
+        )  # fmt: skip
+
+
+def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str) -> list[str]:
+    """Name the checks of an app's suites that are red at a position."""
+    from watertable.changelog import Position
+    from watertable.project import load_apps
+    from watertable_platform.suites import find_suites, own_name, red
+
+    suites = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))
+    return red(store.reader, suites, Position.parse(position)) if suites else []
+
+
+def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
+    """Say which shadow there is, and give it up where that was asked for."""
+    from watertable import shadow as beside
+    from watertable.store import Store
+
+    settings, loaded = cli.find_app(name)
+    with cli.begin_session(settings) as spark:
+        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
+        words = beside.current(store).writer
+        if not apply:
+            cli.err.print(f"{loaded.name} has the shadow {words!r}; --apply gives it up", style="dim", highlight=False)
+            return
+        position = beside.abandon(store, reason)
+    if as_json:
+        print(json.dumps({"event": "abandoned", "position": str(position), "before": str(position), "by": f"give up {words}"}))
+    else:
+        said = f"[green]✓[/] the shadow {words!r} is given up, at [cyan]{position}[/]; {loaded.name} goes on as it was"
+        cli.out.print(said, highlight=False)
+
+
+COMMANDS: Final = (rewind, diff, promote, undo)
