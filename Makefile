@@ -26,8 +26,8 @@ dev: setup ## broker and Dagster with code reload
 test: setup ## the tests of every change (under 25 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: setup ## every test there is, the slow ones too; 5,000 random plans instead of 300
-	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} $(BIN)/python -m pytest -m "" $(ARGS)
+test-all: setup ## every test there is, the slow ones too; 5,000 random plans, and 50 on a store
+	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
 
 check: setup ## ruff, mypy --strict, the import laws
 	$(BIN)/ruff check .

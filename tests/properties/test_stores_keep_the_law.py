@@ -1,0 +1,83 @@
+"""Random plans on a real store: killed between commits, folded, rewound and replayed in other batches, a table stays what it is."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.properties.engines import tiny
+from tests.properties.strategies import Case, drawn
+from tests.spark.twin import Twin
+from watertable.plan import Topology
+from watertable.purity import Purity, purity_of
+from watertable.records import Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLANS = int(os.environ.get("WATERTABLE_STORES", "2"))
+SEED = int(os.environ.get("WATERTABLE_SEED", "20240302"))
+
+
+def by_arrival(topology: Topology) -> bool:
+    """Tell whether anything of an app depends on its batches, so that a replay must have the same ones."""
+    return any(purity_of(root.node) is Purity.ARRIVAL for root in (*topology.tables, *topology.sinks))
+
+
+def rows(twin: Twin) -> dict[str, object]:
+    found = {}
+    for table in twin.topology.tables:
+        read = twin.store.reader.read(table.name).toArrow().to_pylist()
+        found[table.name] = {tuple(row[name] for name in table.key.names): row for row in read}
+    return found
+
+
+def live(twin: Twin, batches: Sequence[Sequence[Record]], rng: random.Random) -> list[str]:
+    """Run an app through crashes, folds and a rewind; say what differs from the oracle after each part."""
+    differences = []
+
+    def compare(when: str) -> None:
+        found, wanted = rows(twin), twin.engine.tables
+        differences.extend(f"{when}: {name}:\n    {wanted[name]}\n    {found[name]}" for name in wanted if found[name] != wanted[name])
+
+    for number, batch in enumerate(batches):
+        if rng.random() < 0.4:  # what is written before the commit is of nobody
+            twin.write(batch, dies=True)
+            twin.start()
+        twin.read(batch)
+        if rng.random() < 0.5:
+            twin.store.folder.fold_all()
+        if rng.random() < 0.3:
+            twin.start()
+        if number == len(batches) // 2:
+            compare(f"after batch {number + 1}")
+    compare("at the end")
+    to = rng.randrange(len(batches))
+    twin.rewind(str(to) if to else "earliest")
+    left = list(batches[to:])
+    for again in left if by_arrival(twin.topology) else [[record for batch in left for record in batch]]:
+        twin.write(again)
+    compare(f"after a rewind to commit {to}")
+    twin.store.folder.fold_all()
+    compare("folded after it")
+    return differences
+
+
+def judge(spark: SparkSession, case: Case, warehouse: Path, seed: int) -> list[str]:
+    partitions = sorted({(r.topic, r.partition) for r in case.records} | {(t.name, 0) for t in case.topology.topics})
+    whole = [(topic, n) for topic in {t for t, _ in partitions} for n in range(1 + max(p for t, p in partitions if t == topic))]
+    return live(Twin(spark, warehouse, case.topology, whole), case.batches, random.Random(seed))
+
+
+@pytest.mark.spark
+def test_a_table_is_the_same_after_crashes_folds_and_a_rewind(spark: SparkSession, tmp_path: Path, say: Callable[[str], None]) -> None:
+    session, plans = tiny(spark), drawn(PLANS, SEED)
+    for number, case in enumerate(plans):
+        differences = judge(session, case, tmp_path / str(number), number)
+        assert not differences, "\n".join([f"plan {number}, oracle, then store:", *differences, repr(case)])
+    say(f"{len(plans)} random plans on a store (seed {SEED}): the same after crashes, folds and rewinds")
