@@ -47,6 +47,10 @@ PLACE: Final = Schema.parse("st TIMESTAMP, topic STRING, partition INT, offset B
 """Where a record stands in log order: compared field by field, left to right; `ord` tells records derived from one record apart."""
 
 
+TIMED_PLACE: Final = Schema.parse("ts TIMESTAMP") + PLACE
+"""Where a version stands in a history: by event time, and in log order where that is the same."""
+
+
 class Merge(StrEnum):
     """Name the ways in which two values of a state field become one; each is associative, commutative and skips nulls."""
 
@@ -110,6 +114,11 @@ class SignedField(StateField):
     """Keep a field that a row can leave again: `retract` computes what it takes with it, the opposite of `lift`."""
 
     retract: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TimedField(StateField):
+    """Keep a field in the order of event time: its `order` begins with it, and goes on with the place in log order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +334,9 @@ def held_row(name: str, row: Schema, users: Sequence[Expr], scope: Scope, where:
     return SignedField(name, _array(plus.type), Merge.BAG, plus, minus)
 
 
-def placed(kind: Type) -> Type:
+def placed(kind: Type, order: Schema = PLACE) -> Type:
     """Put a value beside its place in log order: the state of FIRST and LAST."""
-    return Type("struct", fields=(Column("order", PLACE.struct()), Column("value", kind)))
+    return Type("struct", fields=(Column("order", order.struct()), Column("value", kind)))
 
 
 def state_schema(fields: tuple[StateField, ...]) -> Schema:

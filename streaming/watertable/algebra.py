@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from watertable import plan
-from watertable.aggregates import PLACE, Merge, SketchField, StateField, TopField
+from watertable.aggregates import PLACE, TIMED_PLACE, Merge, SketchField, StateField, TimedField, TopField
 from watertable.expressions import Expr
 from watertable.nodes import ForeignJoin
 from watertable.plan import Part, TableDef
@@ -60,9 +60,10 @@ def change_struct(table: TableDef) -> Type:
     return Type("struct", fields=(key, state, Column("st", Type("timestamp"))))
 
 
-def place(prefix: str = "") -> str:
-    """Write the SQL of a record's place in log order, from the columns of its parts."""
-    return "named_struct(" + ", ".join(f"'{c.name}', {prefix}{quote(c.name)}" for c in PLACE) + ")"
+def place(field: StateField | None = None) -> str:
+    """Write the SQL of a record's place in log order, from the columns of its parts; in a field by event time, that comes first."""
+    parts = TIMED_PLACE if isinstance(field, TimedField) else PLACE
+    return "named_struct(" + ", ".join(f"'{c.name}', {quote(c.name)}" for c in parts) + ")"
 
 
 def lifted(field: StateField, source: str) -> str:
@@ -81,7 +82,7 @@ def lifted(field: StateField, source: str) -> str:
         case Merge.FIRST | Merge.LAST:
             pick = "max_by" if field.merge is Merge.LAST else "min_by"
             seen = f" FILTER (WHERE {source} IS NOT NULL)" if field.lift is not None else ""
-            return f"{pick}(named_struct('order', {place()}, 'value', {source}), {place()}){seen}"
+            return f"{pick}(named_struct('order', {place(field)}, 'value', {source}), {place(field)}){seen}"
 
 
 def single(field: StateField, source: str) -> str:
@@ -96,7 +97,7 @@ def single(field: StateField, source: str) -> str:
         case Merge.LIST | Merge.TOP:
             return f"filter(array({_at_place(field, source)}), x -> x IS NOT NULL)"
         case Merge.FIRST | Merge.LAST:
-            alone = f"named_struct('order', {place()}, 'value', {source})"
+            alone = f"named_struct('order', {place(field)}, 'value', {source})"
             return alone if field.lift is None else f"CASE WHEN {source} IS NOT NULL THEN {alone} END"
 
 
@@ -149,7 +150,7 @@ def _at_place(field: StateField, source: str) -> str:
     if isinstance(field, TopField):
         made = f"named_struct('by', {source}.by, 'order', {place()}, 'value', {source}.value)"
     else:
-        made = f"named_struct('order', {place()}, 'value', {source})"
+        made = f"named_struct('order', {place(field)}, 'value', {source})"
     return f"CASE WHEN {source} IS NOT NULL THEN {made} END"
 
 

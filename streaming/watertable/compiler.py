@@ -23,10 +23,10 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from watertable import nodes, plan
-from watertable.aggregates import StateField
+from watertable.aggregates import StateField, TimedField
 from watertable.algebra import company, finishing, gathered, lifted, merged_state, placed_in, single, state_sql, upto
-from watertable.layout import Fold, Layout, Segment, literal, moment
-from watertable.nodes import Aggregate, TableAggregate
+from watertable.layout import Fold, Layout, Segment, expires, literal, moment
+from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
 from watertable.pythons import register
 from watertable.schema import quote
@@ -202,6 +202,9 @@ class _Run:
             if isinstance(fold.root, Aggregate) and fold.root.windows:
                 sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
                 names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
+            elif isinstance(fold.root, Versioned):
+                sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"
+                names[f"l{number}"] = (fold.label, "expired")
         partitions = list(self.carry)
         for number, (topic, partition) in enumerate(partitions):
             here = f"topic = {literal(topic)} AND partition = {partition}"
@@ -251,6 +254,9 @@ class _Run:
     def contributions(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one, and the windows that were missed."""
         here = frame.where(fold.present)
+        if isinstance(fold.root, nodes.Versioned | nodes.History):
+            kept = fold.root.parent if isinstance(fold.root, nodes.History) else fold.root
+            here = here.where(f"NOT ({expires(kept)})")
         if isinstance(fold.root, TableAggregate):
             each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE, *RAW)
             return each.withColumn("ord", F.expr("ord * 2 + n")), None
@@ -392,10 +398,15 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         moves = "step" in rows.columns
         forward = f"PARTITION BY key ORDER BY present, st, topic, partition, offset, ord{', step' if moves else ''}"
         running = both.selectExpr("*", f"{merged_state(table, upto(forward))} AS after")
+        in_order = [
+            f"(state.{quote(f.name)} IS NULL OR state.{quote(f.name)}.order <=> after.{quote(f.name)}.order)"
+            for f in table.state if isinstance(f, TimedField)
+        ]  # fmt: skip
         before = f"lag(after) OVER ({forward})"
         if moves:  # a row that changes within its group is one Change, from before it left to after it came back
             before = f"CASE WHEN paired THEN lag(after, 2) OVER ({forward}) ELSE {before} END"
-        return self._told(table, running.selectExpr("*", f"{before} AS before").where("present AND step = 1" if moves else "present"))
+        seen = " AND ".join(["present", *(["step = 1"] if moves else []), *in_order])
+        return self._told(table, running.selectExpr("*", f"{before} AS before").where(seen))
 
     def _told(self, table: TableDef, running: DataFrame) -> DataFrame:
         """Finish the states `before` and `after` each Change, and leave out those that nobody could see."""

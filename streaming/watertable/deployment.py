@@ -224,7 +224,7 @@ def _hides(node: object) -> bool:
     while _head(node) in _SHOWN:
         filtered |= _head(node) == "TableFilter"
         node = _field(node, "parent")
-    return filtered and _head(node) != "Latest"
+    return filtered and _head(node) not in ("Latest", "Versioned")
 
 
 def _bare(form: object) -> object:

@@ -27,7 +27,7 @@ from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.deployment import OutlinedTable
 from watertable.errors import Fenced
 from watertable.layout import moment
-from watertable.nodes import JoinBuffer, Source
+from watertable.nodes import History, JoinBuffer, Source
 from watertable.plan import TableDef, walk
 from watertable.reader import (
     FOLD_LINE,
@@ -46,6 +46,7 @@ from watertable.reader import (
     states_in,
 )
 from watertable.schema import quote
+from watertable.versions import remembered
 from watertable.windows import microseconds
 
 if TYPE_CHECKING:
@@ -209,17 +210,20 @@ class Folder:
             states = states.unionByName(view.absorbed(table, touched, states))
         source = self._live(table, view, _shaped(table, states)).localCheckpoint()
         failpoints.hit("fold.before_merge")
-        reached = self._reached(view, table) if isinstance(table.root, JoinBuffer) else None
+        reached = self._reached(view, table) if isinstance(table.root, JoinBuffer | History) else None
         expired = None if reached is None else f"t._wt_until < {moment(reached)}"
         self._merge_rows(table, base_name(table), source, number, expired)
 
     def _live(self, table: TableDef, view: View, shaped: DataFrame) -> DataFrame:
-        """Let records go that wait in the buffer of a join and that no record can pair with any more; other tables stay as they are."""
+        """Let go of what waits in the buffer of a join, or is in a history, and no record asks for any more; others stay as they are."""
+        if isinstance(table.root, History):
+            return remembered(table.root, shaped, self._reached(view, table))
         return waiting(table.root, shaped, self._reached(view, table)) if isinstance(table.root, JoinBuffer) else shaped
 
     def _reached(self, view: View, table: TableDef) -> datetime | None:
         """Give the stream time that every partition which feeds a table has reached; None while one has none."""
         topics = {node.topic.name for node in walk(table.node) if isinstance(node, Source)}
+        topics |= {*table.root.topics} if isinstance(table.root, History) else set()
         last = self._last(view)
         times = [time for (topic, _), time in last.stream_times.items() if topic in topics] if last else []
         return None if not times or None in times else min(t for t in times if t is not None)
@@ -292,7 +296,7 @@ class Folder:
         """Find the first commit whose tombstones an earlier record could still meet.
 
         A record that is still to come has at least the stream time that its partition has reached, so a tombstone is done with once every
-        partition's is past the tombstone's.
+        partition's is past the tombstone's; in a versioned table, by as much as the history is long.
         """
         base, seq = view.bases[table.name], view.position.seq
         if not forgets(table):
@@ -301,7 +305,7 @@ class Folder:
         reached = last.low_stream_time if last else None
         dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
         if reached is not None:
-            dead = dead.where(f"st >= {moment(reached)}")
+            dead = dead.where(f"st >= {moment(reached - table.behind)}")
         first = dead.agg(F.min("seq")).head()
         return int(first[0]) if first and first[0] is not None else seq + 1
 

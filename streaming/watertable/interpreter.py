@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 from watertable import nodes, plan
-from watertable.aggregates import StateField
+from watertable.aggregates import StateField, TimedField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
@@ -70,6 +70,7 @@ class _Kept:
     alive: Expr | None
     stages: tuple[Stage, ...]
     watched: bool
+    timed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class Interpreter:
                 tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
                 bool(t.windows), t.sessions.gap if t.sessions else None, t.sliding,
                 len(t.state_key) - len(t.key), t.alive, t.stages, t.name in self.changes,
+                tuple(f.name for f in t.state if isinstance(f, TimedField)),
             ) for t in topology.tables
         }  # fmt: skip
         self._members: dict[tuple[str, Key], set[Key]] = {}
@@ -354,6 +356,7 @@ class Interpreter:
 
     def _arrived(self, table: _Kept, n: int, part: _Part) -> Iterator[tuple[Key, list[Row], Event]]:
         """Give what the current record adds to one part of a table's state; of several parts, the n-th of m is at `ord * m + n`."""
+        assert not isinstance(part.leaf, nodes.History)  # no table of the user's
         if part.number not in self._lifted:  # tables that share a leaf share what a record adds to it, and what it leaves out
             self._lifted[part.number] = [found for event in self._stream(part.leaf.parent) for found in self._lift(table.name, part, event)]
         there: Row = {} if part.there is None else {part.there: True}
@@ -369,7 +372,9 @@ class Interpreter:
             yield from self._move(table, part, root, event)
             return
         if isinstance(root, nodes.Latest):
-            if event.key is not None and not _is_null(event.key):
+            if isinstance(root, nodes.Versioned) and not _is_null(event.key) and event.timestamp + root.history < event.place.st:
+                self._drop(table, "expired")
+            elif event.key is not None and not _is_null(event.key):
                 yield _key(event.key), [contribution(part.state, event)], event
             elif root.is_source:
                 self._refuse(table, root.location, "a record of a table topic has no key")
@@ -437,7 +442,8 @@ class Interpreter:
         old = self._row(table, key) if table.watched and key in states else None
         for state in contributions:
             states[key] = state if key not in states else merged(table.state, states[key], state)
-        if table.watched:
+        overtaken = any(added[name] not in (None, states[key][name]) for added in contributions for name in table.timed)
+        if table.watched and not overtaken:  # what comes out of order into a history is no Change
             yield Event(event.place, event.timestamp, self._key_row(table, key), self._row(table, key), old, self._window(table, key))
 
     def _gather(self, table: _Kept, gap: timedelta, key: Key, state: Row, event: Event) -> Iterator[Event]:

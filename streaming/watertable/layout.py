@@ -16,12 +16,12 @@ from watertable import nodes, plan
 from watertable.aggregates import Merge, SignedField
 from watertable.algebra import named_struct, render
 from watertable.expressions import Expr
-from watertable.nodes import Aggregate, Format, Latest, TableAggregate, Topic
+from watertable.nodes import Aggregate, Format, History, Latest, TableAggregate, Topic, Versioned
 from watertable.plan import Sink, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema, quote
 from watertable.stages import How, Named
-from watertable.windows import EPOCH, UnlimitedWindows
+from watertable.windows import EPOCH, UnlimitedWindows, microseconds
 
 Origin = Topology | nodes.FlatMapValues | nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.MergeStreams
 """What begins a segment."""
@@ -111,6 +111,9 @@ class Layout:
         self.sources = {topic.name: self._source(base, topic) for topic in self.topology.topics}
         for table in self.topology.tables:
             self._folds(table.root, table.name)
+        for table in self.buffers:
+            if isinstance(table.root, History):
+                self._folds(table.root, table.name)
         for sink in self.topology.sinks:
             flow = self.flow(sink.node)
             value = _value_of(flow)
@@ -352,6 +355,9 @@ class Layout:
                 self._fold(leaf, label)
 
     def _fold(self, root: nodes.Leaf, label: str) -> None:
+        if isinstance(root, History):
+            self._history(root, label)
+            return
         flow = self.flow(root.parent)
         if isinstance(root, Latest):
             names = plan.key_of(root).names
@@ -363,6 +369,9 @@ class Layout:
                 flag = flow.segment.add(f"{flow.present} AND {null_key}", flow.level)
                 flow.segment.count(flag, label, "null_key")
             present = flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1)
+            if isinstance(root, Versioned) and flow.segment.number:  # in the first segment no stream time is known yet
+                expired = flow.segment.add(f"{present} AND {expires(root)}", flow.level + 2)
+                flow.segment.count(expired, label, "expired")
             fold = Fold(root, label, present, flow.spaces["key"], flow.spaces["value"])
         elif isinstance(root, TableAggregate):
             fold = self._table_aggregate(root, label, flow)
@@ -372,6 +381,16 @@ class Layout:
         self._need(flow, fold.present, fold.key, fold.lifts)
         flow.segment.folds.append(fold)
         self.folds[root] = (flow.segment, fold)
+
+    def _history(self, root: History, label: str) -> None:
+        """Keep what the versioned table folds, deletions too, as versions."""
+        self._folds(root.parent, label)
+        segment, kept = self.folds[root.parent]
+        version = segment.add(f"named_struct('row', {kept.lifts})", len(segment.levels))
+        segment.kept[version] = None
+        fold = Fold(root, kept.label, kept.present, kept.key, version)
+        segment.folds.append(fold)
+        self.folds[root] = (segment, fold)
 
     def _aggregate(self, root: Aggregate, label: str, flow: Flow) -> tuple[Fold, Flow]:
         segment = flow.segment
@@ -451,6 +470,11 @@ def encoded(column: str, form: Format, schema: Schema) -> str:
 def literal(text: str) -> str:
     """Write a string as Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def expires(table: Versioned) -> str:
+    """Write the condition under which a record is older than the history of a versioned table."""
+    return f"unix_micros(ts) + {microseconds(table.history)}L < unix_micros(st)"
 
 
 def moment(when: datetime) -> str:

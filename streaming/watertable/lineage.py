@@ -15,6 +15,7 @@ from watertable.nodes import Stream, Topic
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
 from watertable.stages import Named
+from watertable.windows import words
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -114,6 +115,8 @@ def label(node: Stream | nodes.Table) -> str:
             return "repartition"
         case nodes.ToStream():
             return f"to_stream of table {node.table} ({purity_of(node)})"
+        case nodes.Versioned():
+            return f"latest value by key and event time, history {words(node.history)}"
         case nodes.Latest():
             return "latest value by key"
         case nodes.ForeignSide():
@@ -134,6 +137,8 @@ def label(node: Stream | nodes.Table) -> str:
             return f"join within {node.within} {_named(node.columns)}"
         case nodes.JoinSide() | nodes.JoinBuffer():
             return "buffer of a join"
+        case nodes.History():
+            return "history of a table"
         case nodes.TableJoin():
             return f"{node.how.operator} {_named(node.columns)}"
 
@@ -182,7 +187,13 @@ def _ways(node: Stream | nodes.Table) -> Iterator[tuple[str, str]]:
 
 
 def _what(table: TableDef) -> str:
-    kinds = {nodes.Latest: "latest ", nodes.Cogroup: "cogroup ", nodes.TableJoin: "join ", nodes.ForeignJoin: "join "}
+    kinds = {
+        nodes.Latest: "latest ",
+        nodes.Versioned: "versioned ",
+        nodes.Cogroup: "cogroup ",
+        nodes.TableJoin: "join ",
+        nodes.ForeignJoin: "join ",
+    }
     kind = kinds.get(type(table.root), "")
     by = ", ".join(table.key.names[:-2] if table.windows else table.key.names)
     return f"{kind}by {by}" + (f" · {table.windows}" if table.windows else "")
@@ -201,7 +212,7 @@ def _of_table(node: nodes.Table) -> tuple[Lineage, Lineage]:
         case nodes.Cogroup():
             found = [_of_table(aggregate) for aggregate in node.inputs]
             return _same(*(key for key, _ in found)), {name: origins for _, values in found for name, origins in values.items()}
-        case nodes.JoinSide() | nodes.JoinBuffer():
+        case nodes.JoinSide() | nodes.JoinBuffer() | nodes.History():
             raise AssertionError("nobody reads the buffer of a join")
         case nodes.TableFilter():
             return _of_table(node.parent)

@@ -7,6 +7,7 @@ the user's file and line, and compares by what it computes: the location is in n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 
 from watertable.aggregates import BoundAggregate, SignedField
@@ -171,6 +172,28 @@ class Latest(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Versioned(Latest):
+    """Keep each key's last value by event time, and in log order where that is the same; its versions stay for the length of a history.
+
+    A record that comes out of order takes its place in the history, and is no Change. One that is older than the history, by the stream
+    time of its partition, is dropped.
+    """
+
+    history: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History(Node):
+    """Keep the versions of a versioned table's values by event time, as long as a record can come that asks for them.
+
+    Those that may ask come from `topics`, beside the table's own.
+    """
+
+    parent: Versioned
+    topics: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate(Node):
     """Fold the records of each group, or of each group and window, into one row of aggregates."""
 
@@ -283,8 +306,8 @@ Stream = (
     Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
     | StreamStreamJoin
 )  # fmt: skip
-Leaf = Latest | Aggregate | TableAggregate | ForeignSide | JoinSide
-"""A table node that folds the records of a stream, or the Changes of a table; the buffer of a join is no table of the user's."""
+Leaf = Latest | Versioned | History | Aggregate | TableAggregate | ForeignSide | JoinSide
+"""A table node that folds the records of a stream, or the Changes of a table; histories and the buffers of joins are none of the user's."""
 Root = Leaf | Cogroup | TableJoin | ForeignJoin | JoinBuffer
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""
 Table = Root | TableFilter | TableMapValues

@@ -10,9 +10,10 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
-from watertable.aggregates import BIGINT, BoundAggregate, Merge, StateField, placed, state_schema
+from watertable.aggregates import BIGINT, TIMED_PLACE, BoundAggregate, Merge, StateField, TimedField, placed, state_schema
 from watertable.expressions import Expr, Scope, parse
 from watertable.fingerprints import canonical, digest
 from watertable.nodes import (
@@ -21,6 +22,7 @@ from watertable.nodes import (
     FlatMapValues,
     ForeignJoin,
     Format,
+    History,
     JoinBuffer,
     JoinSide,
     Latest,
@@ -40,6 +42,7 @@ from watertable.nodes import (
     TableMapValues,
     Topic,
     ToStream,
+    Versioned,
 )  # fmt: skip
 from watertable.schema import Column, Schema, Type
 from watertable.stages import Beside, Match, Named, Project, Side, Stage, Where
@@ -47,6 +50,7 @@ from watertable.windows import SessionWindows, SlidingWindows, Windows
 
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
+VERSIONS: Final = "__versions"
 SLIDING_KEY: Final = Schema.parse("__at TIMESTAMP, __from TIMESTAMP")
 
 
@@ -151,6 +155,14 @@ class TableDef:
         return f"{self.name}_{self.state_version}"
 
     @property
+    def behind(self) -> timedelta:
+        """Give how far a record's event time may be behind the stream time that all partitions have reached, and still change the state.
+
+        Of a versioned table that is its history; elsewhere a record's place decides, and event time doesn't matter.
+        """
+        return max((leaf.history for leaf in leaves_of(self.root) if isinstance(leaf, Versioned)), default=timedelta(0))
+
+    @property
     def fingerprint(self) -> str:
         """Identify what the table computes, whatever the file, the line or the process."""
         return digest(canonical(self.node))
@@ -196,9 +208,15 @@ class Topology:
 
     @property
     def buffers(self) -> tuple[TableDef, ...]:
-        """List what the joins of streams keep: tables that no reader sees, named by what feeds them and by their windows."""
-        joins = (n for root in self._roots() for n in walk(root) if isinstance(n, StreamStreamJoin))
-        return tuple(dict.fromkeys(buffer_of(join) for join in joins))
+        """List what joins of streams and versioned tables keep: tables that no reader sees, named by what feeds and bounds them."""
+        above = [n for root in self._roots() for n in walk(root)]
+        pairs = dict.fromkeys(buffer_of(join) for join in above if isinstance(join, StreamStreamJoin))
+        asking = [(root_of(n.right), n.parent) for n in above if isinstance(n, StreamJoin)]
+        histories = [
+            history_of(kept, *(parent for root, parent in asking if root == kept))
+            for kept in dict.fromkeys(n for n in above if isinstance(n, Versioned))
+        ]
+        return (*pairs, *histories)
 
     @property
     def kept(self) -> tuple[TableDef, ...]:
@@ -302,6 +320,8 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema(tuple(column for aggregate in node.inputs for column in value_of(aggregate)))
         case JoinBuffer():
             return Schema.of((side.name, BIGINT) for side in (node.left, node.right))
+        case History():
+            return Schema.of([(VERSIONS, BIGINT)])
         case _:
             return value_of(node.parent)
 
@@ -333,6 +353,13 @@ def buffer_of(join: StreamStreamJoin) -> TableDef:
     )
     node = JoinBuffer(left=left, right=right, within=join.within, location=join.location)
     return TableDef(name=f"__join_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
+
+
+def history_of(table: Versioned, *asking: Stream) -> TableDef:
+    """Give the table in which a versioned table's history is kept, for these streams to look into; tables of one kind share it."""
+    topics = {n.topic.name for stream in asking for n in walk(stream) if isinstance(n, Source)}
+    node = History(parent=table, topics=tuple(sorted(topics)), location=table.location)
+    return TableDef(name=f"__history_{digest(canonical(node)).partition(':')[2]}", node=node, location=table.location)
 
 
 def root_of(node: Table) -> Root:
@@ -371,6 +398,11 @@ def parts_of(root: Root) -> tuple[Part, ...]:
 def state_of(root: Root) -> tuple[StateField, ...]:
     """Give the state fields of a table node."""
     match root:
+        case Versioned():
+            return (TimedField("row", placed(value_of(root).struct(), TIMED_PLACE), Merge.LAST, None),)
+        case History():  # a deletion is a version, too: there the value is null
+            version = Type("struct", fields=(Column("row", value_of(root.parent).struct()),))
+            return (TimedField(VERSIONS, Type("array", element=placed(version, TIMED_PLACE)), Merge.LIST, None),)
         case Latest():
             return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
         case Aggregate():
@@ -394,7 +426,7 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
         case Cogroup():
             return (Project(tuple((a.name, _counted(a, node.location)) for aggregate in node.inputs for a in aggregate.aggregates)),)
-        case JoinSide() | JoinBuffer():
+        case JoinSide() | JoinBuffer() | History():
             scope = Scope({"state": state_schema(state_of(node))}, bare=())
             numbers = ((f.name, f"COALESCE(CAST(SIZE(state.`{f.name}`) AS BIGINT), CAST(0 AS BIGINT))") for f in state_of(node))
             return (Project(tuple((name, parse(number, scope, node.location)) for name, number in numbers)),)

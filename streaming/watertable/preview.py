@@ -155,7 +155,7 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
         return None, f"The live table has no key column {', '.join(lacking)}, so no row of it can be found again: nothing is compared."
     if not any(begin.values()):
         return (lambda _: True), "These are all records that there ever were: the rows are the whole table, and all are compared."
-    if isinstance(table.node, Latest) and of_one_topic(table.node):
+    if type(table.node) is Latest and of_one_topic(table.node):
         return (lambda _: True), (
             "A row is its key's last record, and the last of each key that occurs is among these: every row here is compared. "
             "Keys that don't occur aren't shown."

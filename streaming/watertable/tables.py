@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from watertable import nodes, plan, streams
-from watertable.aggregates import Aggregation, bind_rows, held_row, row_count
+from watertable.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
 from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
 from watertable.definitions import (
     check_columns,
@@ -125,14 +126,41 @@ class Table:
         )  # fmt: skip
         return Table(self.app, nodes.ForeignJoin(how=how, left=left, right=right, columns=made, location=where))
 
-    def materialized_as(self, name: str, *, description: str = "") -> Table:
-        """Keep the table under a name: it becomes a Delta table, an asset, and something to read."""
+    def materialized_as(self, name: str, *, description: str = "", history: timedelta | None = None) -> Table:
+        """Keep the table under a name: it becomes a Delta table, an asset, and something to read.
+
+        With a `history`, it is versioned (KIP-889, KIP-914): of a key's records the last by event time is its row, and the versions of the
+        row stay for as long as the history says, for joins as of the event time. A record that comes out of order takes its place in the
+        history, and is no Change; one that is older than the history, by the stream time of its partition, is dropped and counted.
+
+        Raises `DefinitionError` for a history that isn't longer than zero, and for one of anything but the last values of a key: of an
+        aggregate, a join or windows. Raises `DuplicateName` for a name that is taken.
+        """
         where = here()
         identifier(name, "table", where)
         if name.startswith("_"):
             raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
-        self.app._add_table(TableDef(name=name, node=self.node, description=description, location=where))
-        return Table(self.app, self.node, name)
+        node = self.node if history is None else self._versioned(self.node, history, where)
+        self.app._add_table(TableDef(name=name, node=node, description=description, location=where))
+        return Table(self.app, node, name)
+
+    def _versioned(self, node: nodes.Table, history: timedelta, where: str) -> nodes.Table:
+        """Keep a table's rows by event time, below the filters and columns on top of them."""
+        if history <= timedelta(0):
+            raise DefinitionError(f"{where}: a history must be longer than zero; got {history}")
+        if isinstance(node, nodes.TableFilter | nodes.TableMapValues):
+            return replace(node, parent=self._versioned(node.parent, history, where))
+        if not isinstance(node, nodes.Latest) or plan.windows_of(node) is not None:
+            raise DefinitionError(
+                f"{where}: history= is of tables that keep a key's last value: topic.table() and stream.to_table(); "
+                "the row of an aggregate, a join or a window is of many event times"
+            )
+        unsorted = [c.name for c in plan.value_of(node) if not sortable(c.type)]
+        if unsorted:
+            raise DefinitionError(
+                f"{where}: history= can't keep {', '.join(unsorted)}: values with a MAP in them have no order; leave it out"
+            )
+        return nodes.Versioned(parent=node.parent, is_source=node.is_source, history=history, location=node.location)
 
     def to_stream(self) -> streams.Stream:
         """Stream the table's changes: one Change(old, new) per source record, in log order.
@@ -154,7 +182,9 @@ class Table:
     def _exact_changes(self, operator: str, where: str) -> nodes.ToStream:
         """Give the Changes that others take from and add to; refuse rows that can't leave exactly as they came."""
         changes = self._changes(operator, where)
-        leaves = [leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if not isinstance(leaf, nodes.Latest | nodes.JoinSide)]
+        leaves = [
+            leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if not isinstance(leaf, nodes.Latest | nodes.History | nodes.JoinSide)
+        ]
         inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
         if inexact:
             raise DefinitionError(

@@ -79,8 +79,8 @@ class TimeWindows:
         return end + self.grace <= stream_time
 
     def __str__(self) -> str:
-        shape = f"tumbling {_words(self.size)}" if self.is_tumbling else f"hopping {_words(self.size)} every {_words(self.advance)}"
-        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+        shape = f"tumbling {words(self.size)}" if self.is_tumbling else f"hopping {words(self.size)} every {words(self.advance)}"
+        return f"{shape} grace {words(self.grace)}" if self.grace else shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ class SessionWindows:
         return end + self.gap + self.grace < stream_time
 
     def __str__(self) -> str:
-        shape = f"sessions gap {_words(self.gap)}"
-        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+        shape = f"sessions gap {words(self.gap)}"
+        return f"{shape} grace {words(self.grace)}" if self.grace else shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ class SlidingWindows:
         return self.span(at)[1], at + MILLISECOND + self.difference
 
     def __str__(self) -> str:
-        shape = f"sliding {_words(self.difference)}"
-        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+        shape = f"sliding {words(self.difference)}"
+        return f"{shape} grace {words(self.grace)}" if self.grace else shape
 
 
 Windows = TimeWindows | UnlimitedWindows | SessionWindows | SlidingWindows
@@ -286,8 +286,8 @@ class JoinWindows:
         return self.after + self.grace, self.before + self.grace
 
     def __str__(self) -> str:
-        shape = f"{_words(self.before)} before to {_words(self.after)} after"
-        return f"{shape} grace {_words(self.grace)}" if self.grace else shape
+        shape = f"{words(self.before)} before to {words(self.after)} after"
+        return f"{shape} grace {words(self.grace)}" if self.grace else shape
 
 
 def tumbling(
@@ -372,14 +372,14 @@ def microseconds(duration: timedelta) -> int:
     return duration // timedelta(microseconds=1)
 
 
-def _words(duration: timedelta) -> str:
+def words(duration: timedelta) -> str:
     """Write a duration in the units people use: 1d, 1h30m, 0.5s.
 
-    >>> _words(timedelta(hours=1, minutes=30)), _words(timedelta(milliseconds=1500)), _words(timedelta(0))
+    >>> words(timedelta(hours=1, minutes=30)), words(timedelta(milliseconds=1500)), words(timedelta(0))
     ('1h30m', '1.5s', '0s')
     """
     if duration < _ZERO:
-        return f"-{_words(-duration)}"
+        return f"-{words(-duration)}"
     minutes, rest = divmod(duration, timedelta(minutes=1))
     parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m"), (rest / timedelta(seconds=1), "s")]
     return "".join(f"{number:g}{unit}" for number, unit in parts if number) or "0s"

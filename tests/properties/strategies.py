@@ -242,6 +242,11 @@ def tables(draw: st.DrawFn, stream: Stream) -> Table:
     return draw(derived(table))
 
 
+def histories() -> st.SearchStrategy[timedelta | None]:
+    """Make a table versioned at times."""
+    return st.sampled_from([None, None, wt.seconds(5), wt.seconds(60), wt.seconds(600)])
+
+
 @st.composite
 def grouped_rows(draw: st.DrawFn, table: Table) -> Table:
     """Group the rows of a named table, and derive another from it at times."""
@@ -340,7 +345,7 @@ def topologies(draw: st.DrawFn) -> Topology:
                 pool.append((0, app.topic("pairs", key="k STRING, n INT", value=f"{BASIC}, tags ARRAY<STRING>").stream()))
             case "rows":
                 topic = app.topic("rows", key="k STRING", value=BASIC)
-                kept.append(topic.table().materialized_as("rows"))
+                kept.append(topic.table().materialized_as("rows", history=draw(histories())))
                 pool.append((1, kept[-1].to_stream() if draw(st.booleans()) else topic.stream()))
     for number in range(draw(st.integers(1, 6))):
         depth = draw(st.sampled_from(sorted({d for d, _ in pool})))
@@ -373,7 +378,8 @@ def topologies(draw: st.DrawFn) -> Topology:
             table = draw(tables(draw(st.sampled_from(level))))
         if draw(st.integers(0, 2)) == 2 and _found_by_key(table):
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
-        kept.append(table.materialized_as(f"t{number}"))
+        plain = isinstance(plan.root_of(table.node), nodes.Latest) and not plan.windows_of(table.node)
+        kept.append(table.materialized_as(f"t{number}", history=draw(histories()) if plain else None))
         if draw(st.booleans()) and _streamed(table):
             pool.append((depth + 1, kept[-1].to_stream()))
     outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
