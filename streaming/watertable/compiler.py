@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from watertable import nodes, plan
 from watertable.aggregates import StateField, TimedField
-from watertable.algebra import company, finishing, gathered, lifted, merged_state, placed_in, single, state_sql, upto
+from watertable.algebra import company, finishing, gathered, lifted, merged_state, place, placed_in, single, state_sql, upto
 from watertable.layout import Fold, Layout, Segment, expires, literal, moment
 from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
@@ -32,14 +32,15 @@ from watertable.pythons import register
 from watertable.schema import quote
 from watertable.telling import FAN_OUT, PLACE, RAW, foreign_changes, session_changes
 from watertable.udfs import called_in
+from watertable.versions import as_of, is_due, waiting_rows
 from watertable.windowing import sliding_key, window_starts, windowed_key
 from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Lookup = Callable[[TableDef, "DataFrame"], "DataFrame"]
-"""Give the old rows of a table for a frame of distinct keys, and perhaps more: `key`, `state`, with its lineage cut."""
+Lookup = Callable[[TableDef, "DataFrame | None"], "DataFrame"]
+"""Give the old rows of a table for a frame of distinct keys, and perhaps more, or all: `key`, `state`, with its lineage cut."""
 
 Partition = tuple[str, int]
 
@@ -128,6 +129,7 @@ class Compiler:
         else:
             partial[self.layout.direct.root] = run.keep(run.partial(self.layout.direct, run.contributions(self.layout.direct, watched)[0]))
         stats = figures()
+        run.reached = {partition: read.stream_time for partition, read in stats.partitions.items()}
         for segment in self.layout.segments[1:]:
             frame = run.segment(segment, frames)
             frames[segment.number] = run.keep(frame) if self.layout.shared(segment) else frame
@@ -138,6 +140,7 @@ class Compiler:
                 partial[root] = run.partial(fold, contributions)
             if missed is not None and not (segment.number == 0 and not stats.dropped.get((fold.label, "late"))):
                 late.append(missed)
+        partial |= run.waits
         bad = [s for s in self.layout.segments if s.failures and not (s.number == 0 and not stats.quarantined)]
         counted = run.counted(stats, frames)
         return Batch(
@@ -164,6 +167,8 @@ class _Run:
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
     kept: list[DataFrame] = field(default_factory=list)
+    reached: Mapping[Partition, datetime | None] = field(default_factory=dict)
+    waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
 
     def base(self, records: DataFrame) -> DataFrame:
         """Decode the batch, run the first segment, put each record at its stream time, and cache what is needed."""
@@ -237,6 +242,8 @@ class _Run:
                 frame = self._exploded(segment, segment.origin, frames)
             case nodes.ToStream():
                 frame = self._changes(segment.origin, frames)
+            case nodes.StreamJoin() if isinstance(plan.root_of(segment.origin.right), Versioned):
+                frame = self._as_of(segment, segment.origin, frames)
             case nodes.StreamJoin():
                 frame = self._looked_up(segment, segment.origin, frames)
             case nodes.StreamStreamJoin():
@@ -442,6 +449,44 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             found = found.selectExpr("*", *level)
         right = f"_v{len(table.stages)} AS right"
         return found.selectExpr("present", *(f"s_{name} AS {name}" for name in spaces), right, "ts", *PLACE, *RAW)
+
+    def _as_of(self, segment: Segment, node: nodes.StreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Put each record that doesn't wait any more beside the row of a versioned table as of its event time."""
+        table, root = self.layout.topology.table(node.table), plan.root_of(node.right)
+        assert isinstance(root, Versioned)
+        (history,) = (t for t in self.layout.buffers if isinstance(t.root, nodes.History) and t.root.parent == root)
+        flow, wanted = self.layout.inputs[segment.number]
+        spaces = [name for name in flow.spaces if name != "ts"]
+        record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
+        rows = frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *record, "ts", *PLACE, *RAW)
+        keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
+        if isinstance(node, nodes.WaitingJoin):
+            rows = self._waited(node, rows, keyed)
+        keys = rows.where(keyed).select("key").distinct()
+        old = self.lookup(history, keys).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _old")
+        origin, fold = self.layout.folds[history.parts[0].leaf]
+        came = self.contributions(fold, frames[origin.number])[0].join(F.broadcast(keys), "key", "left_semi")
+        new = self.partial(fold, came).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _new")
+        found = rows.join(old, "key", "left").join(new, "key", "left")
+        for level in (*as_of(root, node), *finishing(table, state="now", key="key", into="_v")):
+            found = found.selectExpr("*", *level)
+        right = f"_v{len(table.stages)} AS right"
+        return found.selectExpr("TRUE AS present", *(f"s_{name} AS {name}" for name in spaces), right, "ts", *PLACE, *RAW)
+
+    def _waited(self, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> DataFrame:
+        """Let the records go on that needn't wait any more, of the batch and of those before; keep the others, and forget who went."""
+        buffer = plan.wait_of(node)
+        topics = {n.topic.name for n in plan.walk(node) if isinstance(n, nodes.Source)}
+        times = [time for (topic, _), time in self.reached.items() if topic in topics]
+        whole = topics <= {topic for topic, _ in self.reached} and None not in times
+        reached = min(time for time in times if time is not None) if whole else None
+        old = waiting_rows(self.lookup(buffer, None), RAW)
+        every = rows.selectExpr("*", "1L AS n").unionByName(old).withColumn("_due", F.expr(is_due(node, keyed, reached)))
+        member = "named_struct('value', named_struct('order', {0}, 'ts', ts, 'key', s_key, 'value', s_value), 'n', n) AS l"
+        moved = every.where("_due = (n < 0)").selectExpr("key", member.format(place()), "st")
+        leaf = buffer.parts[0].leaf
+        self.waits[leaf] = moved.groupBy("key").agg(F.expr(f"{_state(leaf, lifted)} AS state"), F.expr("max(st) AS st"))
+        return every.where("_due").drop("n", "_due")
 
     def _paired(self, segment: Segment, node: nodes.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.

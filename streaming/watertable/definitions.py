@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Final
 
 from watertable import nodes, plan
+from watertable.aggregates import sortable
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.nodes import Format
 from watertable.schema import Schema, check_identifier
+from watertable.scopes import is_change
 from watertable.where import here as here
 from watertable.windows import SessionWindows, SlidingWindows
 
@@ -85,6 +88,28 @@ def check_streamed(node: nodes.Table, where: str, operator: str) -> None:
     """Refuse sliding windows where a table's Changes are needed: which of them a record changes, its neighbours say."""
     if isinstance(plan.windows_of(node), SlidingWindows):
         raise DefinitionError(f"{where}: {operator} can't use sliding windows: they come and go with their neighbours, and aren't streamed")
+
+
+def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, where: str, operator: str) -> None:
+    """Refuse a grace that makes nothing certain: of a table that isn't versioned, or whose records have no time of their own."""
+    versioned = plan.root_of(table)
+    if not isinstance(versioned, nodes.Versioned):
+        raise DefinitionError(f"{where}: {operator}: grace= wants a versioned table: .materialized_as(name, history=...)")
+    if grace < timedelta(0):
+        raise DefinitionError(f"{where}: {operator}: grace must not be negative; got {grace}")
+    if grace > versioned.history:
+        raise DefinitionError(f"{where}: {operator}: a grace of {grace} is longer than the table's history of {versioned.history}")
+    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin
+    if any(isinstance(node, stateful) for node in plan.walk(versioned)):
+        raise DefinitionError(
+            f"{where}: {operator}: grace= waits for the time of topics, and a table's changes or a join are on the way to this table; "
+            "leave grace= out to look it up as it is known on arrival"
+        )
+    if is_change(stream) or plan.windows_of(stream) is not None:
+        raise DefinitionError(f"{where}: {operator}: grace= wants a stream of records: select_key and map_values the changes first")
+    unsorted = [c.name for c in plan.value_of(stream) if not sortable(c.type)]
+    if unsorted:
+        raise DefinitionError(f"{where}: {operator}: {', '.join(unsorted)}: values with a MAP in them can't wait; map_values without it")
 
 
 def check_found_by_key(node: nodes.Table, where: str, operator: str) -> None:

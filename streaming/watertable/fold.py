@@ -28,7 +28,7 @@ from watertable.deployment import OutlinedTable
 from watertable.errors import Fenced
 from watertable.layout import moment
 from watertable.nodes import History, JoinBuffer, Source
-from watertable.plan import TableDef, walk
+from watertable.plan import TableDef, delay_of, walk
 from watertable.reader import (
     FOLD_LINE,
     PLAN_PROPERTY,
@@ -221,12 +221,13 @@ class Folder:
         return waiting(table.root, shaped, self._reached(view, table)) if isinstance(table.root, JoinBuffer) else shaped
 
     def _reached(self, view: View, table: TableDef) -> datetime | None:
-        """Give the stream time that every partition which feeds a table has reached; None while one has none."""
-        topics = {node.topic.name for node in walk(table.node) if isinstance(node, Source)}
-        topics |= {*table.root.topics} if isinstance(table.root, History) else set()
-        last = self._last(view)
+        """Give the stream time that all that feeds a table has passed, what waits on the way too; None while a partition has none."""
+        topics, delay = {node.topic.name for node in walk(table.node) if isinstance(node, Source)}, delay_of(table.node)
+        if isinstance(table.root, History):
+            topics, delay = topics | {*table.root.topics}, max(delay, table.root.delay)
+        last = view.commit
         times = [time for (topic, _), time in last.stream_times.items() if topic in topics] if last else []
-        return None if not times or None in times else min(t for t in times if t is not None)
+        return None if not times or None in times else min(t for t in times if t is not None) - delay
 
     def _merge_rows(self, table: TableDef, name: str, source: DataFrame, number: int, expired: str | None = None) -> None:
         """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer; others go if `expired`.
@@ -301,21 +302,13 @@ class Folder:
         base, seq = view.bases[table.name], view.position.seq
         if not forgets(table):
             return seq + 1
-        last = self._last(view)
+        last = view.commit
         reached = last.low_stream_time if last else None
         dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
         if reached is not None:
             dead = dead.where(f"st >= {moment(reached - table.behind)}")
         first = dead.agg(F.min("seq")).head()
         return int(first[0]) if first and first[0] is not None else seq + 1
-
-    def _last(self, view: View) -> CommitInfo | None:
-        """Find the commit that a view is of."""
-        last, seq = view.head.last, view.position.seq
-        if last is not None and last.seq == seq:
-            return last
-        rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND {view.lineage.where(seq - 1, seq)}")
-        return rows[0] if rows else None
 
     def _confirm(self, marks: tuple[FoldMark, ...], view: View) -> None:
         after = view.head.last.commit_time if view.head.last else None

@@ -23,6 +23,7 @@ from watertable.aggregates import StateField, TimedField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.evaluator import evaluate
 from watertable.expressions import Expr
+from watertable.histories import Histories, remember, waits_until
 from watertable.kafka import serdes
 from watertable.lineage import operator_of
 from watertable.merges import contribution, merged, slid
@@ -87,7 +88,8 @@ class _Part:
 class Interpreter:
     """Hold all that an app has computed from the records read so far.
 
-    `changes` are those of the tables that are streamed, and of those to `watch`.
+    `changes` are those of the tables that are streamed, and of those to `watch`. `partitions` names those that are known to be there before
+    they have a record: what waits for the time of all of them waits for these, too.
 
     >>> import watertable as wt
     >>> app = wt.App("wordcount")
@@ -100,7 +102,7 @@ class Interpreter:
     [('all', 1), ('kafka', 2), ('lead', 1), ('streams', 1), ('to', 2)]
     """
 
-    def __init__(self, topology: Topology, watch: frozenset[str] = frozenset()) -> None:
+    def __init__(self, topology: Topology, watch: frozenset[str] = frozenset(), partitions: Iterable[tuple[str, int]] = ()) -> None:
         self.topology = topology
         self.changes: dict[str, list[Event]] = {name: [] for name in topology.streamed | watch}
         self.states: dict[str, dict[Key, Row]] = {table.name: {} for table in topology.kept}
@@ -110,7 +112,7 @@ class Interpreter:
         self.peeked: Counter[str] = Counter()
         self.stream_times: dict[tuple[str, int], datetime] = {}
         self.buffered: dict[tuple[str, int, int], Record] = {}
-        """The records that joins of streams keep, by topic, partition and offset. None is ever let go here: none need be, to be right."""
+        """The records that joins keep, by topic, partition and offset. None is ever let go here: none need be, to be right."""
         self._topics: dict[str, Topic] = {topic.name: topic for topic in topology.topics}
         numbers: dict[nodes.Stream | nodes.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
         roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
@@ -129,6 +131,13 @@ class Interpreter:
         joins = (n for root in roots for n in plan.walk(root) if isinstance(n, nodes.StreamStreamJoin))
         self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
         self._moments: dict[tuple[str, Key], dict[Key, Row]] = {}
+        self._met = set(partitions)
+        above = {self._number[id(n)]: n for root in roots for n in plan.walk(root)}
+        self._histories = Histories(
+            {n: node for n, node in above.items() if isinstance(node, nodes.Versioned)},
+            {n: (node, self._number[id(plan.root_of(node.right))]) for n, node in above.items() if isinstance(node, nodes.WaitingJoin)},
+        )
+        self._given: dict[int, list[Event]] = {}
         self._record: Record
         self._source: Event | None
         self._trigger: tuple[Record, Place]
@@ -141,25 +150,58 @@ class Interpreter:
 
     def read(self, batch: Iterable[Record | Advance]) -> None:
         """Read one batch and apply it; raise `DefinitionError` for a topic that the app doesn't read."""
-        for event, record in sorted(self._arrive(batch), key=lambda arrived: arrived[0].place):
+        arrived = sorted(self._arrive(batch), key=lambda arrived: arrived[0].place)
+        if self._histories.ahead:
+            self._look_ahead(arrived)
+            self._histories.release(self._is_due)
+        for event, record in arrived:
             self._work_off_pairs(before=event.place)
             self._trigger = record, event.place
             self._work_off(record, event, {})
         self._work_off_pairs()
 
-    def _work_off(self, record: Record, source: Event | None, pairs: dict[str, list[_Pair]]) -> None:
+    def _work_off(
+        self, record: Record, source: Event | None, pairs: dict[str, list[_Pair]], released: Iterable[tuple[int, Record, Event]] = ()
+    ) -> None:
         self._record, self._source, self._streams, self._lifted, self._folded = record, source, {}, {}, {}
-        self._pairs, self._waited = pairs, set()
+        self._pairs, self._waited, self._given = pairs, set(), {}
+        for number, _, event in released:
+            self._given.setdefault(number, []).append(event)
         for table in self._tables.values():
             self._fold(table)
         for sink in self.topology.sinks:
             self._publish(sink)
 
     def _work_off_pairs(self, before: Place | None = None) -> None:
-        """Work off the pairs that a record of this batch makes with a later one of an earlier batch: at the later one's place."""
-        while self._later and (before is None or min(self._later) < before):
-            place = min(self._later)
-            self._work_off(self.buffered[place[1:4]], None, self._later.pop(place))
+        """Work off the pairs that a record of this batch makes with a later one of an earlier batch: at the later one's place.
+
+        And what has waited in a join until now, at its own.
+        """
+        while (late := {*self._later, *self._histories.released}) and (before is None or min(late) < before):
+            place = min(late)
+            pairs, released = self._later.pop(place, {}), self._histories.released.pop(place, [])
+            self._work_off(self.buffered[place[1:4]] if pairs else released[0][1], None, pairs, released)
+
+    def _look_ahead(self, arrived: Iterable[tuple[Event, Record]]) -> None:
+        """Put the versions that the batch brings into the histories that records wait for; what is left out is counted later."""
+        counted = self.quarantine, self.dropped, self.peeked
+        self.quarantine, self.dropped, self.peeked = [], [], Counter()
+        for event, record in arrived:
+            self._record, self._source, self._streams = record, event, {}
+            for number, versions in self._histories.ahead.items():
+                table = self._histories.tables[number]
+                part = _Part(table, number, plan.state_of(table), (), None)
+                for found in self._stream(table.parent):
+                    remember(versions, self._lift("", part, found))
+        self.quarantine, self.dropped, self.peeked = counted
+
+    def _is_due(self, join: nodes.WaitingJoin, event: Event) -> bool:
+        """Tell whether every partition that feeds the join has passed the time that a record waits for."""
+        topics = {n.topic.name for n in plan.walk(join) if isinstance(n, nodes.Source)}
+        times = [self.stream_times.get(place) for place in self._met if place[0] in topics]
+        if topics - {topic for topic, _ in self._met} or None in times:
+            return False
+        return min(time for time in times if time is not None) > waits_until(join, event)
 
     @property
     def current(self) -> tuple[Record, Place]:
@@ -188,6 +230,7 @@ class Interpreter:
             if item.topic not in self._topics:
                 raise DefinitionError(f"app {self.topology.app!r} doesn't read topic {item.topic!r}; it reads {', '.join(self._topics)}")
             source = (item.topic, item.partition)
+            self._met.add(source)
             now = self.stream_times.get(source, EPOCH)
             if isinstance(item, Advance):
                 self.stream_times[source] = max(now, item.stream_time)
@@ -241,7 +284,7 @@ class Interpreter:
             case _:
                 if isinstance(node, nodes.StreamJoin):  # what the table gets of this record comes first
                     self._fold(self._tables[node.table])
-                for event in self._stream(node.parent):
+                for event in [*self._given.get(self._number[id(node)], ()), *self._stream(node.parent)]:
                     try:
                         yield from self._apply(node, event)
                     except EvaluationError as error:
@@ -284,12 +327,24 @@ class Interpreter:
         if _is_null(key) and not (left and _is_null(event.key)):  # Kafka Streams: a left join keeps what has no key of its own
             self._drop(operator_of(node), "null_key")
             return []
+        if isinstance(node, nodes.WaitingJoin) and not _is_null(key) and not self._is_due(node, event):
+            self._histories.wait(self._number[id(node)], self._record, event)
+            self.buffered[event.place[1:4]] = self._record
+            return []
         table = self._tables[node.table]
         known = key is not None and _key(key) in self.states[table.name]
         right = self._row(table, _key(key)) if key is not None and known else None
+        if isinstance(plan.root_of(node.right), nodes.Versioned):
+            right = None if key is None else self._as_of(node, table, _key(key), event)
         if right is None and not left:
             return []
         return [replace(event, value=event.columns(node.columns, right), old=None)]
+
+    def _as_of(self, node: nodes.StreamJoin, table: _Kept, key: Key, event: Event) -> Row | None:
+        """Give the row of a versioned table as of a record's event time; none if that is before the history."""
+        until = waits_until(node, event) if isinstance(node, nodes.WaitingJoin) else None
+        state = self._histories.version(self._number[id(plan.root_of(node.right))], key, event, until)
+        return None if state is None else self._finish(table, key, state)
 
     def _paired(self, node: nodes.StreamStreamJoin) -> list[_Pair]:
         """Pair what the current record becomes on either side with what waits on the other, and let it wait, too.
@@ -359,6 +414,7 @@ class Interpreter:
         assert not isinstance(part.leaf, nodes.History)  # no table of the user's
         if part.number not in self._lifted:  # tables that share a leaf share what a record adds to it, and what it leaves out
             self._lifted[part.number] = [found for event in self._stream(part.leaf.parent) for found in self._lift(table.name, part, event)]
+            self._histories.came(part.number, self._lifted[part.number])
         there: Row = {} if part.there is None else {part.there: True}
         nothing: Row = {f.name: None for f in table.state}
         for key, states, event in self._lifted[part.number]:

@@ -2,6 +2,7 @@
 
     wt.read("retail.inventory")                          # fresh and exact, at the app's newest position
     wt.read("retail.inventory", at="retail@1.481")       # at a position, a time, a version
+    wt.read("retail.prices", as_of=noon)                 # a versioned table, as it was at an event time
     wt.changes("retail.inventory", "retail@1.470")       # what changed since: key, old, new
 
 The project is the nearest `pyproject.toml` upward with `[tool.watertable]`; it says where the warehouse and the apps are. The Spark
@@ -12,33 +13,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, overload
 
-from watertable.errors import TableNotFound
+from watertable.errors import TableNotFound, UnknownPosition
 from watertable.project import load_apps
 from watertable.reader import At, Reader
 from watertable.session import spark_session
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import DataFrame, SparkSession
 
     from watertable.changelog import Position
 
 
 @overload
-def read(table: str, at: At | None = None, *, settings: Settings | None = None) -> DataFrame: ...
+def read(table: str, at: At | None = None, *, as_of: datetime | None = None, settings: Settings | None = None) -> DataFrame: ...
 @overload
 def read(table: list[str], at: At | None = None, *, settings: Settings | None = None) -> dict[str, DataFrame]: ...
-def read(table: str | list[str], at: At | None = None, *, settings: Settings | None = None) -> DataFrame | dict[str, DataFrame]:
+def read(
+    table: str | list[str], at: At | None = None, *, as_of: datetime | None = None, settings: Settings | None = None
+) -> DataFrame | dict[str, DataFrame]:
     """Read a table, "app.table", or several tables of one app at one position: everything committed is in them, folded or not.
 
     `at` is a position ("retail@1.481"), a dictionary of offsets, an aware datetime (commit time), `wt.event_time(...)`, or a version of
     the Delta table. Any other Delta reader sees each table whole too, but at its own folded position, at most the fold lag behind.
+    `as_of` is an event time, for one versioned table: its rows as they were then, as far as is known at the position.
 
     Raises `TableNotFound` for a name that the project doesn't have, `UnknownPosition` for a place no table can be read at any more.
     """
     if isinstance(table, str):
         reader, name = _reader(table, settings)
-        return reader.read(name, at)
+        return reader.read(name, at) if as_of is None else reader.read_as_of(name, as_of, at)
+    if as_of is not None:
+        raise UnknownPosition("as_of= is for one table: each has a history of its own, or none")
     found = [_reader(each, settings) for each in table]
     apps = {reader.changelog.app for reader, _ in found}
     if len(apps) != 1:

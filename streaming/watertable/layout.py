@@ -145,7 +145,7 @@ class Layout:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
             uses += leaves * (3 if table.name in self.topology.streamed else 1)
         for number, (flow, _) in self.inputs.items():
-            twice = isinstance(self.segments[number].origin, nodes.StreamJoin)  # the keys to look up, then the records
+            twice = isinstance(self.segments[number].origin, nodes.StreamJoin)  # the keys to look up, what waits, then the records
             uses += (2 if twice else 1) * (flow.segment is segment)
         for sides in self.pairs.values():  # the keys to look up, the records, and those that they may pair with
             uses += sum(3 * (flow.segment is segment) for flow, _ in sides)

@@ -132,13 +132,17 @@ def label(node: Stream | nodes.Table) -> str:
             return f"cogroup {len(node.inputs)} streams"
         case nodes.StreamJoin():
             on = f" on {_named(node.on)}" if node.on else ""
-            return f"{node.how.operator} table {node.table}{on} {_named(node.columns)} ({purity_of(node)})"
+            asof = " as of event time" if isinstance(plan.root_of(node.right), nodes.Versioned) else ""
+            grace = f" grace {words(node.grace)}" if isinstance(node, nodes.WaitingJoin) else ""
+            return f"{node.how.operator} table {node.table}{on}{asof}{grace} {_named(node.columns)} ({purity_of(node)})"
         case nodes.StreamStreamJoin():
             return f"join within {node.within} {_named(node.columns)}"
         case nodes.JoinSide() | nodes.JoinBuffer():
             return "buffer of a join"
         case nodes.History():
             return "history of a table"
+        case nodes.Waiting():
+            return "what waits in a join"
         case nodes.TableJoin():
             return f"{node.how.operator} {_named(node.columns)}"
 
@@ -212,7 +216,7 @@ def _of_table(node: nodes.Table) -> tuple[Lineage, Lineage]:
         case nodes.Cogroup():
             found = [_of_table(aggregate) for aggregate in node.inputs]
             return _same(*(key for key, _ in found)), {name: origins for _, values in found for name, origins in values.items()}
-        case nodes.JoinSide() | nodes.JoinBuffer() | nodes.History():
+        case nodes.JoinSide() | nodes.JoinBuffer() | nodes.History() | nodes.Waiting():
             raise AssertionError("nobody reads the buffer of a join")
         case nodes.TableFilter():
             return _of_table(node.parent)

@@ -147,6 +147,17 @@ class StreamJoin(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingJoin(StreamJoin):
+    """Look each record up in a versioned table once every partition that feeds either has passed the record's event time by a grace.
+
+    Of the versions it finds the last by event time that isn't later than the record, among those read before their own partition had
+    passed that time. The record goes on at its own place.
+    """
+
+    grace: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStreamJoin(Node):
     """Pair the records of two streams that have one key and times within a window of each other; make a new value of each pair.
 
@@ -186,11 +197,19 @@ class Versioned(Latest):
 class History(Node):
     """Keep the versions of a versioned table's values by event time, as long as a record can come that asks for them.
 
-    Those that may ask come from `topics`, beside the table's own.
+    Those that may ask come from `topics`, beside the table's own, and may have waited for `delay` before.
     """
 
     parent: Versioned
     topics: tuple[str, ...] = field(default=(), compare=False)
+    delay: timedelta = field(default=timedelta(0), compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Node):
+    """Keep the records that wait in a join with a versioned table, by the key that they ask for, until they go on."""
+
+    parent: WaitingJoin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,9 +323,9 @@ class ForeignJoin(Node):
 
 Stream = (
     Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
-    | StreamStreamJoin
+    | WaitingJoin | StreamStreamJoin
 )  # fmt: skip
-Leaf = Latest | Versioned | History | Aggregate | TableAggregate | ForeignSide | JoinSide
+Leaf = Latest | Versioned | History | Waiting | Aggregate | TableAggregate | ForeignSide | JoinSide
 """A table node that folds the records of a stream, or the Changes of a table; histories and the buffers of joins are none of the user's."""
 Root = Leaf | Cogroup | TableJoin | ForeignJoin | JoinBuffer
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from watertable.aggregates import BIGINT, TIMED_PLACE, BoundAggregate, Merge, StateField, TimedField, placed, state_schema
+from watertable.aggregates import BIGINT, PLACE, TIMED_PLACE, BoundAggregate, Merge, StateField, TimedField, placed, state_schema
 from watertable.expressions import Expr, Scope, parse
 from watertable.fingerprints import canonical, digest
 from watertable.nodes import (
@@ -43,6 +43,8 @@ from watertable.nodes import (
     Topic,
     ToStream,
     Versioned,
+    Waiting,
+    WaitingJoin,
 )  # fmt: skip
 from watertable.schema import Column, Schema, Type
 from watertable.stages import Beside, Match, Named, Project, Side, Stage, Where
@@ -51,6 +53,7 @@ from watertable.windows import SessionWindows, SlidingWindows, Windows
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
 VERSIONS: Final = "__versions"
+WAITING: Final = "__waiting"
 SLIDING_KEY: Final = Schema.parse("__at TIMESTAMP, __from TIMESTAMP")
 
 
@@ -156,11 +159,12 @@ class TableDef:
 
     @property
     def behind(self) -> timedelta:
-        """Give how far a record's event time may be behind the stream time that all partitions have reached, and still change the state.
+        """Give how far a record may be behind the stream time that all partitions have reached, and still change the state.
 
-        Of a versioned table that is its history; elsewhere a record's place decides, and event time doesn't matter.
+        So far as it has waited for joins on the way; in a versioned table, where event time decides, as long as the history is, too.
         """
-        return max((leaf.history for leaf in leaves_of(self.root) if isinstance(leaf, Versioned)), default=timedelta(0))
+        history = max((leaf.history for leaf in leaves_of(self.root) if isinstance(leaf, Versioned)), default=timedelta(0))
+        return history + delay_of(self.node)
 
     @property
     def fingerprint(self) -> str:
@@ -180,8 +184,8 @@ class Sink:
 
     @property
     def is_of_pairs(self) -> bool:
-        """Tell whether what is published comes of pairs of records: then no place of one record tells whether it was published."""
-        return any(isinstance(node, StreamStreamJoin) for node in walk(self.node))
+        """Tell whether what is published comes of pairs of records, or has waited: then no one record's place tells if it was published."""
+        return any(isinstance(node, StreamStreamJoin | WaitingJoin) for node in walk(self.node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +215,13 @@ class Topology:
         """List what joins of streams and versioned tables keep: tables that no reader sees, named by what feeds and bounds them."""
         above = [n for root in self._roots() for n in walk(root)]
         pairs = dict.fromkeys(buffer_of(join) for join in above if isinstance(join, StreamStreamJoin))
+        waits = dict.fromkeys(wait_of(join) for join in above if isinstance(join, WaitingJoin))
         asking = [(root_of(n.right), n.parent) for n in above if isinstance(n, StreamJoin)]
         histories = [
             history_of(kept, *(parent for root, parent in asking if root == kept))
             for kept in dict.fromkeys(n for n in above if isinstance(n, Versioned))
         ]
-        return (*pairs, *histories)
+        return (*pairs, *waits, *histories)
 
     @property
     def kept(self) -> tuple[TableDef, ...]:
@@ -286,6 +291,8 @@ def key_of(node: Stream | Table) -> Schema:
             return node.key
         case ForeignJoin():
             return key_of(node.left.parent)
+        case Waiting():
+            return key_of(node.parent.right)
         case _:
             return key_of(node.parent)
 
@@ -320,8 +327,8 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema(tuple(column for aggregate in node.inputs for column in value_of(aggregate)))
         case JoinBuffer():
             return Schema.of((side.name, BIGINT) for side in (node.left, node.right))
-        case History():
-            return Schema.of([(VERSIONS, BIGINT)])
+        case History() | Waiting():
+            return Schema.of((f.name, BIGINT) for f in state_of(node))
         case _:
             return value_of(node.parent)
 
@@ -358,8 +365,21 @@ def buffer_of(join: StreamStreamJoin) -> TableDef:
 def history_of(table: Versioned, *asking: Stream) -> TableDef:
     """Give the table in which a versioned table's history is kept, for these streams to look into; tables of one kind share it."""
     topics = {n.topic.name for stream in asking for n in walk(stream) if isinstance(n, Source)}
-    node = History(parent=table, topics=tuple(sorted(topics)), location=table.location)
+    delay = max(map(delay_of, asking), default=timedelta(0))
+    node = History(parent=table, topics=tuple(sorted(topics)), delay=delay, location=table.location)
     return TableDef(name=f"__history_{digest(canonical(node)).partition(':')[2]}", node=node, location=table.location)
+
+
+def wait_of(join: WaitingJoin) -> TableDef:
+    """Give the table in which a join with a versioned table keeps the records that wait."""
+    node = Waiting(parent=join, location=join.location)
+    return TableDef(name=f"__wait_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
+
+
+def delay_of(node: Stream | Table) -> timedelta:
+    """Give how long a record may have waited for joins on its way to a node, by the stream time of the partitions that feed them."""
+    own = node.grace if isinstance(node, WaitingJoin) else timedelta(0)
+    return own + max(map(delay_of, parents_of(node)), default=timedelta(0))
 
 
 def root_of(node: Table) -> Root:
@@ -403,6 +423,11 @@ def state_of(root: Root) -> tuple[StateField, ...]:
         case History():  # a deletion is a version, too: there the value is null
             version = Type("struct", fields=(Column("row", value_of(root.parent).struct()),))
             return (TimedField(VERSIONS, Type("array", element=placed(version, TIMED_PLACE)), Merge.LIST, None),)
+        case Waiting():  # each with 1, and with -1 once it goes on, so that it is gone
+            parent, place = root.parent.parent, Column("order", PLACE.struct())
+            record = (Column("ts", Type("timestamp")), Column("key", key_of(parent).struct()), Column("value", value_of(parent).struct()))
+            member = (Column("value", Type("struct", fields=(place, *record))), Column("n", BIGINT))
+            return (StateField(WAITING, Type("array", element=Type("struct", fields=member)), Merge.BAG, None),)
         case Latest():
             return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
         case Aggregate():
@@ -426,7 +451,7 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((a.name, a.value) for a in node.aggregates)),)
         case Cogroup():
             return (Project(tuple((a.name, _counted(a, node.location)) for aggregate in node.inputs for a in aggregate.aggregates)),)
-        case JoinSide() | JoinBuffer() | History():
+        case JoinSide() | JoinBuffer() | History() | Waiting():
             scope = Scope({"state": state_schema(state_of(node))}, bare=())
             numbers = ((f.name, f"COALESCE(CAST(SIZE(state.`{f.name}`) AS BIGINT), CAST(0 AS BIGINT))") for f in state_of(node))
             return (Project(tuple((name, parse(number, scope, node.location)) for name, number in numbers)),)
@@ -471,6 +496,8 @@ def _alive(root: Root) -> Expr | None:
     match root:
         case Latest():
             condition = "state.row.value IS NOT NULL"
+        case Waiting():
+            condition = f"SIZE(state.`{WAITING}`) > 0"
         case TableAggregate():
             condition = f"state.`{root.rows.name}` > CAST(0 AS BIGINT)"
         case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from watertable.nodes import Aggregate, Map, Root, Source, Stream, StreamJoin, Table, TableAggregate, ToStream
+from watertable.nodes import Aggregate, Map, Root, Source, Stream, StreamJoin, Table, TableAggregate, ToStream, WaitingJoin
 from watertable.plan import key_of, leaves_of, parents_of, root_of, walk
 from watertable.scopes import is_change
 
@@ -23,7 +23,7 @@ def purity_of(node: Stream | Table) -> Purity:
     batch is put in log order, but the order between batches is that of arrival. So does a stream's look at a table that is not fed by
     the stream's own partitions. Grouping a table's rows doesn't: whatever the order of a row's changes, what they bring and take away
     adds up to the row as it is. Nor does a join of streams: which records pair, and at what place, follows
-    from the records alone.
+    from the records alone. So does which version of a table's row a record finds that waits for the table's time.
     """
     if isinstance(node, TableAggregate):
         return purity_of(node.parent.parent)
@@ -31,7 +31,7 @@ def purity_of(node: Stream | Table) -> Purity:
         return Purity.ARRIVAL
     if isinstance(node, ToStream):
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
-    if isinstance(node, StreamJoin):
+    if isinstance(node, StreamJoin) and not isinstance(node, WaitingJoin):
         return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and of_one_topic(node) else Purity.ARRIVAL
     return Purity.PURE
 
@@ -50,4 +50,4 @@ def _keeps_partition(root: Root) -> bool:
 def of_one_topic(node: Stream | Table) -> bool:
     """Tell whether all records here are of one topic and have its keys: then those of one key are of one partition, in its order."""
     nodes = tuple(walk(node))
-    return not any(isinstance(n, Map) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
+    return not any(isinstance(n, Map | WaitingJoin) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1

@@ -27,10 +27,11 @@ from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
-from watertable.nodes import ForeignJoin, TableAggregate
-from watertable.plan import TableDef, Topology
+from watertable.nodes import ForeignJoin, Source, TableAggregate, Versioned, Waiting
+from watertable.plan import TableDef, Topology, history_of, walk
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
+from watertable.versions import state_as_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -125,6 +126,15 @@ class View:
     bases: Mapping[str, Base]
     recent: Recent | None = None
     _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def commit(self) -> CommitInfo | None:
+        """Find the commit that this is a view of."""
+        last, seq = self.head.last, self.position.seq
+        if last is not None and last.seq == seq:
+            return last
+        rows = self.changelog.rows(self.snapshot, f"c.kind = 'batch' AND {self.lineage.where(seq - 1, seq)}")
+        return rows[0] if rows else None
 
     def tail(self, table: TableDef, *, each: bool = False) -> DataFrame:
         """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key, of `each` commit if asked for.
@@ -257,6 +267,25 @@ class Reader:
     def read(self, table: str, at: At | None = None) -> DataFrame:
         """Read one table at one position; the newest by default."""
         return self.read_all([table], at)[table]
+
+    def read_as_of(self, table: str, time: datetime, at: At | None = None) -> DataFrame:
+        """Read a versioned table as it was at an event time, as far as is known at a position.
+
+        Raises `UnknownPosition` for a table that keeps no history, and for a time that its history doesn't reach back to.
+        """
+        (wanted,) = (self.tables[name] for name in self.view([table], at).bases)
+        if not isinstance(wanted.root, Versioned):
+            raise UnknownPosition(
+                f"{table} keeps no history: .materialized_as({table!r}, history=...) makes it versioned; or read at= a position"
+            )
+        history, asked = history_of(wanted.root), _utc(time)
+        view = Reader(self.changelog.spark, self.changelog.warehouse, self.changelog.app, [history]).view([history.name], at)
+        topics = {node.topic.name for node in walk(wanted.root) if isinstance(node, Source)}
+        commit = view.commit
+        times = [when for (topic, _), when in commit.stream_times.items() if topic in topics] if commit else []
+        if times and None not in times and asked < (oldest := min(t for t in times if t is not None) - wanted.root.history):
+            raise UnknownPosition(f"{table} can't be read as of {asked.isoformat()}: its history goes back to {oldest.isoformat()}")
+        return _alive(finish(wanted, view.states(history).selectExpr("key", f"{state_as_of(asked)} AS state")))
 
     def read_all(self, tables: Sequence[str] | None = None, at: At | None = None) -> dict[str, DataFrame]:
         """Read several tables, all by default, at one and the same position."""
@@ -518,7 +547,7 @@ def hides(table: TableDef) -> bool:
     """
     if isinstance(table.root, ForeignJoin) or table.sliding is not None:
         return True
-    if isinstance(table.root, TableAggregate):
+    if isinstance(table.root, TableAggregate | Waiting):
         return any(isinstance(stage, Where) for stage in table.stages)
     return mortal(table) and not forgets(table)
 

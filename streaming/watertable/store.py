@@ -276,13 +276,13 @@ class Writer:
                 raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {self._line!r}")
             self._version = version
 
-    def lookup(self) -> Callable[[TableDef, DataFrame], DataFrame]:
-        """Give the look-up of old rows for one batch: (table, frame with distinct `key`) → `key`, `state`, with its lineage cut.
+    def lookup(self) -> Callable[[TableDef, DataFrame | None], DataFrame]:
+        """Give the look-up of old rows for one batch: (table, frame with distinct `key`, or all) → `key`, `state`, with its lineage cut.
 
         A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more.
         """
 
-        def look(table: TableDef, keys: DataFrame) -> DataFrame:
+        def look(table: TableDef, keys: DataFrame | None) -> DataFrame:
             view = self._store.reader.view_for([table.name], self.known)
             short = view.tail_bytes(table) <= SHORT_TAIL
             return materialise(view.states(table, keys, of_tail=short).select("key", "state"))

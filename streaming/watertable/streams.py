@@ -15,6 +15,7 @@ from watertable.definitions import (
     check_key,
     check_same_key,
     check_topic_name,
+    check_waits,
     chosen_format,
     here,
     identifier,
@@ -145,6 +146,7 @@ class Stream:
         *,
         on: str | tuple[str, ...] | None = None,
         within: JoinWindows | timedelta | None = None,
+        grace: timedelta | None = None,
         **columns: str,
     ) -> Stream:
         """Join each record with a table's row as it is when the record arrives, or with the records of a stream `within` a window.
@@ -153,22 +155,32 @@ class Stream:
         which has one expression for each of the table's key columns, and makes of any table what Kafka Streams calls a global one.
         Records without a row, a key or a value are dropped.
 
+        Of a versioned table it is the row as of the record's event time (KIP-914): as far as it is known when the record arrives, or, with
+        a `grace` (KIP-923), once every partition that feeds the stream or the table has passed the event time by so much. Then what the
+        record finds follows from the records alone: updates by then count, and none that come later. A record that is late by more than
+        the grace finds what came before it in log order; one that is older than the history finds no row.
+
         With a stream, there is a record for every pair that has one key, and whose times are `within` a window: a `join_windows`, or the
         greatest difference. Its value is these expressions over `left.x`, `right.x` and `key.x`; its time is that of the later record.
         Records without a key or a value are dropped.
 
-        Raises `DefinitionError` for a table without a name, when the keys' types differ, for a stream without `within` or with `on`.
+        Raises `DefinitionError` for a table without a name, when the keys' types differ, for a stream without `within` or with `on`; for a
+        `grace` without a versioned table, or longer than its history.
         """
         where = here()
         if isinstance(other, Stream):
+            if grace is not None:
+                raise DefinitionError(f"{where}: join: grace= is for versioned tables; of two streams it is in within=wt.join_windows(...)")
             return self._pair(other, on, within, columns, where)
         if within is not None:
             raise DefinitionError(f"{where}: join: within= is for streams; a table has the row that it has when the record arrives")
-        return self._look_up(How.INNER, other, on, columns, where)
+        return self._look_up(How.INNER, other, on, columns, where, grace)
 
-    def left_join(self, table: tables.Table, /, *, on: str | tuple[str, ...] | None = None, **columns: str) -> Stream:
+    def left_join(
+        self, table: tables.Table, /, *, on: str | tuple[str, ...] | None = None, grace: timedelta | None = None, **columns: str
+    ) -> Stream:
         """Join each record with the table's row; `right` is null where there is none, or where the record has no key."""
-        return self._look_up(How.LEFT, table, on, columns, here())
+        return self._look_up(How.LEFT, table, on, columns, here(), grace)
 
     def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
         """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
@@ -222,7 +234,9 @@ class Stream:
         check_key(self.key, where, "group_by_key")
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
 
-    def _look_up(self, how: How, table: tables.Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str) -> Stream:
+    def _look_up(
+        self, how: How, table: tables.Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str, grace: timedelta | None
+    ) -> Stream:
         what = how.operator
         if not isinstance(table, tables.Table):
             raise DefinitionError(f"{where}: {what} wants a table: make one of the stream with to_table, or an aggregation")
@@ -238,7 +252,14 @@ class Stream:
         node = nodes.StreamJoin(
             parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, location=where
         )  # fmt: skip
-        return self._with(node)
+        if grace is None:
+            return self._with(node)
+        check_waits(self.node, table.node, grace, where, what)
+        return self._with(
+            nodes.WaitingJoin(
+                parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, grace=grace, location=where
+            )
+        )
 
     def _pair(
         self, right: Stream, on: str | tuple[str, ...] | None, within: JoinWindows | timedelta | None, columns: dict[str, str], where: str

@@ -182,9 +182,7 @@ class Table:
     def _exact_changes(self, operator: str, where: str) -> nodes.ToStream:
         """Give the Changes that others take from and add to; refuse rows that can't leave exactly as they came."""
         changes = self._changes(operator, where)
-        leaves = [
-            leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if not isinstance(leaf, nodes.Latest | nodes.History | nodes.JoinSide)
-        ]
+        leaves = [leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if isinstance(leaf, nodes.Aggregate | nodes.TableAggregate)]
         inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
         if inexact:
             raise DefinitionError(

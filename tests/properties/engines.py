@@ -63,7 +63,8 @@ class Result:
 
 def run_interpreter(topology: Topology, batches: Iterable[Sequence[Record]]) -> Result:
     """Run the oracle."""
-    engine = Interpreter(topology)
+    batches = list(batches)
+    engine = Interpreter(topology, partitions={(r.topic, r.partition) for batch in batches for r in batch})
     for batch in batches:
         engine.read(batch)
     late = Counter((d.node, d.topic, d.partition, d.offset, d.window[0]) for d in engine.dropped if d.window)
@@ -103,6 +104,8 @@ class CompilerRun:
 
     def run(self, batches: Iterable[Sequence[Record]]) -> Result:
         """Run every batch, then read the tables."""
+        batches = list(batches)
+        self.carry |= {(r.topic, r.partition): None for batch in batches for r in batch}
         for batch in batches:
             self.read(batch)
         self._tables()
@@ -131,9 +134,11 @@ class CompilerRun:
             self.carry[partition] = stats.stream_time
         made.close()
 
-    def _lookup(self, table: TableDef, keys: DataFrame) -> DataFrame:
+    def _lookup(self, table: TableDef, keys: DataFrame | None) -> DataFrame:
         from watertable.algebra import company
 
+        if keys is None:
+            return self._merged(table).localCheckpoint(eager=False)
         known = self._merged(table).selectExpr("*", f"{company(table)} AS wanted")
         cut = known.join(keys.withColumnRenamed("key", "wanted"), "wanted", "left_semi").drop("wanted")
         return cut.localCheckpoint(eager=False)  # its lineage cut, as a store's look-up has it

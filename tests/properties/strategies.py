@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -185,6 +186,8 @@ def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
     table = draw(st.sampled_from(kept))
     kinds = [c.type for c in table.key]
     join = draw(st.sampled_from([Stream.join, Stream.left_join]))
+    if waits(stream, table) and draw(st.integers(0, 2)):
+        join = partial(join, grace=min(draw(st.sampled_from([wt.seconds(0), wt.seconds(4), wt.seconds(30)])), _history(table)))
     columns = draw(basic(lookup_scope(stream.node, table.node)))
     if kinds == [c.type for c in stream.key] and draw(st.booleans()):
         return join(stream, table, **columns)
@@ -192,6 +195,18 @@ def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
         return stream.filter(draw(conditions(stream)))
     on = tuple(draw(texts(stream)) if kind.kind == "string" else f"CAST({draw(numbers(stream))} AS {kind.sql()})" for kind in kinds)
     return join(stream, table, on=on, **columns)
+
+
+def waits(stream: Stream, table: Table) -> bool:
+    """Tell whether a stream's records can wait for a table's time."""
+    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin
+    topics = not any(isinstance(node, stateful) for node in plan.walk(table.node))
+    return bool(_history(table)) and topics and not is_change(stream.node) and not plan.windows_of(stream.node)
+
+
+def _history(table: Table) -> timedelta:
+    root = plan.root_of(table.node)
+    return root.history if isinstance(root, nodes.Versioned) else timedelta(0)
 
 
 @st.composite

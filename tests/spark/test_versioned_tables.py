@@ -14,6 +14,8 @@ from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
 from tests.spark.runs import Run, agree, cut, told
 from watertable import fold
+from watertable.errors import UnknownPosition
+from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.windows import EPOCH
@@ -50,6 +52,14 @@ def tale(minutes: int) -> list[Record]:
     return records
 
 
+def as_of(records: list[Record], minute: int) -> dict[str, int]:
+    """Say from the records what the prices were; of equal times the one that is later in log order counts."""
+    late = {(d.partition, d.offset) for d in told(shop(), records).dropped}
+    engine = Interpreter(shop())
+    engine.read([r for r in records if r.timestamp <= EPOCH + timedelta(minutes=minute) and (r.partition, r.offset) not in late])
+    return {str(row["sku"]): int(str(row["price"])) for row in engine.tables["prices"].values()}
+
+
 def versions(run: Run) -> list[tuple[Any, ...]]:
     """Read the folded histories: key, and the event times in minutes."""
     (buffer,) = run.topology.buffers
@@ -78,6 +88,7 @@ def test_rows_are_the_last_by_event_time_through_folds_that_let_go_of_old_versio
     assert all(sum(minute < since for minute in at) <= 1 for _, at in kept), "one version before the history is enough"
 
 
+@pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_the_rows_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
     session, records = tiny(spark), tale(24)
     wanted = told(shop(), records)
@@ -87,6 +98,14 @@ def test_after_a_crash_between_any_two_commits_and_a_rewind_the_rows_are_the_sam
         if number == 1:
             run.store.folder.fold_all()
     agree(run, wanted)
+    for minute in (12, 15, 20):
+        at = EPOCH + timedelta(minutes=minute)
+        rows = run.store.reader.read_as_of("prices", at).collect()
+        assert {row["sku"]: row["price"] for row in rows} == as_of(records, minute)
+    with pytest.raises(UnknownPosition, match="prices can't be read as of 1970-01-01T00:01:00"):
+        run.store.reader.read_as_of("prices", EPOCH + timedelta(minutes=1))
+    with pytest.raises(UnknownPosition, match="both keeps no history"):
+        run.store.reader.read_as_of("both", EPOCH)
     run.rewind(1)
     run = Run(session, tmp_path, shop(), PRICES)
     for batch in cut(run.left(records), 5, 20):

@@ -1,0 +1,100 @@
+"""Joins with versioned tables in the store: through folds, crashes and rewinds each record goes on once, with the same row."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import watertable as wt
+from tests.properties.engines import tiny
+from tests.spark.ledger import both_folds
+from tests.spark.runs import Run, agree, cut, told
+from watertable import fold
+from watertable.plan import Topology
+from watertable.records import Record
+from watertable.windows import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+PLACES = [("prices", 0), ("sales", 0), ("sales", 1)]
+
+
+def shop() -> Topology:
+    """Join sales with the prices of their time, and count, keep and publish what comes of it; some prices are deleted."""
+    app = wt.App("shop")
+    prices = app.topic("prices", key="sku STRING", value="price INT").table().materialized_as("prices", history=wt.minutes(10))
+    sales = app.topic("sales", key="sku STRING", value="qty INT").stream()
+    priced = sales.left_join(prices, grace=wt.minutes(4), qty="qty", price="right.price")
+    priced.to("priced")
+    priced.to_table().materialized_as("last")
+    priced.group_by_key().windowed_by(wt.tumbling(minutes=5, grace=wt.minutes(2))).agg(
+        qty=wt.sum("qty"), prices=wt.collect_list("price")
+    ).materialized_as("sold")
+    return app.topology()
+
+
+def tale(minutes: int) -> list[Record]:
+    """Write prices and sales of three keys, some of them late; prices run three minutes ahead."""
+    records, following = [], dict.fromkeys(PLACES, 0)
+    for minute in range(minutes):
+        for number, place in enumerate(PLACES):
+            behind = 3 * (number > 0) + (0, 0, 2, 0, 5)[(minute + number) % 5]
+            if minute < behind:
+                continue
+            at = EPOCH + timedelta(minutes=minute - behind, seconds=number)
+            body = {"price" if number == 0 else "qty": minute}
+            value = None if number == 0 and minute % 7 == 6 else json.dumps(body).encode()
+            records.append(Record(*place, following[place], at, f"k{minute // 2 % 3}".encode(), value))
+            following[place] += 1
+    return records
+
+
+@both_folds
+def test_what_waits_goes_on_once_through_folds_and_is_gone_then(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
+    run, records = Run(tiny(spark), tmp_path, shop(), PLACES), tale(26)
+    for number, batch in enumerate(cut(records, 20)):
+        run.read(batch)
+        if number % 2:
+            run.store.folder.fold_all()
+    run.store.folder.fold_all()
+    oracle = told(shop(), records)
+    agree(run, oracle)
+    waits, history = run.topology.buffers
+    frames = [run.spark.read.format("delta").load(run.store.changelog.base_path(b.name)) for b in (waits, history)]
+    waiting, versions = (int(f.selectExpr(f"sum(size(_wt.state.{b.state[0].name}))").collect()[0][0] or 0)
+                         for f, b in zip(frames, (waits, history), strict=True))  # fmt: skip
+    assert waiting == sum(r.topic == "sales" for r in records) - len(oracle.outputs), "kept is what still waits, and nothing else"
+    assert versions <= 22, f"26 prices made a history of {versions}"
+    assert max(run.jobs[1:]) <= 16, f"{run.jobs} Spark jobs for a join that waits"
+
+
+@pytest.mark.slow
+def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_the_same_rows_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    session, records = tiny(spark), tale(18)
+    wanted = told(shop(), records)
+    assert len({json.loads(o.value or b"{}")["price"] for o in wanted.outputs}) > 3
+    for number, batch in enumerate(cut(records, 13)):
+        run = Run(session, tmp_path, shop(), PLACES)  # a new process: the one before died after its commit
+        run.read(batch)
+        if number == 1:
+            run.store.folder.fold_all()
+    agree(run, wanted)
+    for to in (1, 2):
+        run.rewind(to)
+        run = Run(session, tmp_path, shop(), PLACES)
+        for batch in cut(run.left(records), 7, 30):
+            run.read(batch)
+        agree(run, wanted)
+    assert Counter(o.value for o in wanted.outputs) == run.published()
