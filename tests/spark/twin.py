@@ -66,7 +66,8 @@ class Twin:
 
     def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, partitions: Iterable[tuple[str, int]]) -> None:
         self.spark, self.warehouse, self.topology = spark, warehouse, topology
-        self.partitions, self.engine, self.compiler = tuple(partitions), Interpreter(topology), Compiler(topology)
+        self.partitions, self.compiler = tuple(partitions), Compiler(topology)
+        self.engine = Interpreter(topology, partitions=self.partitions)
         self.start()
 
     def start(self) -> None:
