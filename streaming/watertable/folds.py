@@ -97,7 +97,9 @@ def _steps(what: str, start: Term, kind: Type, step: Callable[[Binder], Term], s
         array = parse(members, states, where).ast
         function = Lambda((Var(ACC, kind), Var(_RECORD, element)), body)
         # Spark takes a fold's type from its beginning: what may be null later must be so there, and no optimizer may see that it isn't
-        begun = f"CASE WHEN size({state}) < -1 THEN CAST(NULL AS {kind.sql()}) ELSE {{1}} END"
+        begun = "{1}"
+        if kind.kind in ("array", "map", "struct"):
+            begun = f"CASE WHEN size({state}) < -1 THEN CAST(NULL AS {kind.sql()}) ELSE {{1}} END"
         signature = Signature(kind, (array.type, kind, kind), _fold, sql=f"aggregate({{0}}, {begun}, {{2}})")
         return expression_of(Call(_FOLD, (array, start, function), kind, signature), states)
 
