@@ -372,7 +372,7 @@ def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: 
         )
         part = SignedField(name, _array(plus.type), Merge.BAG, plus, minus)
         values = f"transform(state.`{name}`, e -> e.value.value)"
-    value = steps.over(_or_empty(values, member.type), f"state.`{name}`", Scope({"state": state_schema((part,))}))
+    value = steps.over(_or_empty(values, member.type), Scope({"state": state_schema((part,))}))
     return BoundAggregate(name, aggregation.function, dataclasses.replace(member, sql=steps.shown), (part,), value)
 
 

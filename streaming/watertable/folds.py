@@ -31,12 +31,12 @@ class Steps:
     """Hold a fold, bound to the columns of a stream or table.
 
     `member` is the text of what is kept of each record, null where it isn't one; `over` gives the fold's value from the text of an array
-    of these, and of the state that it is made of, in a scope.
+    of these, in a scope.
     """
 
     member: str
     shown: str
-    over: Callable[[str, str, Scope], Expr]
+    over: Callable[[str, Scope], Expr]
 
 
 def bind_fold(what: str, init: str, add: str, scope: Scope, where: str) -> Steps:
@@ -45,6 +45,8 @@ def bind_fold(what: str, init: str, add: str, scope: Scope, where: str) -> Steps
     kind = start.type
     if kind.kind == "void":
         raise ExpressionError(f"{where}: {what}: init={init!r} has no type; write CAST(NULL AS type)")
+    if kind.kind in ("array", "map", "struct"):  # Spark would take from its beginning what may be null inside it
+        raise ExpressionError(f"{where}: {what}: init={init!r} is a {kind.sql()}; a fold makes one value: write several, or collect_list")
 
     def step(binder: Binder) -> Term:
         return _attempt(_of_type(binder, binder.bind(read(add)), kind, add))
@@ -93,14 +95,10 @@ def _steps(what: str, start: Term, kind: Type, step: Callable[[Binder], Term], s
     element = parse(member, scope, where).type
     body = _rebased(body, Var(_RECORD, element))
 
-    def over(members: str, state: str, states: Scope) -> Expr:
+    def over(members: str, states: Scope) -> Expr:
         array = parse(members, states, where).ast
         function = Lambda((Var(ACC, kind), Var(_RECORD, element)), body)
-        # Spark takes a fold's type from its beginning: what may be null later must be so there, and no optimizer may see that it isn't
-        begun = "{1}"
-        if kind.kind in ("array", "map", "struct"):
-            begun = f"CASE WHEN size({state}) < -1 THEN CAST(NULL AS {kind.sql()}) ELSE {{1}} END"
-        signature = Signature(kind, (array.type, kind, kind), _fold, sql=f"aggregate({{0}}, {begun}, {{2}})")
+        signature = Signature(kind, (array.type, kind, kind), _fold)
         return expression_of(Call(_FOLD, (array, start, function), kind, signature), states)
 
     return Steps(member, shown, over)

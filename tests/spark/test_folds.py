@@ -25,13 +25,11 @@ def topology() -> Topology:
     app = wt.App("moves")
     moves = app.topic("moves", key="item STRING", value="qty INT, price DECIMAL(9,2), by STRING").stream()
     by_item = moves.group_by_key()
-    struct = wt.aggregate("named_struct('n', 0, 'who', array(''))", "named_struct('n', acc.n + 1, 'who', array_append(acc.who, by))")
     by_item.agg(
         left=wt.aggregate("0", "greatest(acc + qty, 0)"),
         paid=wt.aggregate("CAST(0 AS DECIMAL(12,2))", "acc + price * qty"),
         failing=wt.aggregate("0", "coalesce(acc, 100) + CAST(by AS INT)"),
         longest=wt.aggregate("''", "CASE WHEN exists(split(by, ''), e -> e = 'z') THEN concat(acc, by, key.item) ELSE acc END"),
-        made=struct,
         who=wt.approx_count_distinct("by", relative_sd=0.5),
     ).materialized_as("folded")
     by_item.reduce(qty="acc.qty * 2 + qty", by="greatest(acc.by, by)").materialized_as("reduced")

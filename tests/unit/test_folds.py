@@ -76,18 +76,6 @@ def test_a_step_that_fails_is_null_and_the_fold_goes_on() -> None:
     assert driver.quarantine() == []
 
 
-def test_a_fold_may_make_a_struct_or_an_array_and_read_whole_columns() -> None:
-    app, stream = sales()
-    running = wt.aggregate(
-        "named_struct('n', 0, 'words', array(''))", "named_struct('n', acc.n + 1, 'words', array_append(acc.words, word))"
-    )
-    stream.group_by_key().agg(made=running).map_values(n="made.n", words="array_join(made.words, '-')").materialized_as("t")
-    driver = TopologyTestDriver(app)
-    for n in range(3):
-        driver.pipe_input("sales", "k", {"word": f"w{n}"}, timestamp=n)
-    assert driver.table("t")["k"] == {"id": "k", "n": 3, "words": "-w0-w1-w2"}
-
-
 def test_a_fold_is_pure_and_beside_other_aggregates() -> None:
     _, stream = sales()
     table = stream.select_key(g="word").group_by_key().agg(n=wt.count(), f=wt.aggregate("0", "qty - acc"))
@@ -106,6 +94,7 @@ def test_folds_are_checked_where_they_are_written() -> None:
 
     for fold, error, message in [
         (wt.aggregate("NULL", "acc"), ExpressionError, r"test_folds.py:\d+: f=aggregate: init='NULL' has no type"),
+        (wt.aggregate("array(0)", "array_append(acc, qty)"), ExpressionError, "a fold makes one value"),
         (wt.aggregate("0", "concat(acc, word)"), ExpressionError, "the step gives STRING"),
         (wt.aggregate("0", "acc + size"), UnknownColumn, "no column 'size'"),
         (wt.aggregate("qty", "acc"), UnknownColumn, "no column 'qty'"),
