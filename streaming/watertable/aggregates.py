@@ -379,8 +379,8 @@ def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: 
 def _argument(name: str, aggregation: Aggregation, scope: Scope, where: str) -> tuple[Expr | None, Type]:
     """Check what an aggregate is of: the expression, and its type."""
     text, function = aggregation.argument, aggregation.function
-    if function not in _FUNCTIONS:
-        raise ExpressionError(f"{where}: {name}: there is no aggregate {function!r}; choose from {', '.join(sorted(_FUNCTIONS))}")
+    if function not in FUNCTIONS:
+        raise ExpressionError(f"{where}: {name}: there is no aggregate {function!r}; choose from {', '.join(sorted(FUNCTIONS))}")
     argument = parse(text, scope, where) if text is not None else None
     kind = argument.type if argument is not None else BIGINT
     wanted = _REQUIRES.get(function)
@@ -534,7 +534,7 @@ _REQUIRES: Final = {
     "collect_list": sortable,
     "top_k": sortable,
 }
-_FUNCTIONS: Final = (
+FUNCTIONS: Final = (
     "count", "count_distinct", "sum", "min", "max", "avg", "first", "last", "collect_list", "collect_set", "top_k",
     "approx_count_distinct", "aggregate",
 )  # fmt: skip

@@ -149,11 +149,9 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
             verdict = draw(st.sampled_from(["quarantine", "drop", "warn"]))
             return [stream.expect(f"rule{number}", draw(conditions(stream)), on_fail=verdict)]
         case "flat_map_values":
-            arrays = _columns(stream, "array")
-            if arrays:
-                made = draw(basic(stream))
-                return [stream.flat_map_values(**made | {"g": arrays[0]})]
-            return [stream.map_values(**draw(basic(stream)))]
+            made = draw(basic(stream))
+            arrays = [*_columns(stream, "array"), f"array({made['g']}, 'z')", f"filter(array({made['g']}), g -> g > 'a')"]
+            return [stream.flat_map_values(**made | {"g": draw(st.sampled_from(arrays))})]
         case "peek":
             return [stream.peek(f"peek{number}")]
         case "split":

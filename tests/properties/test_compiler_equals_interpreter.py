@@ -11,14 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.properties.engines import run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases, drawn
+from watertable import nodes
+from watertable.aggregates import FUNCTIONS
 from watertable.nodes import ForeignJoin, TableAggregate
+from watertable.plan import Topology, walk
+from watertable.windows import Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +31,25 @@ PLANS = int(os.environ.get("WATERTABLE_PLANS", "60"))
 SEED = int(os.environ.get("WATERTABLE_SEED", "20240301"))
 FLOOR = 0.20
 ENOUGH = 300
+
+
+EVERY = {
+    *(name for name, kind in vars(nodes).items() if isinstance(kind, type) and issubclass(kind, nodes.Node)),
+    *(kind.__name__ for kind in get_args(Windows)), *(function for function in FUNCTIONS),
+} - {"Node", "JoinSide", "JoinBuffer", "History", "Waiting"}  # fmt: skip
+"""All that a plan can be made of, but for what other nodes bring along."""
+
+
+def parts_of(topology: Topology) -> set[str]:
+    """Name the operators, windows and aggregates of a topology."""
+    found: set[str] = set()
+    for root in (*topology.tables, *topology.sinks):
+        for node in walk(root.node):
+            found.add(type(node).__name__)
+            found |= {a.function for a in getattr(node, "aggregates", ())}
+            if (windows := getattr(node, "windows", None)) is not None:
+                found.add(type(windows).__name__)
+    return found
 
 
 def hits(case: Case) -> dict[str, bool]:
@@ -93,9 +116,12 @@ def test_the_compiler_computes_what_the_interpreter_does(spark: SparkSession, sa
         judge()
         pytest.fail(f"{differing} plans differ, but not when drawn again with seed {SEED}")
     assert len(plans) >= PLANS
+    met = Counter(name for case in plans for name in parts_of(case.topology))
+    say("operators, windows and aggregates, by the plans that have them: " + ", ".join(f"{name} {n}" for name, n in sorted(met.items())))
     if len(plans) < ENOUGH:
         return  # the floors are for a run that is large enough to have met everything
     for name in ("late", "tombstone", "null", "several partitions", "3 cuts or more"):
         assert reached[name] >= FLOOR * len(plans), (
             f"only {reached[name]} of {len(plans)} plans reach {name!r}: the strategies have gone soft"
         )
+    assert EVERY - set(met) == set(), "what no random plan draws has no proof that engines and cuts agree on it"
