@@ -65,9 +65,10 @@ class Upkeep:
     def trim(self, consumers: Iterable[Position] = (), *, now: datetime | None = None) -> int:
         """Drop the changelog's oldest buckets; give the number of the first that's kept.
 
-        Kept is every commit from the least of these on: the first one within the horizon; the one after the oldest base that a position
-        within the horizon reads from; the first tombstone still needed; every consumer's position (publishers, readers of changes).
-        Beside them all that a shadow has written, and what it is read with: what came before its fork, from the base before that on.
+        Kept is every commit from the least of these on: the first one within the horizon; that of the oldest base that a position within
+        the horizon reads from, since what tells of the base is beside it; the first tombstone still needed; every consumer's position
+        (publishers, readers of changes). Beside them all that a shadow has written, and what it is read with: what came before its fork,
+        from the base before that on.
         """
         view = self._reader.view()
         oldest = (now or datetime.now(UTC)) - self._horizon
@@ -79,14 +80,14 @@ class Upkeep:
         for name, base in view.bases.items():
             table = self._reader.tables[name]
             known = [(m.seq, m.version) for m in marks if m.table == base_name(table) and view.lineage.holds(m.epoch, m.seq)]
-            limits.append(self._oldest_base(table, base, known, wanted) + 1)
+            limits.append(self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
             if forgets(table):
                 limits.append(max((m.tombstones_from for m in marks if m.table == name and m.seq <= base.seq), default=0))
         shadow = view.head.shadow
         if shadow is not None and shadow.fork:
             with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
                 forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork))
-                limits += [n for base in forked.bases.values() for n in (base.seq + 1, base.tombstones_from) if n]
+                limits += [n for base in forked.bases.values() for n in (base.seq, base.tombstones_from) if n]
         bucket = min(limits) // BUCKET
         failpoints.hit("trim.before_delete")
         if bucket > 0:
