@@ -46,6 +46,7 @@ from watertable.windows import (
     sliding,
     tumbling,
     unlimited,
+    until_window_closes,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ __all__ = [
     "tumbling",
     "udf",
     "unlimited",
+    "until_window_closes",
 ]
 
 

@@ -173,6 +173,12 @@ def _added_up(array: str) -> str:
     return f"{added}[0]"
 
 
+def done_with(table: TableDef, places: str) -> str:
+    """Write a delta of what an outer join of streams keeps that marks the records at these places as paired or given."""
+    fields = (f"'{f.name}', {places if f.name == plan.DONE else f'CAST(NULL AS {f.type.sql()})'}" for f in table.state)
+    return f"named_struct({', '.join(fields)})"
+
+
 def placed_in(table: TableDef, part: Part) -> list[str]:
     """Write the selects that put the key and state of one of a table's leaves in their places in the table's."""
     theirs = plan.kept_by(part.leaf).names

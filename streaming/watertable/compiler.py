@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
 
 from pyspark.sql import Observation
@@ -24,13 +24,27 @@ from pyspark.sql import functions as F
 
 from watertable import nodes, plan
 from watertable.aggregates import StateField, TimedField
-from watertable.algebra import company, finishing, gathered, lifted, merged_state, place, placed_in, single, state_sql, upto
+from watertable.algebra import (
+    company,
+    done_with,
+    finishing,
+    gathered,
+    lifted,
+    merge,
+    merged_state,
+    place,
+    placed_in,
+    single,
+    spread,
+    state_sql,
+    upto,
+)
 from watertable.layout import Fold, Layout, Segment, expires, literal, moment
 from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
 from watertable.pythons import register
 from watertable.schema import quote
-from watertable.telling import FAN_OUT, PLACE, RAW, foreign_changes, session_changes
+from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, session_changes
 from watertable.udfs import called_in
 from watertable.versions import as_of, is_due, waiting_rows
 from watertable.windowing import sliding_key, window_starts, windowed_key
@@ -39,8 +53,17 @@ from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microsecon
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Lookup = Callable[[TableDef, "DataFrame | None"], "DataFrame"]
-"""Give the old rows of a table for a frame of distinct keys, and perhaps more, or all: `key`, `state`, with its lineage cut."""
+
+class Lookup(Protocol):
+    """Give the old rows of a table for a frame of distinct keys, and perhaps more, or all: `key`, `state`, with its lineage cut.
+
+    Of an outer join of streams, those too in which a record waits whose window is closed at the stream time `due`; of the rows that wait
+    for a suppressed table, all whose windows are closed by then, and all that could be made one with them.
+    """
+
+    def __call__(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:  # noqa: D102
+        ...
+
 
 Partition = tuple[str, int]
 
@@ -112,15 +135,18 @@ class Compiler:
     def __post_init__(self) -> None:
         self.layout = Layout(self.topology)
 
-    def batch(self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup) -> Batch:
+    def batch(
+        self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup,
+        since: Mapping[Partition, datetime | None] | None = None,
+    ) -> Batch:  # fmt: skip
         """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
 
-        `lookup` gives old rows, for the tables whose changes are streamed or that streams are joined with. Runs one job over the
-        batch, and one for each such use of a table; all other frames run when they are written. Raises `ValueError` when a record's
-        partition isn't in `carry`.
+        `since` are the stream times at which the batch before ended, where advances have moved them on. `lookup` gives old rows, for the
+        tables whose changes are streamed or that streams are joined with, and for what waits. Runs one job over the batch, and one for each
+        such use of a table; all other frames run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
         self._teach(records.sparkSession)
-        run = _Run(self.layout, carry, lookup)
+        run = _Run(self.layout, carry, lookup, carry if since is None else since)
         frames = {0: run.base(records)}
         watched, figures = run.watched(frames[0])
         partial: dict[nodes.Leaf, DataFrame] = {}
@@ -166,9 +192,13 @@ class _Run:
     layout: Layout
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
+    since: Mapping[Partition, datetime | None]
     kept: list[DataFrame] = field(default_factory=list)
     reached: Mapping[Partition, datetime | None] = field(default_factory=dict)
+    """The stream times once the batch is read."""
     waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
+    done: dict[str, DataFrame] = field(default_factory=dict)
+    """What outer joins of streams have paired or given in this batch, by the name of what they keep."""
 
     def base(self, records: DataFrame) -> DataFrame:
         """Decode the batch, run the first segment, put each record at its stream time, and cache what is needed."""
@@ -248,6 +278,8 @@ class _Run:
                 frame = self._looked_up(segment, segment.origin, frames)
             case nodes.StreamStreamJoin():
                 frame = self._paired(segment, segment.origin, frames)
+            case nodes.FinalRows():
+                frame = self._final(segment.origin, frames)
             case nodes.MergeStreams():
                 frame = self._united(segment.origin, frames)
             case Topology():
@@ -307,6 +339,7 @@ class _Run:
         if isinstance(table.root, nodes.Leaf):
             return partial[table.root]
         parts = [partial[part.leaf].selectExpr(*placed_in(table, part), "st") for part in table.parts]
+        parts += [self.done[table.name]] if table.name in self.done else []
         return reduce(lambda a, b: a.unionByName(b), parts)
 
     def singles(self, table: TableDef, frames: Mapping[int, DataFrame]) -> DataFrame:
@@ -492,27 +525,36 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.
 
         So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order, and
-        where that is in this batch, so are its bytes.
+        where that is in this batch, so are its bytes. With them come, in an outer join, those that can't pair any more, or have no key.
         """
         buffer, sides = plan.buffer_of(node), self.layout.pairs[segment.number]
         place = "named_struct('st', st, 'topic', topic, 'partition', partition, 'offset', offset, 'ord', ord)"
         record = ("key", "side", "l", "r", "ts")
         came = []
-        for side, (flow, fold) in enumerate(sides):
-            frame = frames[flow.segment.number].where(fold.present)
-            values = [f"{fold.lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", *RAW]
-            came.append(frame.selectExpr(f"{fold.key} AS key", f"{side} AS side", f"{fold.lifts}.ts AS ts", *values))
+        keyless: list[DataFrame] = []
+        for side, half in enumerate(sides):
+            frame, lifts = frames[half.flow.segment.number], half.fold.lifts
+            values = [f"{lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", *RAW]
+            columns = [f"{half.fold.key} AS key", f"{side} AS side", f"{lifts}.ts AS ts", *values]
+            came.append(frame.where(half.fold.present).selectExpr(*columns))
+            if half.keyless is not None:
+                keyless.append(frame.where(half.keyless).selectExpr(*columns))
         rows = came[0].unionByName(came[1], allowMissingColumns=True).selectExpr(*record, f"{place} AS at", *RAW)
-        old = self.lookup(buffer, rows.select("key").distinct())
-        waiting = [rows.selectExpr(*record, "at", "FALSE AS old")]
-        for side, field_ in enumerate(buffer.state):
+        keys = rows.select("key").distinct()
+        if isinstance(node, nodes.OuterStreamJoin):
+            reached = plan.reached(self.reached, node.left, node.right)
+            old = self.lookup(buffer, keys, reached)
+        else:
+            old = self.lookup(buffer, keys)
+        waiting = [rows.selectExpr(*record, "at", "FALSE AS old", *RAW)]
+        for side, field_ in enumerate(buffer.state[:2]):
             kept = old.selectExpr("key", f"inline(state.{quote(field_.name)}) AS (o, v)")
             at = f"named_struct('st', o.st, 'topic', o.topic, 'partition', o.partition, 'offset', o.offset, 'ord', o.ord * 2 + {side})"
             waiting.append(
                 kept.selectExpr("key", f"{side} AS side", f"v.value AS {'lr'[side]}", "v.ts AS ts", f"{at} AS at", "TRUE AS old")
             )
-        others = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), waiting)
-        others = others.selectExpr("key AS key_", "1 - side AS for_", *(f"{name} AS o_{name}" for name in ("l", "r", "ts", "at", "old")))
+        every = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), waiting)
+        others = every.selectExpr("key AS key_", "1 - side AS for_", *(f"{name} AS o_{name}" for name in ("l", "r", "ts", "at", "old")))
         open_for = [microseconds(duration) for duration in node.within.open_for]
         apart = "(unix_micros(if(side = 0, o_ts, ts)) - unix_micros(if(side = 0, ts, o_ts)))"
         is_later, closes = "(o_at < at)", f"if(o_at < at, 1 - side, side) = 0, {open_for[0]}L, {open_for[1]}L"
@@ -528,7 +570,50 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         named = "concat_ws('/', earlier.topic, earlier.partition, earlier.ord, later.ord)"
         number = f"pmod(crc32(CAST({named} AS BINARY)) + earlier.offset, {PAIRS}L) AS ord"
         of_later = ("later.st AS st", "later.topic AS topic", "later.partition AS partition", "later.offset AS offset")
-        return found.selectExpr("TRUE AS present", "key", "left", "right", "ts", *of_later, number, *RAW)
+        made = ("TRUE AS present", "key", "left", "right", "ts", *of_later, number, *RAW)
+        if not isinstance(node, nodes.OuterStreamJoin):
+            return found.selectExpr(*made)
+        found = self._once(found)
+        paired = found.selectExpr("key", "explode(array(earlier, later)) AS at")
+        given = self._once(self._closed(node, every, old, paired, reached))
+        marks = paired.unionByName(given.select("key", "at")).where(f"at.ord % 2 IN ({', '.join(map(str, node.how.alone))})")
+        marked = marks.groupBy("key").agg(F.expr("array_sort(collect_set(at)) AS places"), F.expr("max(at.st) AS st"))
+        self.done[buffer.name] = marked.selectExpr("key", f"{done_with(buffer, 'places')} AS state", "st")
+        at_once = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), keyless)
+        alone = given.unionByName(at_once.selectExpr("*", f"{place} AS at"), allowMissingColumns=True).selectExpr(
+            "TRUE AS present", "key", "l AS left", "r AS right", "ts", *(f"at.{part} AS {part}" for part in PLACE if part != "ord"),
+            f"at.ord % {PAIRS}L AS ord", *RAW,
+        )  # fmt: skip
+        return found.selectExpr(*made).unionByName(alone)
+
+    def _closed(
+        self, node: nodes.OuterStreamJoin, every: DataFrame, old: DataFrame, paired: DataFrame, reached: datetime | None
+    ) -> DataFrame:
+        """Give what waits, has never paired, and can't any more: what comes is later in log order, and late."""
+        ends = ", ".join(f"{microseconds(duration)}L" for duration in node.within.open_for)
+        now = 0 if reached is None else (reached - EPOCH) // timedelta(microseconds=1)
+        over = f"greatest(unix_micros(at.st), unix_micros(ts) + array({ends})[side]) < array({now}L, {now}L)[side]"
+        waits = every.where(f"side IN ({', '.join(map(str, node.how.alone))}) AND {over}")
+        done = paired.unionByName(old.selectExpr("key", f"explode(state.{quote(plan.DONE)}) AS at"))
+        return waits.join(done, ["key", "at"], "left_anti")
+
+    def _final(self, node: nodes.FinalRows, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Give the rows of a table whose windows this batch closes: each once, at the last moment of its window, as it is now."""
+        table, closing = plan.open_of(node), plan.closing_of(node.parent)
+        partial = {}
+        for leaf in plan.leaves_of(table.root):
+            segment, fold = self.layout.folds[leaf]
+            partial[leaf] = self.partial(fold, self.contributions(fold, frames[segment.number])[0])
+        added = spread(table, self.deltas(table, partial)).select("key", "state")
+        since, now = (plan.reached(times, node.parent) for times in (self.since, self.reached))
+        old = self.lookup(table, added.select("key").distinct(), now or EPOCH).select("key", "state")
+        topic = literal(min(plan.topics_above(node)))
+        return final_rows(table, closing, merge(table, old.unionByName(added)), since, now, topic)
+
+    def _once(self, frame: DataFrame) -> DataFrame:
+        """Compute a frame in the first job that uses it, for all that do."""
+        self.kept.append(frame.localCheckpoint(eager=False))
+        return self.kept[-1]
 
     def _united(self, node: nodes.MergeStreams, frames: Mapping[int, DataFrame]) -> DataFrame:
         parts = []

@@ -15,10 +15,11 @@ from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Final
 
-from watertable.errors import EvaluationError, TableNotFound
+from watertable.errors import EvaluationError, StoreError, TableNotFound
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.plan import TableDef, Topology
+from watertable.nodes import FinalRows
+from watertable.plan import TableDef, Topology, walk
 from watertable.records import Event, Record, Row
 
 CHUNK: Final = 20_000
@@ -62,9 +63,15 @@ class Explanation:
 def explain(topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record]) -> Explanation:
     """Run the app over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
-    Raises `TableNotFound` for more texts than the table has key columns.
+    Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table: its rows come of windows
+    that closed, and the story is that of the table above it.
     """
     wanted = columns_of(table, key)
+    if any(isinstance(node, FinalRows) for node in walk(table.node)):
+        raise StoreError(
+            f"{table.name!r} ({table.location}) shows what is final of a windowed table, and no record makes its rows: put "
+            ".materialized_as(name) before the suppress, without emit='on_close', and ask for the story of that table"
+        )
     engine = Interpreter(topology, watch=frozenset({table.name}))
     steps: list[Step] = []
     left_out: list[LeftOut] = []

@@ -27,10 +27,11 @@ from watertable.deltalog import JVM_ERRORS, conflict
 from watertable.deployment import OutlinedTable
 from watertable.errors import Fenced
 from watertable.layout import moment
-from watertable.nodes import History, JoinBuffer, Source
-from watertable.plan import TableDef, delay_of, walk
+from watertable.nodes import History, JoinBuffer
+from watertable.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
 from watertable.reader import (
     FOLD_LINE,
+    NEXT,
     PLAN_PROPERTY,
     ROWS_PROPERTY,
     STATE_PROPERTY,
@@ -47,7 +48,7 @@ from watertable.reader import (
 )
 from watertable.schema import quote
 from watertable.versions import remembered
-from watertable.windows import microseconds
+from watertable.windows import MILLISECOND, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -123,7 +124,7 @@ class Folder:
             table, began = self.reader.tables[name], time.monotonic()
             with self._lock:
                 mark = self._fold(table, view)
-                if hides(table):
+                if hides(table) and not is_open(table):
                     self._publish(table)
             if mark is not None:
                 done[name] = TableFold(mark, round((time.monotonic() - began) * 1000))
@@ -212,17 +213,21 @@ class Folder:
         failpoints.hit("fold.before_merge")
         reached = self._reached(view, table) if isinstance(table.root, JoinBuffer | History) else None
         expired = None if reached is None else f"t._wt_until < {moment(reached)}"
+        if is_open(table):
+            expired = _over(table, self._reached(view, table), "t.")
         self._merge_rows(table, base_name(table), source, number, expired)
 
     def _live(self, table: TableDef, view: View, shaped: DataFrame) -> DataFrame:
-        """Let go of what waits in the buffer of a join, or is in a history, and no record asks for any more; others stay as they are."""
+        """Let go of what waits for nothing any more: in the buffer of a join, in a history, in a window whose row was given."""
+        if is_open(table) and (over := _over(table, self._reached(view, table))) is not None:
+            return shaped.withColumn("_wt_alive", F.expr(f"_wt_alive AND NOT ({over})"))
         if isinstance(table.root, History):
             return remembered(table.root, shaped, self._reached(view, table))
         return waiting(table.root, shaped, self._reached(view, table)) if isinstance(table.root, JoinBuffer) else shaped
 
     def _reached(self, view: View, table: TableDef) -> datetime | None:
-        """Give the stream time that all that feeds a table has passed, what waits on the way too; None while a partition has none."""
-        topics, delay = {node.topic.name for node in walk(table.node) if isinstance(node, Source)}, delay_of(table.node)
+        """Give the stream time that all which still comes to a table has at least; None while a partition that feeds it has none."""
+        topics, delay = topics_above(table.node), delay_of(table.node)
         if isinstance(table.root, History):
             topics, delay = topics | {*table.root.topics}, max(delay, table.root.delay)
         last = view.commit
@@ -336,11 +341,22 @@ def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
     return _columns(table, finish(table, states), kept)
 
 
+def _over(table: TableDef, reached: datetime | None, of: str = "") -> str | None:
+    """Write the condition for rows whose windows are closed at a stream time: the commit that closed them has given them."""
+    if reached is None:
+        return None
+    closing = closing_of(table.node)
+    if table.sliding is None:
+        return f"{of}window_end <= {moment(reached - closing.after)}"
+    return f"{of}__at <= {moment(reached - closing.after - table.sliding.difference - MILLISECOND)}"
+
+
 def waiting(buffer: JoinBuffer, shaped: DataFrame, reached: datetime | None) -> DataFrame:
     """Cut the rows of a join's buffer to the records that others may still pair with, and say until when the last of a row's may.
 
     Every record that is still to come has at least the stream time that all partitions have reached. It is late for a record whose window
-    has closed by then; and it is no earlier in log order than one of a lesser stream time.
+    has closed by then; and it is no earlier in log order than one of a lesser stream time. What an outer join has done with goes as soon
+    as its stream time says so, whatever its event time.
     """
     lists, ends = [], []
     for side, open_for in zip((buffer.left, buffer.right), buffer.within.open_for, strict=True):
@@ -353,14 +369,21 @@ def waiting(buffer: JoinBuffer, shaped: DataFrame, reached: datetime | None) -> 
         lists.append(f"{kept} AS {quote(side.name)}")
         ends.append(f"array_max(transform({quote(side.name)}, e -> {closes}))")
     keys = [quote(name) for name in buffer.left.key.names]
-    cut = shaped.selectExpr(*keys, "_wt", *lists)
     names = [quote(side.name) for side in (buffer.left, buffer.right)]
+    if alone := how_of(buffer).alone:
+        longest = ", ".join(f"{max(0, microseconds(duration))}L" for duration in buffer.within.open_for)
+        passed = f"unix_micros(d.st) + array({longest})[CAST(d.ord % 2 AS INT)] >= unix_micros({moment(reached)})" if reached else "TRUE"
+        lists.append(f"filter(_wt.state.{DONE}, d -> {passed}) AS {DONE}")
+        first = ", ".join(ends[side].replace("array_max", "array_min") for side in alone)
+    cut = shaped.selectExpr(*keys, "_wt", *lists)
+    names += [DONE] if alone else []
     state = ", ".join(f"'{name.strip('`')}', {name}" for name in names)
-    sizes = [f"CAST(size({name}) AS BIGINT) AS {name}" for name in names]
+    sizes = [f"CAST(size({name}) AS BIGINT) AS {name}" for name in names[:2]]
     until = f"timestamp_micros(greatest({', '.join(ends)})) AS _wt_until"
-    alive = " + ".join(f"size({name})" for name in names) + " > 0 AS _wt_alive"
+    alive = " + ".join(f"size({name})" for name in names[:2]) + " > 0 AS _wt_alive"
+    following = [f"timestamp_micros(least({first}, NULL)) AS {NEXT}"] if alone else []
     return cut.selectExpr(
-        alive, *keys, *sizes, until, f"named_struct('seq', _wt.seq, 'epoch', _wt.epoch, 'state', named_struct({state})) AS _wt"
+        alive, *keys, *sizes, until, *following, f"named_struct('seq', _wt.seq, 'epoch', _wt.epoch, 'state', named_struct({state})) AS _wt"
     )
 
 

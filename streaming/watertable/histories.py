@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,17 @@ class Histories:
         self.ahead: dict[int, Versions] = {of: {} for _, of in joins.values()}
         self._waiting: dict[int, list[tuple[Record, Event]]] = {number: [] for number in joins}
         self.released: dict[Place, list[tuple[int, Record, Event]]] = {}
+
+    def copied(self) -> Histories:
+        """Give others that go on from here, and leave these as they are."""
+        other = copy.copy(self)
+        other._known, other.ahead = (
+            {number: {key: list(found) for key, found in versions.items()} for number, versions in held.items()}
+            for held in (self._known, self.ahead)
+        )
+        other._waiting = {number: list(waiting) for number, waiting in self._waiting.items()}
+        other.released = dict(self.released)
+        return other
 
     def came(self, number: int, found: Iterable[tuple[Key, list[Row], Event]]) -> None:
         """Take what a record brings to a table; of another table nothing is kept."""

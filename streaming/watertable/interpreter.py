@@ -11,7 +11,7 @@ Two records made from one are told apart by the `ord` of their place: the n-th e
 
 from __future__ import annotations
 
-import zlib
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,13 +21,13 @@ from typing import Any, Final, cast
 from watertable import nodes, plan
 from watertable.aggregates import StateField, TimedField
 from watertable.errors import DefinitionError, EvaluationError
-from watertable.evaluator import evaluate
 from watertable.expressions import Expr
 from watertable.histories import Histories, remember, waits_until
 from watertable.kafka import serdes
 from watertable.lineage import operator_of
 from watertable.merges import contribution, merged, slid
 from watertable.nodes import Topic
+from watertable.pairing import SIDES, Pair, Waiting, copied, joined, row_number, waiting_in
 from watertable.plan import Sink, Topology
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row
 from watertable.rows import finished
@@ -37,23 +37,10 @@ from watertable.windows import EPOCH, MILLISECOND, SlidingWindows
 
 FAN_OUT: Final = 65536
 """Bounds the records that one record can become in one step, so that their places stay apart."""
-PAIRS: Final = 1 << 28
-"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
-_SIDES: Final = ("__lefts", "__rights")
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """Hold a record on one side of a join of streams, 0 or 1; its place has the number `ord * 2 + side`."""
-
-    side: int
-    place: Place
-    timestamp: datetime
-    key: Key
-    value: Row | None
-
-
-_Pair = tuple[_Waiting, _Waiting]
+_MEMORY: Final = (
+    "changes", "states", "outputs", "quarantine", "dropped", "peeked", "buffered", "_members", "_sessions", "_moments", "_done",
+)  # fmt: skip
+"""All that a batch changes but the stream times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +48,7 @@ class _Kept:
     """Hold what the definition of a table says, worked out once."""
 
     name: str
+    label: str
     key: tuple[str, ...]
     state: tuple[StateField, ...]
     parts: tuple[_Part, ...]
@@ -112,37 +100,43 @@ class Interpreter:
         self.peeked: Counter[str] = Counter()
         self.stream_times: dict[tuple[str, int], datetime] = {}
         self.buffered: dict[tuple[str, int, int], Record] = {}
-        """The records that joins keep, by topic, partition and offset. None is ever let go here: none need be, to be right."""
+        """The records that joins keep, and those that stand for final rows, by place. None is ever let go here: none need be."""
         self._topics: dict[str, Topic] = {topic.name: topic for topic in topology.topics}
         numbers: dict[nodes.Stream | nodes.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
         roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
         self._number = {id(node): numbers.setdefault(node, len(numbers)) for root in roots for node in plan.walk(root)}
         self._tables = {
             t.name: _Kept(
-                t.name, t.key.names, t.state,
+                t.name, "suppress" if plan.is_open(t) else t.name, t.key.names, t.state,
                 tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
                 bool(t.windows), t.sessions.gap if t.sessions else None, t.sliding,
                 len(t.state_key) - len(t.key), t.alive, t.stages, t.name in self.changes,
                 tuple(f.name for f in t.state if isinstance(f, TimedField)),
-            ) for t in topology.tables
+            ) for t in (*topology.tables, *filter(plan.is_open, topology.buffers))
         }  # fmt: skip
         self._members: dict[tuple[str, Key], set[Key]] = {}
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
         joins = (n for root in roots for n in plan.walk(root) if isinstance(n, nodes.StreamStreamJoin))
         self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
+        self._outer = {self._buffer[id(n)]: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.OuterStreamJoin)}
+        self._done: dict[str, set[Place]] = {name: set() for name in self._outer}
+        self._final = {plan.open_of(n).name: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)}
+        self._given: dict[str, dict[Place, Waiting]] = {}
+        self._ended: dict[str, dict[Place, Event]] = {}
+        self._partitions = set(partitions)
         self._moments: dict[tuple[str, Key], dict[Key, Row]] = {}
-        self._met = set(partitions)
         above = {self._number[id(n)]: n for root in roots for n in plan.walk(root)}
         self._histories = Histories(
             {n: node for n, node in above.items() if isinstance(node, nodes.Versioned)},
             {n: (node, self._number[id(plan.root_of(node.right))]) for n, node in above.items() if isinstance(node, nodes.WaitingJoin)},
         )
-        self._given: dict[int, list[Event]] = {}
+        self._released: dict[int, list[Event]] = {}
+        self._at: Place
         self._record: Record
         self._source: Event | None
         self._trigger: tuple[Record, Place]
-        self._pairs: dict[str, list[_Pair]] = {}
-        self._later: dict[Place, dict[str, list[_Pair]]] = {}
+        self._pairs: dict[str, list[Pair]] = {}
+        self._later: dict[Place, dict[str, list[Pair]]] = {}
         self._waited: set[str] = set()
         self._streams: dict[int, list[Event]] = {}
         self._lifted: dict[int, list[tuple[Key, list[Row], Event]]] = {}
@@ -150,23 +144,92 @@ class Interpreter:
 
     def read(self, batch: Iterable[Record | Advance]) -> None:
         """Read one batch and apply it; raise `DefinitionError` for a topic that the app doesn't read."""
+        since = {name: self._reached(node.parent) for name, node in self._final.items()}
         arrived = sorted(self._arrive(batch), key=lambda arrived: arrived[0].place)
         if self._histories.ahead:
             self._look_ahead(arrived)
             self._histories.release(self._is_due)
+        self._given, self._ended = {}, {}
+        while (
+            self._outer or self._final
+        ):  # what a batch closes comes at its own place among the batch's records, so it must be known before
+            ahead = self._copy()
+            ahead._run(arrived)
+            given = {name: found for name, join in self._outer.items() if (found := ahead._closed(name, join))}
+            ended = {name: rows for name, node in self._final.items() if (rows := ahead._rows_closed(name, node, since[name]))}
+            if (given, ended) == (self._given, self._ended):
+                break
+            self._given, self._ended = given, ended
+        self._run(arrived)
+        for name, found in self._given.items():
+            self._done[name] |= {*found}
+
+    def _copy(self) -> Interpreter:
+        """Give another interpreter that goes on from here, and leaves this one as it is."""
+        other = copy.copy(self)
+        for name in _MEMORY:
+            setattr(other, name, copied(getattr(self, name)))
+        other._histories = self._histories.copied()
+        return other
+
+    def _run(self, arrived: list[tuple[Event, Record]]) -> None:
+        """Work a batch off, with what it closes."""
+        self._later = {place._replace(ord=0): {} for found in self._given.values() for place in found}
+        self._later |= {place: {} for found in self._ended.values() for place in found}
+        for place in (place for found in self._ended.values() for place in found):
+            self.buffered[place[1:4]] = Record(*place[1:4], place.st, None, None)
+        for event, _ in arrived:
+            self._later.pop(event.place, None)
         for event, record in arrived:
             self._work_off_pairs(before=event.place)
             self._trigger = record, event.place
-            self._work_off(record, event, {})
+            self._work_off(record, event.place, event, {})
         self._work_off_pairs()
 
+    def _closed(self, name: str, join: nodes.OuterStreamJoin) -> dict[Place, Waiting]:
+        """List what waits in a join, has paired with nothing, and can't any more: what comes is later in log order, and late."""
+        if (reached := self._reached(join.left, join.right)) is None:
+            return {}
+        waiting = (
+            one for key, state in self.states[name].items() for side in join.how.alone for one in waiting_in(side, key, state)
+            if one.place not in self._done[name]
+        )  # fmt: skip
+        return {one.place: one for one in waiting if max(one.place.st, one.timestamp + join.within.open_for[one.side]) < reached}
+
+    def _rows_closed(self, name: str, node: nodes.FinalRows, since: datetime | None) -> dict[Place, Event]:
+        """List the rows of a table whose windows are closed now, and weren't yet; each at the last moment of its window."""
+        if (reached := self._reached(node.parent)) is None:
+            return {}
+        found, table, closing = {}, self._tables[name], plan.closing_of(node.parent)
+        for key, row in self._rows(table):
+            end = cast("datetime", key[-1])
+            if end + closing.after <= reached and (since is None or since < end + closing.after):
+                own = {part: row[part] for part in table.key}
+                place = Place(end - closing.before, min(plan.topics_above(node)), -1, row_number(own, plan.key_of(node)))
+                found[place] = Event(place, place.st, own, {part: value for part, value in row.items() if part not in own})
+        return found
+
+    def _reached(self, *above: nodes.Stream | nodes.Table) -> datetime | None:
+        """Give the stream time that all which still comes through these nodes has at least; None while a partition has none."""
+        low = self._low(frozenset[str]().union(*map(plan.topics_above, above)))
+        return None if low is None else low - max(map(plan.delay_of, above))
+
+    def _low(self, topics: frozenset[str]) -> datetime | None:
+        """Give the stream time that all partitions of these topics have reached; None while one has none."""
+        times = {p: self.stream_times.get(p) for p in self._partitions if p[0] in topics}
+        if {topic for topic, _ in times} != topics or None in times.values():
+            return None
+        return min(time for time in times.values() if time is not None)
+
     def _work_off(
-        self, record: Record, source: Event | None, pairs: dict[str, list[_Pair]], released: Iterable[tuple[int, Record, Event]] = ()
-    ) -> None:
+        self, record: Record, at: Place, source: Event | None, pairs: dict[str, list[Pair]],
+        released: Iterable[tuple[int, Record, Event]] = (),
+    ) -> None:  # fmt: skip
+        self._at = at
         self._record, self._source, self._streams, self._lifted, self._folded = record, source, {}, {}, {}
-        self._pairs, self._waited, self._given = pairs, set(), {}
+        self._pairs, self._waited, self._released = pairs, set(), {}
         for number, _, event in released:
-            self._given.setdefault(number, []).append(event)
+            self._released.setdefault(number, []).append(event)
         for table in self._tables.values():
             self._fold(table)
         for sink in self.topology.sinks:
@@ -180,7 +243,8 @@ class Interpreter:
         while (late := {*self._later, *self._histories.released}) and (before is None or min(late) < before):
             place = min(late)
             pairs, released = self._later.pop(place, {}), self._histories.released.pop(place, [])
-            self._work_off(self.buffered[place[1:4]] if pairs else released[0][1], None, pairs, released)
+            record = released[0][1] if released and not pairs else self.buffered[place[1:4]]
+            self._work_off(record, place, None, pairs, released)
 
     def _look_ahead(self, arrived: Iterable[tuple[Event, Record]]) -> None:
         """Put the versions that the batch brings into the histories that records wait for; what is left out is counted later."""
@@ -197,11 +261,8 @@ class Interpreter:
 
     def _is_due(self, join: nodes.WaitingJoin, event: Event) -> bool:
         """Tell whether every partition that feeds the join has passed the time that a record waits for."""
-        topics = {n.topic.name for n in plan.walk(join) if isinstance(n, nodes.Source)}
-        times = [self.stream_times.get(place) for place in self._met if place[0] in topics]
-        if topics - {topic for topic, _ in self._met} or None in times:
-            return False
-        return min(time for time in times if time is not None) > waits_until(join, event)
+        reached = self._low(plan.topics_above(join))
+        return reached is not None and reached > waits_until(join, event)
 
     @property
     def current(self) -> tuple[Record, Place]:
@@ -211,7 +272,7 @@ class Interpreter:
     @property
     def tables(self) -> dict[str, dict[Key, Row]]:
         """Give every table as its readers see it: rows of all columns in their declared order, by key."""
-        return {table.name: dict(self._rows(table)) for table in self._tables.values()}
+        return {table.name: dict(self._rows(self._tables[table.name])) for table in self.topology.tables}
 
     def _rows(self, table: _Kept) -> Iterator[tuple[Key, Row]]:
         if table.sliding is not None:
@@ -230,7 +291,7 @@ class Interpreter:
             if item.topic not in self._topics:
                 raise DefinitionError(f"app {self.topology.app!r} doesn't read topic {item.topic!r}; it reads {', '.join(self._topics)}")
             source = (item.topic, item.partition)
-            self._met.add(source)
+            self._partitions.add(source)
             now = self.stream_times.get(source, EPOCH)
             if isinstance(item, Advance):
                 self.stream_times[source] = max(now, item.stream_time)
@@ -272,19 +333,23 @@ class Interpreter:
             case nodes.StreamStreamJoin():
                 for pair in self._paired(node):
                     try:
-                        yield _joined(node, *pair)
+                        yield joined(node, pair)
                     except EvaluationError as error:
-                        self._refuse("join", node.location, str(error))
+                        self._refuse(operator_of(node), node.location, str(error))
             case nodes.MergeStreams():
                 for n, parent in enumerate(node.parents):
                     for event in self._stream(parent):
                         yield _numbered(event, event.place.ord * len(node.parents) + n)
             case nodes.ToStream():
                 yield from self._fold(self._tables[node.table])
+            case nodes.FinalRows():
+                name = plan.open_of(node).name
+                self._fold(self._tables[name])
+                yield from (event for place, event in self._ended.get(name, {}).items() if place == self._at)
             case _:
                 if isinstance(node, nodes.StreamJoin):  # what the table gets of this record comes first
                     self._fold(self._tables[node.table])
-                for event in [*self._given.get(self._number[id(node)], ()), *self._stream(node.parent)]:
+                for event in [*self._released.get(self._number[id(node)], ()), *self._stream(node.parent)]:
                     try:
                         yield from self._apply(node, event)
                     except EvaluationError as error:
@@ -346,23 +411,27 @@ class Interpreter:
         state = self._histories.version(self._number[id(plan.root_of(node.right))], key, event, until)
         return None if state is None else self._finish(table, key, state)
 
-    def _paired(self, node: nodes.StreamStreamJoin) -> list[_Pair]:
+    def _paired(self, node: nodes.StreamStreamJoin) -> list[Pair]:
         """Pair what the current record becomes on either side with what waits on the other, and let it wait, too.
 
         Where what waits is later in log order, the pair is worked off at that place. Joins that wait for the same pair the same.
         """
         arrived = [
-            _Waiting(side, event.place._replace(ord=2 * event.place.ord + side), event.timestamp, _key(event.key or {}), event.value)
-            for side, parent in enumerate((node.left, node.right)) for event in self._stream(parent) if self._can_pair(event)
+            Waiting(side, event.place._replace(ord=2 * event.place.ord + side), event.timestamp, _whole(event.key), event.value)
+            for side, parent in enumerate((node.left, node.right)) for event in self._stream(parent) if self._counts(node, side, event)
         ]  # fmt: skip
         name = self._buffer[id(node)]
         found, states = self._pairs.setdefault(name, []), self.states[name]
         if name in self._waited:
             return found
         self._waited.add(name)
+        found += [(one,) for place, one in self._given.get(name, {}).items() if place[:4] == self._at[:4]]
         for one in sorted(arrived, key=lambda one: one.place):
+            if one.key is None or None in one.key:
+                found.append((one,))
+                continue
             state: dict[str, Any] = states.get(one.key) or {"__lefts": [], "__rights": []}
-            for other in _waiting(1 - one.side, one.key, state):
+            for other in waiting_in(1 - one.side, one.key, state):
                 left, right = (one, other) if one.side == 0 else (other, one)
                 earlier, later = sorted((left, right), key=lambda side: side.place)
                 in_time = later.place.st <= earlier.timestamp + node.within.open_for[earlier.side]
@@ -371,15 +440,17 @@ class Interpreter:
                         found.append((left, right))
                     else:
                         self._later.setdefault(later.place._replace(ord=0), {}).setdefault(name, []).append((left, right))
-            order = one.place._replace(ord=one.place.ord // 2)
-            state[_SIDES[one.side]].append({"order": order, "value": {"ts": one.timestamp, "value": one.value}})
-            states[one.key] = state
+                    if name in self._done:
+                        self._done[name] |= {left.place, right.place}
+            order, side = one.place._replace(ord=one.place.ord // 2), SIDES[one.side]
+            states[one.key] = state | {side: [*state[side], {"order": order, "value": {"ts": one.timestamp, "value": one.value}}]}
             self.buffered[one.place[1:4]] = self._record
         return found
 
-    def _can_pair(self, event: Event) -> bool:
-        if event.value is None or _is_null(event.key):
-            self._drop("join", "null_value" if event.value is None else "null_key")
+    def _counts(self, node: nodes.StreamStreamJoin, side: int, event: Event) -> bool:
+        """Tell whether a record can pair, or has no key and so is given alone."""
+        if event.value is None or (_is_null(event.key) and side not in plan.how_of(node).alone):
+            self._drop(operator_of(node), "null_value" if event.value is None else "null_key")
             return False
         return True
 
@@ -413,7 +484,9 @@ class Interpreter:
         """Give what the current record adds to one part of a table's state; of several parts, the n-th of m is at `ord * m + n`."""
         assert not isinstance(part.leaf, nodes.History)  # no table of the user's
         if part.number not in self._lifted:  # tables that share a leaf share what a record adds to it, and what it leaves out
-            self._lifted[part.number] = [found for event in self._stream(part.leaf.parent) for found in self._lift(table.name, part, event)]
+            self._lifted[part.number] = [
+                found for event in self._stream(part.leaf.parent) for found in self._lift(table.label, part, event)
+            ]
             self._histories.came(part.number, self._lifted[part.number])
         there: Row = {} if part.there is None else {part.there: True}
         nothing: Row = {f.name: None for f in table.state}
@@ -598,30 +671,6 @@ class Interpreter:
         self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window))
 
 
-def pair_number(later: Place, earlier: Place) -> int:
-    """Give a pair its number among those of its later record, by what it is alone: which others there are, arrival tells.
-
-    The pairs with the records of one partition come in the order of their offsets, and no two have the same number.
-    """
-    return (zlib.crc32(f"{earlier.topic}/{earlier.partition}/{earlier.ord}/{later.ord}".encode()) + earlier.offset) % PAIRS
-
-
-def _joined(node: nodes.StreamStreamJoin, left: _Waiting, right: _Waiting) -> Event:
-    """Make the record of a pair."""
-    earlier, later = sorted((left, right), key=lambda side: side.place)
-    place = later.place._replace(ord=pair_number(later.place, earlier.place))
-    key: Row = dict(zip(plan.key_of(node).names, left.key, strict=True))
-    spaces = {"left": left.value, "right": right.value, "key": key}
-    return Event(place, max(left.timestamp, right.timestamp), key, {name: evaluate(expr, spaces) for name, expr in node.columns})
-
-
-def _waiting(side: int, key: Key, state: dict[str, Any]) -> Iterator[_Waiting]:
-    """Give what waits on one side of a join."""
-    for kept in state[_SIDES[side]]:
-        place = kept["order"]._replace(ord=2 * kept["order"].ord + side)
-        yield _Waiting(side, place, kept["value"]["ts"], key, kept["value"]["value"])
-
-
 def _numbered(event: Event, number: int) -> Event:
     return event if number == event.place.ord else replace(event, place=event.place._replace(ord=number))
 
@@ -633,6 +682,10 @@ def _is_null(key: Row | None) -> bool:
 
 def _key(row: Row) -> Key:
     return tuple(part for part in row.values())  # keys are of scalar types, as the DSL sees to
+
+
+def _whole(row: Row | None) -> Key | None:
+    return None if row is None else _key(row)
 
 
 def _elements(array: object) -> list[object]:

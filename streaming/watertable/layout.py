@@ -23,7 +23,7 @@ from watertable.schema import Schema, quote
 from watertable.stages import How, Named
 from watertable.windows import EPOCH, UnlimitedWindows, microseconds
 
-Origin = Topology | nodes.FlatMapValues | nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.MergeStreams
+Origin = Topology | nodes.FlatMapValues | nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.MergeStreams | nodes.FinalRows
 """What begins a segment."""
 _CORRUPT: Final = "_wt_corrupt"
 
@@ -87,6 +87,15 @@ class Fold:
     lifts: str
 
 
+@dataclass(frozen=True, slots=True)
+class Half:
+    """Hold one side of a join of streams: what it keeps, and the records without a key that are given alone, if any are."""
+
+    flow: Flow
+    fold: Fold
+    keyless: str | None
+
+
 @dataclass(slots=True)
 class Layout:
     """Lay a topology out: its segments, and for each table and output the columns that they consume.
@@ -101,7 +110,7 @@ class Layout:
     folds: dict[nodes.Leaf, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
     sinks: list[tuple[Sink, Flow, str, str]] = field(init=False, default_factory=list)
     inputs: dict[int, tuple[Flow, str]] = field(init=False, default_factory=dict)
-    pairs: dict[int, tuple[tuple[Flow, Fold], tuple[Flow, Fold]]] = field(init=False, default_factory=dict)
+    pairs: dict[int, tuple[Half, Half]] = field(init=False, default_factory=dict)
     buffers: tuple[plan.TableDef, ...] = field(init=False)
     sources: dict[str, Flow] = field(init=False, default_factory=dict)
 
@@ -148,8 +157,10 @@ class Layout:
             twice = isinstance(self.segments[number].origin, nodes.StreamJoin)  # the keys to look up, what waits, then the records
             uses += (2 if twice else 1) * (flow.segment is segment)
         for sides in self.pairs.values():  # the keys to look up, the records, and those that they may pair with
-            uses += sum(3 * (flow.segment is segment) for flow, _ in sides)
+            uses += sum(3 * (half.flow.segment is segment) for half in sides)
         uses += sum(fold.root in (s.leaf for t in self.buffers for s in t.parts) for fold in segment.folds)
+        final = (s.origin.parent for s in self.segments if isinstance(s.origin, nodes.FinalRows))
+        uses += sum(self.folds[leaf][0] is segment for table in final for leaf in plan.leaves_of(plan.root_of(table)))
         merges = (s.origin for s in self.segments if isinstance(s.origin, nodes.MergeStreams))
         uses += sum(self.flows[parent].segment is segment for merge in merges for parent in merge.parents)
         return uses > 1
@@ -237,6 +248,9 @@ class Layout:
                 return self._look_up(node)
             case nodes.StreamStreamJoin():
                 return self._pair(node)
+            case nodes.FinalRows():
+                self._folds(plan.root_of(node.parent), "suppress")
+                return Flow(self._segment(node), 0, "present", {"key": "key", "value": "value"})
             case nodes.ToStream():
                 self._folds(plan.root_of(node.parent), node.table)
                 windowed = {"window": "window"} if plan.windows_of(node) else {}
@@ -322,25 +336,31 @@ class Layout:
 
     def _pair(self, node: nodes.StreamStreamJoin) -> Flow:
         """Drop what has no key or value, keep the rest in the join's buffer, and go on in a segment that has a record for each pair."""
-        label, names = How.INNER.operator, plan.key_of(node).names
-        sides: list[tuple[Flow, Fold]] = []
+        how, names = plan.how_of(node), plan.key_of(node).names
+        label = how.operator
+        sides: list[Half] = []
         buffer = plan.buffer_of(node)
-        for parent, part in zip((node.left, node.right), buffer.parts, strict=True):
+        for side, (parent, part) in enumerate(zip((node.left, node.right), buffer.parts, strict=True)):
             flow, own = self.flow(parent), plan.key_of(parent).names
             segment, there, key = flow.segment, _value_of(flow), flow.spaces["key"]
             keyless = _null_key(key, own)
             segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
-            segment.count(segment.add(f"{flow.present} AND {there} IS NOT NULL AND {keyless}", flow.level), label, "null_key")
+            without = segment.add(f"{flow.present} AND {there} IS NOT NULL AND {keyless}", flow.level)
+            if side in how.alone:
+                self._need(flow, without)
+            else:
+                segment.count(without, label, "null_key")
             present = segment.add(f"{flow.present} AND {there} IS NOT NULL AND NOT {keyless}", flow.level)
             renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, names, strict=True))
-            wanted = segment.add(f"named_struct({renamed})", flow.level)
+            whole = f"CASE WHEN {key} IS NOT NULL THEN named_struct({renamed}) END" if how.alone else f"named_struct({renamed})"
+            wanted = segment.add(whole, flow.level)
             entry = segment.add(f"named_struct('ts', {flow.spaces.get('ts', 'ts')}, 'value', {there})", flow.level)
             self._need(flow, present, wanted, entry)
             fold = Fold(part.leaf, buffer.name, present, wanted, entry)
             if part.leaf not in self.folds:
                 segment.folds.append(fold)
                 self.folds[part.leaf] = (segment, fold)
-            sides.append((flow, fold))
+            sides.append(Half(flow, fold, without if side in how.alone else None))
         after = self._segment(node)
         self.pairs[after.number] = (sides[0], sides[1])
         paired = Flow(after, 0, "present", {name: name for name in ("key", "left", "right")})

@@ -117,6 +117,8 @@ def label(node: Stream | nodes.Table) -> str:
             return f"to_stream of table {node.table} ({purity_of(node)})"
         case nodes.Versioned():
             return f"latest value by key and event time, history {words(node.history)}"
+        case nodes.FinalRows():
+            return f"suppress until windows close ({plan.windows_of(node.parent)})"
         case nodes.Latest():
             return "latest value by key"
         case nodes.ForeignSide():
@@ -136,7 +138,7 @@ def label(node: Stream | nodes.Table) -> str:
             grace = f" grace {words(node.grace)}" if isinstance(node, nodes.WaitingJoin) else ""
             return f"{node.how.operator} table {node.table}{on}{asof}{grace} {_named(node.columns)} ({purity_of(node)})"
         case nodes.StreamStreamJoin():
-            return f"join within {node.within} {_named(node.columns)}"
+            return f"{plan.how_of(node).operator} within {node.within} {_named(node.columns)}"
         case nodes.JoinSide() | nodes.JoinBuffer():
             return "buffer of a join"
         case nodes.History():
@@ -162,13 +164,17 @@ def operator_of(node: nodes.Stream) -> str:
             return "flat_map_values"
         case nodes.StreamJoin():
             return node.how.operator
+        case nodes.StreamStreamJoin():
+            return plan.how_of(node).operator
+        case nodes.FinalRows():
+            return "suppress"
         case _:
             return type(node).__name__.lower()
 
 
 _STEPS = {
     nodes.MapValues: "map_values", nodes.TableMapValues: "map_values", nodes.FlatMapValues: "flat_map_values", nodes.Map: "map",
-    nodes.Filter: "filter", nodes.TableFilter: "filter", nodes.Expect: "expect",
+    nodes.Filter: "filter", nodes.TableFilter: "filter", nodes.Expect: "expect", nodes.FinalRows: "suppress",
 }  # fmt: skip
 
 
@@ -182,7 +188,7 @@ def _ways(node: Stream | nodes.Table) -> Iterator[tuple[str, str]]:
         case _:
             name = _STEPS.get(type(node))
             name = node.how.operator if isinstance(node, nodes.TableJoin | nodes.ForeignJoin | nodes.StreamJoin) else name
-            name = "join" if isinstance(node, nodes.StreamStreamJoin) else name
+            name = plan.how_of(node).operator if isinstance(node, nodes.StreamStreamJoin) else name
             if isinstance(node, nodes.StreamJoin):
                 yield f"k_{node.table}", node.how.operator
             for parent in (node.parent,) if isinstance(node, nodes.StreamJoin) else plan.parents_of(node):
@@ -267,7 +273,7 @@ def _column(node: Stream, part: str, name: str) -> set[Origin]:
             names = zip(plan.key_of(node.left).names, plan.key_of(node.right).names, strict=True)
             key = {own: _column(node.left, "key", own) | _column(node.right, "key", other) for own, other in names}
             return key[name] if part == "key" else _through(dict(node.columns)[name], {"key": key, "left": mine, "right": theirs})
-        case nodes.ToStream():
+        case nodes.ToStream() | nodes.FinalRows():
             key, values = _of_table(node.parent)
             return key[name] if part == "key" else values[name]
         case _:

@@ -172,6 +172,27 @@ class StreamStreamJoin(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStreamJoin(StreamStreamJoin):
+    """Pair the records of two streams, and give those of the left one, or of either, that pair with nothing: with the other side null.
+
+    Such a record is given once, when its window has closed, and keeps its own place and event time. One without a key, which pairs with
+    nothing, is given at once.
+    """
+
+    how: How
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalRows(Node):
+    """Give each row of a windowed table once, when its window has closed, as the row is then.
+
+    It is at the last moment of its window, in event time and in stream time: what is made of it doesn't depend on when that was noticed.
+    """
+
+    parent: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latest(Node):
     """Keep each key's last value in log order; a null value deletes the row.
 
@@ -275,6 +296,13 @@ class JoinBuffer(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterBuffer(JoinBuffer):
+    """Keep besides which of the records that may be given alone need not be any more: they have been paired, or given."""
+
+    how: How
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableFilter(Node):
     """Keep the rows for which the condition is true; a row that ceases to be so is deleted."""
 
@@ -323,7 +351,7 @@ class ForeignJoin(Node):
 
 Stream = (
     Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
-    | WaitingJoin | StreamStreamJoin
+    | WaitingJoin | StreamStreamJoin | FinalRows
 )  # fmt: skip
 Leaf = Latest | Versioned | History | Waiting | Aggregate | TableAggregate | ForeignSide | JoinSide
 """A table node that folds the records of a stream, or the Changes of a table; histories and the buffers of joins are none of the user's."""

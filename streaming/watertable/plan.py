@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from watertable.aggregates import BIGINT, PLACE, TIMED_PLACE, BoundAggregate, Merge, StateField, TimedField, placed, state_schema
@@ -19,6 +19,7 @@ from watertable.fingerprints import canonical, digest
 from watertable.nodes import (
     Aggregate,
     Cogroup,
+    FinalRows,
     FlatMapValues,
     ForeignJoin,
     Format,
@@ -30,6 +31,8 @@ from watertable.nodes import (
     Map,
     MapValues,
     MergeStreams,
+    OuterBuffer,
+    OuterStreamJoin,
     Root,
     Source,
     Stream,
@@ -47,14 +50,16 @@ from watertable.nodes import (
     WaitingJoin,
 )  # fmt: skip
 from watertable.schema import Column, Schema, Type
-from watertable.stages import Beside, Match, Named, Project, Side, Stage, Where
-from watertable.windows import SessionWindows, SlidingWindows, Windows
+from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
+from watertable.windows import Closing, SessionWindows, SlidingWindows, UnlimitedWindows, Windows
 
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
 VERSIONS: Final = "__versions"
 WAITING: Final = "__waiting"
 SLIDING_KEY: Final = Schema.parse("__at TIMESTAMP, __from TIMESTAMP")
+DONE: Final = "__done"
+"""In what an outer join of streams keeps: the places of those that have been paired or given, each with the number `ord * 2 + side`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +189,8 @@ class Sink:
 
     @property
     def is_of_pairs(self) -> bool:
-        """Tell whether what is published comes of pairs of records, or has waited: then no one record's place tells if it was published."""
-        return any(isinstance(node, StreamStreamJoin | WaitingJoin) for node in walk(self.node))
+        """Tell whether what is published comes of several records, or has waited: then no one record's place tells if it was published."""
+        return any(isinstance(node, StreamStreamJoin | WaitingJoin | FinalRows) for node in walk(self.node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,16 +217,17 @@ class Topology:
 
     @property
     def buffers(self) -> tuple[TableDef, ...]:
-        """List what joins of streams and versioned tables keep: tables that no reader sees, named by what feeds and bounds them."""
+        """List what joins, versioned and suppressed tables keep: tables that no reader sees, named by what feeds and bounds them."""
         above = [n for root in self._roots() for n in walk(root)]
         pairs = dict.fromkeys(buffer_of(join) for join in above if isinstance(join, StreamStreamJoin))
+        opens = dict.fromkeys(open_of(node) for node in above if isinstance(node, FinalRows))
         waits = dict.fromkeys(wait_of(join) for join in above if isinstance(join, WaitingJoin))
         asking = [(root_of(n.right), n.parent) for n in above if isinstance(n, StreamJoin)]
         histories = [
             history_of(kept, *(parent for root, parent in asking if root == kept))
             for kept in dict.fromkeys(n for n in above if isinstance(n, Versioned))
         ]
-        return (*pairs, *waits, *histories)
+        return (*pairs, *opens, *waits, *histories)
 
     @property
     def kept(self) -> tuple[TableDef, ...]:
@@ -336,7 +342,7 @@ def value_of(node: Stream | Table) -> Schema:
 def windows_of(node: Stream | Table) -> Windows | None:
     """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
     match node:
-        case Source() | Map() | TableAggregate() | ForeignJoin() | StreamStreamJoin() | JoinSide() | JoinBuffer():
+        case Source() | Map() | TableAggregate() | ForeignJoin() | StreamStreamJoin() | JoinSide() | JoinBuffer() | FinalRows():
             return None
         case Aggregate():
             return node.windows
@@ -358,7 +364,10 @@ def buffer_of(join: StreamStreamJoin) -> TableDef:
         JoinSide(parent=parent, name=name, key=key, location=join.location)
         for parent, name in ((join.left, "__lefts"), (join.right, "__rights"))
     )
-    node = JoinBuffer(left=left, right=right, within=join.within, location=join.location)
+    if isinstance(join, OuterStreamJoin):
+        node: JoinBuffer = OuterBuffer(left=left, right=right, within=join.within, how=join.how, location=join.location)
+    else:
+        node = JoinBuffer(left=left, right=right, within=join.within, location=join.location)
     return TableDef(name=f"__join_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
 
 
@@ -377,9 +386,57 @@ def wait_of(join: WaitingJoin) -> TableDef:
 
 
 def delay_of(node: Stream | Table) -> timedelta:
-    """Give how long a record may have waited for joins on its way to a node, by the stream time of the partitions that feed them."""
-    own = node.grace if isinstance(node, WaitingJoin) else timedelta(0)
-    return own + max(map(delay_of, parents_of(node)), default=timedelta(0))
+    """Give how far what still comes to a node may lie behind the stream time that all the partitions above have reached.
+
+    A record may have waited for a join on its way. One that pairs with nothing keeps its place until its window has closed, so it comes
+    late by as much as that is open; so does the final row of a window.
+    """
+    before = max(map(delay_of, parents_of(node)), default=timedelta(0))
+    if isinstance(node, WaitingJoin):
+        return before + node.grace
+    if isinstance(node, FinalRows):
+        closing = closing_of(node.parent)
+        return before + closing.after + closing.before
+    if not isinstance(node, OuterStreamJoin):
+        return before
+    return before + max(timedelta(0), *(node.within.open_for[side] for side in node.how.alone))
+
+
+def open_of(node: FinalRows) -> TableDef:
+    """Give the table in which the rows of a suppressed table are made, and kept until their windows have closed."""
+    return TableDef(name=f"__open_{digest(canonical(node)).partition(':')[2]}", node=node.parent, location=node.location)
+
+
+def is_open(table: TableDef) -> bool:
+    """Tell whether a table only keeps rows until their windows have closed."""
+    return table.name.startswith("__open_")
+
+
+def closing_of(node: Table) -> Closing:
+    """Say when the windows of a table are closed; raise `ValueError` for a table without windows that ever are."""
+    windows = windows_of(node)
+    if windows is None or isinstance(windows, UnlimitedWindows):
+        raise ValueError("no window of this table ever closes")
+    return windows.closing
+
+
+def how_of(join: StreamStreamJoin | JoinBuffer) -> How:
+    """Say which records a join of streams gives: pairs, or also those of the left side, or of either, that pair with nothing."""
+    return join.how if isinstance(join, OuterStreamJoin | OuterBuffer) else How.INNER
+
+
+def topics_above(node: Stream | Table) -> frozenset[str]:
+    """Name the topics that feed a node."""
+    return frozenset(n.topic.name for n in walk(node) if isinstance(n, Source))
+
+
+def reached(times: Mapping[tuple[str, int], datetime | None], *above: Stream | Table) -> datetime | None:
+    """Give the stream time that all which still comes through these nodes has at least; None while a partition has none."""
+    topics = frozenset[str]().union(*map(topics_above, above))
+    found = {p: time for p, time in times.items() if p[0] in topics}
+    if {topic for topic, _ in found} != topics or None in found.values():
+        return None
+    return min(time for time in found.values() if time is not None) - max(map(delay_of, above))
 
 
 def root_of(node: Table) -> Root:
@@ -438,7 +495,9 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             waiting = Type("struct", fields=(Column("ts", Type("timestamp")), Column("value", value_of(root.parent).struct())))
             return (StateField(root.name, Type("array", element=placed(waiting)), Merge.LIST, None),)
         case Cogroup() | TableJoin() | ForeignJoin() | JoinBuffer():
-            return tuple(field for part in parts_of(root) for field in _fields(part))
+            fields = tuple(field for part in parts_of(root) for field in _fields(part))
+            done = StateField(DONE, Type("array", element=PLACE.struct()), Merge.UNION, None)
+            return (*fields, done) if isinstance(root, OuterBuffer) else fields
 
 
 def stages_of(node: Table) -> tuple[Stage, ...]:
@@ -453,7 +512,8 @@ def stages_of(node: Table) -> tuple[Stage, ...]:
             return (Project(tuple((a.name, _counted(a, node.location)) for aggregate in node.inputs for a in aggregate.aggregates)),)
         case JoinSide() | JoinBuffer() | History() | Waiting():
             scope = Scope({"state": state_schema(state_of(node))}, bare=())
-            numbers = ((f.name, f"COALESCE(CAST(SIZE(state.`{f.name}`) AS BIGINT), CAST(0 AS BIGINT))") for f in state_of(node))
+            names = [f.name for f in state_of(node) if f.name != DONE]
+            numbers = ((name, f"COALESCE(CAST(SIZE(state.`{name}`) AS BIGINT), CAST(0 AS BIGINT))") for name in names)
             return (Project(tuple((name, parse(number, scope, node.location)) for name, number in numbers)),)
         case TableJoin():
             return (Match(node.how, _side(node, node.left), _side(node, node.right), node.columns),)

@@ -118,7 +118,7 @@ def preview(
 ) -> Preview:
     """Run the definition over the records [begin, end) and compare with the live table; without one, nothing is compared."""
     part = upstream(topology, table)
-    engine, dropped, refused, count = Interpreter(part), Counter[str](), Counter[tuple[str, str]](), 0
+    engine, dropped, refused, count = Interpreter(part, partitions=end), Counter[str](), Counter[tuple[str, str]](), 0
     for chunk in chunks(records):
         engine.read(chunk)
         count += len(chunk)

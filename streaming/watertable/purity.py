@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from watertable.nodes import Aggregate, Map, Root, Source, Stream, StreamJoin, Table, TableAggregate, ToStream, WaitingJoin
+from watertable.nodes import (
+    Aggregate,
+    FinalRows,
+    Latest,
+    Map,
+    OuterStreamJoin,
+    Root,
+    Source,
+    Stream,
+    StreamJoin,
+    Table,
+    TableAggregate,
+    ToStream,
+    WaitingJoin,
+)
 from watertable.plan import key_of, leaves_of, parents_of, root_of, walk
 from watertable.scopes import is_change
 
@@ -22,8 +36,9 @@ def purity_of(node: Stream | Table) -> Purity:
     Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
     batch is put in log order, but the order between batches is that of arrival. So does a stream's look at a table that is not fed by
     the stream's own partitions. Grouping a table's rows doesn't: whatever the order of a row's changes, what they bring and take away
-    adds up to the row as it is. Nor does a join of streams: which records pair, and at what place, follows
-    from the records alone. So does which version of a table's row a record finds that waits for the table's time.
+    adds up to the row as it is. Nor does a join of streams: which records pair, or pair with nothing, and at what place, follows
+    from the records alone. But what pairs with nothing comes when its window has closed, after others of its partition; so do the rows of a
+    suppressed table. Which version of a table's row a record finds that waits for the table's time follows from the records, too.
     """
     if isinstance(node, TableAggregate):
         return purity_of(node.parent.parent)
@@ -37,6 +52,8 @@ def purity_of(node: Stream | Table) -> Purity:
 
 
 def _keeps_partition(root: Root) -> bool:
+    if isinstance(root, Latest) and isinstance(root.parent, FinalRows):
+        return True  # a final row comes once
     for leaf in leaves_of(root):
         if isinstance(leaf, TableAggregate):
             return False
@@ -50,4 +67,5 @@ def _keeps_partition(root: Root) -> bool:
 def of_one_topic(node: Stream | Table) -> bool:
     """Tell whether all records here are of one topic and have its keys: then those of one key are of one partition, in its order."""
     nodes = tuple(walk(node))
-    return not any(isinstance(n, Map | WaitingJoin) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
+    late = Map | WaitingJoin | OuterStreamJoin | FinalRows
+    return not any(isinstance(n, late) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1

@@ -28,10 +28,11 @@ from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
 from watertable.nodes import ForeignJoin, Source, TableAggregate, Versioned, Waiting
-from watertable.plan import TableDef, Topology, history_of, walk
+from watertable.plan import TableDef, Topology, history_of, is_open, walk
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
 from watertable.versions import state_as_of
+from watertable.windows import EPOCH, TimeWindows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -45,6 +46,9 @@ ROWS_PROPERTY: Final = "watertable.fingerprint"
 """Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
 PLAN_PROPERTY: Final = "watertable.plan"
 """Table property: the outline of that table, by which later code is classified."""
+NEXT: Final = "_wt_next"
+"""Names the column of what an outer join of streams keeps that says when the first window in a row closes."""
+_DUE_STEP: Final = timedelta(minutes=1)
 SMALL_TAIL: Final = 16 << 20
 """Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
 
@@ -171,6 +175,24 @@ class View:
             base = None if base is None else _only(base, keys, "left_semi")
         return merge(table, tail if base is None else base.unionByName(tail))
 
+    def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
+        """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
+
+        A record in the tail has its marks there, too, so the tail is all that is wanted of its keys. Of rows that wait for their windows to
+        close, those are given whose windows are closed by then; of sessions and sliding windows, which others may join, all that wait.
+        """
+        tail, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
+        if base is None:
+            return merge(table, tail)
+        upto = EPOCH + ((due - EPOCH) // _DUE_STEP + 1) * _DUE_STEP  # a time in a plan is compiled into it: let it change seldom
+        if is_open(table):
+            rows = states_in(base, table, "window_end") if isinstance(table.windows, TimeWindows) else states_in(base, table)
+            if isinstance(table.windows, TimeWindows):
+                rows = rows.where(f"window_end <= {moment(upto - table.windows.grace)}")
+        else:
+            rows = _only(states_in(base, table, NEXT), keys, "left").where(f"__k0 IS NOT NULL OR {NEXT} < {moment(upto)}")
+        return merge(table, rows.select("key", "state", "epoch", "seq").unionByName(tail))
+
     def touched(self, table: TableDef) -> DataFrame:
         """List the keys in the tail; of sessions, their groups."""
         return self.tail(table).selectExpr(f"{home(table)} AS key").distinct()
@@ -193,7 +215,7 @@ class View:
     def base_states(self, table: TableDef) -> DataFrame | None:
         """Read the states that are in the base; None when it is empty."""
         base = self.bases[table.name]
-        return None if base.snapshot is None else states_in(base.snapshot, table, base.files)
+        return None if base.snapshot is None else states_in(base.snapshot, table, files=base.files)
 
     def rows(self, table: TableDef) -> DataFrame:
         """Read the table as its columns.
@@ -566,10 +588,11 @@ def base_name(table: TableDef) -> str:
     return f"__state_{table.name}" if hides(table) else table.name
 
 
-def states_in(snapshot: Snapshot, table: TableDef, files: Files | None = None) -> DataFrame:
-    """Read the absolute states that a version of a base, or files of it, hold: `key`, `state`, `epoch`, `seq`."""
+def states_in(snapshot: Snapshot, table: TableDef, *more: str, files: Files | None = None) -> DataFrame:
+    """Read the absolute states that a version of a base, or files of it, hold: `key`, `state`, `epoch`, `seq`, and more of its columns."""
     key = ", ".join(f"'{n}', {quote(n)}" for n in table.state_key.names)
-    return snapshot.frame(files).selectExpr(f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
+    own = (f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
+    return snapshot.frame(files).selectExpr(*own, *more)
 
 
 def number_of(line: int, seq: int) -> int:

@@ -23,6 +23,11 @@ class How(StrEnum):
         """Name the join as the DSL does."""
         return "join" if self is How.INNER else f"{self}_join"
 
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """Number the sides, the left one 0 and the right one 1, that come without a partner, too."""
+        return {How.INNER: (), How.LEFT: (0,), How.OUTER: (0, 1)}[self]
+
 
 @dataclass(frozen=True, slots=True)
 class Project:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
 
 from watertable import failpoints
@@ -28,6 +28,7 @@ from watertable.upkeep import Upkeep
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from watertable.compiler import Lookup
     from watertable.deltalog import Commit, Snapshot
 
 WRITER_LINE: Final = "watertable/writer"
@@ -276,14 +277,16 @@ class Writer:
                 raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {self._line!r}")
             self._version = version
 
-    def lookup(self) -> Callable[[TableDef, DataFrame | None], DataFrame]:
+    def lookup(self) -> Lookup:
         """Give the look-up of old rows for one batch: (table, frame with distinct `key`, or all) → `key`, `state`, with its lineage cut.
 
         A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more.
         """
 
-        def look(table: TableDef, keys: DataFrame | None) -> DataFrame:
+        def look(table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
             view = self._store.reader.view_for([table.name], self.known)
+            if due is not None and keys is not None:
+                return materialise(view.waiting(table, keys, due).select("key", "state"))
             short = view.tail_bytes(table) <= SHORT_TAIL
             return materialise(view.states(table, keys, of_tail=short).select("key", "state"))
 

@@ -29,7 +29,7 @@ from watertable.rules import OnFail, Rule
 from watertable.schema import Schema
 from watertable.scopes import is_change, lookup_scope, pair_scope, scope_of
 from watertable.stages import How, Named
-from watertable.windows import JoinWindows, TimeWindows, Windows
+from watertable.windows import JoinWindows, TimeWindows, Windows, until_window_closes
 
 if TYPE_CHECKING:
     from watertable.dsl import App
@@ -168,19 +168,35 @@ class Stream:
         `grace` without a versioned table, or longer than its history.
         """
         where = here()
-        if isinstance(other, Stream):
-            if grace is not None:
-                raise DefinitionError(f"{where}: join: grace= is for versioned tables; of two streams it is in within=wt.join_windows(...)")
-            return self._pair(other, on, within, columns, where)
-        if within is not None:
-            raise DefinitionError(f"{where}: join: within= is for streams; a table has the row that it has when the record arrives")
-        return self._look_up(How.INNER, other, on, columns, where, grace)
+        return self._join(How.INNER, other, on, within, columns, where, grace)
 
     def left_join(
-        self, table: tables.Table, /, *, on: str | tuple[str, ...] | None = None, grace: timedelta | None = None, **columns: str
+        self,
+        other: tables.Table | Stream,
+        /,
+        *,
+        on: str | tuple[str, ...] | None = None,
+        within: JoinWindows | timedelta | None = None,
+        grace: timedelta | None = None,
+        **columns: str,
     ) -> Stream:
-        """Join each record with the table's row; `right` is null where there is none, or where the record has no key."""
-        return self._look_up(How.LEFT, table, on, columns, here(), grace)
+        """Join each record with a table's row, or with the records of a stream; `right` is null where there is none.
+
+        With a table, a record without a key has no row either. With a stream, a record that pairs with nothing is given once its window has
+        closed: when all partitions of both streams' topics have passed it. It keeps its own place in log order, its stream time and its
+        event time. A record without a key is given at once (KIP-633, KIP-962). Raises what `join` does.
+        """
+        return self._join(How.LEFT, other, on, within, columns, here(), grace)
+
+    def outer_join(self, other: Stream, /, *, within: JoinWindows | timedelta | None = None, **columns: str) -> Stream:
+        """Join with the records of a stream, and give those of either side that pair with nothing, as `left_join` does.
+
+        Raises `DefinitionError` for a table, too: a record has the row that there is, and rows don't wait for records.
+        """
+        where = here()
+        if not isinstance(other, Stream):
+            raise DefinitionError(f"{where}: outer_join wants a stream; with a table there are join and left_join")
+        return self._join(How.OUTER, other, None, within, columns, where, None)
 
     def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
         """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
@@ -234,6 +250,19 @@ class Stream:
         check_key(self.key, where, "group_by_key")
         return GroupedStream(self, tuple((c.name, parse(f"key.`{c.name}`", self._scope(), where)) for c in self.key))
 
+    def _join(
+        self, how: How, other: tables.Table | Stream, on: str | tuple[str, ...] | None, within: JoinWindows | timedelta | None,
+        columns: dict[str, str], where: str, grace: timedelta | None,
+    ) -> Stream:  # fmt: skip
+        what = f"{where}: {how.operator}"
+        if isinstance(other, Stream):
+            if grace is not None:
+                raise DefinitionError(f"{what}: grace= is for versioned tables; of two streams it is in within=wt.join_windows(...)")
+            return self._pair(how, other, on, within, columns, where)
+        if within is not None:
+            raise DefinitionError(f"{what}: within= is for streams; a table has the row that it has when the record arrives")
+        return self._look_up(how, other, on, columns, where, grace)
+
     def _look_up(
         self, how: How, table: tables.Table, on: str | tuple[str, ...] | None, columns: dict[str, str], where: str, grace: timedelta | None
     ) -> Stream:
@@ -262,22 +291,26 @@ class Stream:
         )
 
     def _pair(
-        self, right: Stream, on: str | tuple[str, ...] | None, within: JoinWindows | timedelta | None, columns: dict[str, str], where: str
-    ) -> Stream:
-        check_same_app(self.app, right.app, f"{where}: join wants two streams of one app")
+        self, how: How, right: Stream, on: str | tuple[str, ...] | None, within: JoinWindows | timedelta | None, columns: dict[str, str],
+        where: str,
+    ) -> Stream:  # fmt: skip
+        what = how.operator
+        check_same_app(self.app, right.app, f"{where}: {what} wants two streams of one app")
         if on is not None:
-            raise DefinitionError(f"{where}: join: streams pair by their keys: select_key before it, not on=")
+            raise DefinitionError(f"{where}: {what}: streams pair by their keys: select_key before it, not on=")
         if within is None:
-            raise DefinitionError(f"{where}: join of two streams wants within=wt.join_windows(before=..., after=..., grace=...)")
-        check_same_key(self.key, right.key, where, "join")
-        check_key(self.key, where, "join")
+            raise DefinitionError(f"{where}: {what} of two streams wants within=wt.join_windows(before=..., after=..., grace=...)")
+        check_same_key(self.key, right.key, where, what)
+        check_key(self.key, where, what)
         for side, value in (("left", self.value), ("right", right.value)):
             unsorted = [c.name for c in value if not sortable(c.type)]
             if unsorted:
-                raise DefinitionError(f"{where}: join: {side}.{unsorted[0]} holds a MAP, which has no order: map_values before it")
+                raise DefinitionError(f"{where}: {what}: {side}.{unsorted[0]} holds a MAP, which has no order: map_values before it")
         made = named_exprs(columns, pair_scope(self.node, right.node), where)
         windows = JoinWindows(within, within, timedelta(0)) if isinstance(within, timedelta) else within
-        return self._with(nodes.StreamStreamJoin(left=self.node, right=right.node, within=windows, columns=made, location=where))
+        if how is How.INNER:
+            return self._with(nodes.StreamStreamJoin(left=self.node, right=right.node, within=windows, columns=made, location=where))
+        return self._with(nodes.OuterStreamJoin(left=self.node, right=right.node, within=windows, how=how, columns=made, location=where))
 
     def _scope(self) -> Scope:
         return scope_of(self.node)
@@ -330,9 +363,13 @@ class GroupedStream:
     stream: Stream
     group: Named
 
-    def windowed_by(self, windows: Windows) -> WindowedStream:
-        """Cut each group into windows of event time."""
-        return WindowedStream(self.stream, self.group, windows)
+    def windowed_by(self, windows: Windows, *, emit: str = "on_update") -> WindowedStream:
+        """Cut each group into windows of event time.
+
+        With `emit="on_close"` the table shows a window's row once the window has closed, as `Table.suppress` does (KIP-825). Raises
+        `DefinitionError` for another `emit`.
+        """
+        return WindowedStream(self.stream, self.group, windows, _emitted(emit, here()))
 
     def agg(self, **aggregates: Aggregation) -> tables.Table:
         """Fold each group into one row of named aggregates."""
@@ -362,14 +399,15 @@ class WindowedStream:
     stream: Stream
     group: Named
     windows: Windows
+    on_close: bool = False
 
     def agg(self, **aggregates: Aggregation) -> tables.Table:
         """Fold each group's window into one row of named aggregates, keyed by the group, window_start and window_end."""
-        return _aggregate(self.stream, self.group, self.windows, aggregates, here())
+        return _shown(_aggregate(self.stream, self.group, self.windows, aggregates, here()), self.on_close)
 
     def count(self, name: str = "count") -> tables.Table:
         """Count the records of each group's window."""
-        return _aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, here())
+        return _shown(_aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, here()), self.on_close)
 
     def reduce(self, **columns: str) -> tables.Table:
         """Fold each group's window in log order into one of its records' kind: each column by a step over `acc`, the row so far.
@@ -377,7 +415,7 @@ class WindowedStream:
         It begins with the first record; the columns that are named are those of the row. The state keeps what the steps read of every
         record; one without a value is skipped. A step that fails makes its column null.
         """
-        return _reduced(self.stream, self.group, self.windows, columns, here())
+        return _shown(_reduced(self.stream, self.group, self.windows, columns, here()), self.on_close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +425,7 @@ class CogroupedStream:
     inputs: tuple[tuple[GroupedStream, dict[str, Aggregation]], ...]
     windows: Windows | None
     where: str
+    on_close: bool = False
 
     def cogroup(self, grouped: GroupedStream, /, **aggregates: Aggregation) -> CogroupedStream:
         """Add a grouped stream; raise `DefinitionError` when its key has other types, or an aggregate's name is taken."""
@@ -397,11 +436,11 @@ class CogroupedStream:
         taken = sorted({name for _, other in self.inputs for name in other} & {*aggregates})
         if taken:
             raise DuplicateName(f"{where}: cogroup: another stream already makes {', '.join(taken)}; each stream makes its own columns")
-        return CogroupedStream((*self.inputs, (grouped, aggregates)), self.windows, self.where)
+        return CogroupedStream((*self.inputs, (grouped, aggregates)), self.windows, self.where, self.on_close)
 
-    def windowed_by(self, windows: Windows) -> CogroupedStream:
-        """Cut each group into windows of event time, the same for all streams."""
-        return CogroupedStream(self.inputs, windows, self.where)
+    def windowed_by(self, windows: Windows, *, emit: str = "on_update") -> CogroupedStream:
+        """Cut each group into windows of event time, the same for all streams; `emit` as for one stream."""
+        return CogroupedStream(self.inputs, windows, self.where, _emitted(emit, here()))
 
     def agg(self) -> tables.Table:
         """Fold all streams: a row for each group that any of them has; where one had no record, its counts are 0, the rest is null."""
@@ -409,7 +448,18 @@ class CogroupedStream:
         made = [_aggregate(grouped.stream, grouped.group, self.windows, aggregates, where).node for grouped, aggregates in self.inputs]
         node = nodes.Cogroup(inputs=tuple(n for n in made if isinstance(n, nodes.Aggregate)), location=where)
         check_columns(plan.key_of(node), plan.value_of(node), where)
-        return tables.Table(self.inputs[0][0].stream.app, node)
+        return _shown(tables.Table(self.inputs[0][0].stream.app, node), self.on_close)
+
+
+def _emitted(emit: str, where: str) -> bool:
+    """Tell whether rows are shown once their windows have closed."""
+    if emit not in ("on_update", "on_close"):
+        raise DefinitionError(f"{where}: emit={emit!r}; choose on_update, on_close")
+    return emit == "on_close"
+
+
+def _shown(table: tables.Table, on_close: bool) -> tables.Table:
+    return table.suppress(until_window_closes()) if on_close else table
 
 
 def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates: dict[str, Aggregation], where: str) -> tables.Table:

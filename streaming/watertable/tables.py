@@ -24,6 +24,7 @@ from watertable.plan import TableDef
 from watertable.schema import Schema
 from watertable.scopes import join_scope, scope_of
 from watertable.stages import How, Named
+from watertable.windows import UnlimitedWindows, UntilWindowCloses
 
 if TYPE_CHECKING:
     from watertable.dsl import App
@@ -125,6 +126,23 @@ class Table:
             )
         )  # fmt: skip
         return Table(self.app, nodes.ForeignJoin(how=how, left=left, right=right, columns=made, location=where))
+
+    def suppress(self, until: UntilWindowCloses, /) -> Table:
+        """Show each row of a windowed table only once its window has closed: when every partition that feeds it has passed it (KIP-328).
+
+        The table's key has the window's bounds as columns; it has no windows itself. `to_stream` of it gives each window's result once.
+        The row's event time is the last moment of its window. Raises `DefinitionError` for a table without windows, and for windows that
+        never close.
+        """
+        where = here()
+        if not isinstance(until, UntilWindowCloses):
+            raise DefinitionError(f"{where}: suppress wants wt.until_window_closes(); got {until!r}")
+        windows = plan.windows_of(self.node)
+        if windows is None:
+            raise DefinitionError(f"{where}: suppress wants a table of windows, with windowed_by(...) above it: other rows are never final")
+        if isinstance(windows, UnlimitedWindows):
+            raise DefinitionError(f"{where}: suppress: a window that is {windows} never closes, so no row would ever show")
+        return Table(self.app, nodes.Latest(parent=nodes.FinalRows(parent=self.node, location=where), location=where))
 
     def materialized_as(self, name: str, *, description: str = "", history: timedelta | None = None) -> Table:
         """Keep the table under a name: it becomes a Delta table, an asset, and something to read.

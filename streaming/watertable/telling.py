@@ -1,15 +1,18 @@
-"""Tell what each record of a batch does to rows that several states make: sessions, and rows of foreign-key joins."""
+"""Tell what each record of a batch does to rows that several states make (sessions, foreign-key joins), and which rows it makes final."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable.algebra import company, home, in_sessions, merged_state
+from watertable.algebra import company, finish, home, in_sessions, merged_state
+from watertable.layout import encoded
+from watertable.nodes import Format
 from watertable.plan import TableDef
 from watertable.schema import quote
-from watertable.windows import SessionWindows
+from watertable.windows import EPOCH, Closing, SessionWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -91,3 +94,24 @@ def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFra
     others = ("ts", *place, *RAW)
     both = moves.select("key", "before", "after", "ord", *others).unionByName(touched.selectExpr("key", *sides, number, *others))
     return both.withColumn("present", F.lit(True))
+
+
+def final_rows(table: TableDef, closing: Closing, rows: DataFrame, since: datetime | None, now: datetime | None, topic: str) -> DataFrame:
+    """Give the rows whose windows are closed at one stream time, and weren't at another: each at the last moment of its window.
+
+    `rows` are absolute states. A row's number among those of its moment is 60 bits of a hash of its key.
+    """
+    after, before = microseconds(closing.after), microseconds(closing.before)
+    bounds = [-1 if time is None else (time - EPOCH) // timedelta(microseconds=1) for time in (since, now)]
+    side = "CAST(unix_micros(key.window_end) < 0 AS INT)"  # 0: so the bounds are data, and no code is compiled anew for them
+    low, high = (f"array({bound}L, {bound}L)[{side}]" for bound in bounds)
+    closes = f"unix_micros(key.window_end) + {after}L"
+    closed = finish(table, rows).where(f"alive AND {closes} > {low} AND {closes} <= {high}")
+    at = f"timestamp_micros(unix_micros(key.window_end) - {before}L)"
+    number = f"CAST(conv(substr(md5({encoded('key', Format.JSON, table.key)}), 1, 15), 16, 10) AS BIGINT) AS offset"
+    value = ", ".join(f"'{name}', row.{quote(name)}" for name in table.value.names)
+    nothing = ("CAST(NULL AS BINARY) AS raw_key", "CAST(NULL AS BINARY) AS raw_value", "CAST(NULL AS TIMESTAMP) AS raw_ts")
+    return closed.selectExpr(
+        "TRUE AS present", "key", f"named_struct({value}) AS value", f"{at} AS ts", f"{at} AS st",
+        f"{topic} AS topic", "-1 AS partition", number, "0L AS ord", *nothing,
+    )  # fmt: skip

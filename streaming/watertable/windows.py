@@ -31,6 +31,14 @@ _ZERO = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """Say when a window that ends at a time is closed: when stream time has come to `after` it. Its last moment is `before` its end."""
+
+    after: timedelta
+    before: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class TimeWindows:
     """Cut time into windows of one size that start every `advance`, open for `grace` after their end.
 
@@ -77,6 +85,11 @@ class TimeWindows:
     def is_late(self, end: datetime, stream_time: datetime) -> bool:
         """Tell whether a window that ends at `end` takes no more records at this stream time."""
         return end + self.grace <= stream_time
+
+    @property
+    def closing(self) -> Closing:
+        """Give how long a window stays open, and that its end isn't in it."""
+        return Closing(self.grace, timedelta(microseconds=1))
 
     def __str__(self) -> str:
         shape = f"tumbling {words(self.size)}" if self.is_tumbling else f"hopping {words(self.size)} every {words(self.advance)}"
@@ -176,6 +189,14 @@ class SessionWindows:
         """Tell whether a session that ends at `end` takes no more records at this stream time."""
         return end + self.gap + self.grace < stream_time
 
+    @property
+    def closing(self) -> Closing:
+        """Give how long a session stays open; its end is in it.
+
+        A record a gap after its end still joins it, and is late by itself only another gap and the grace later.
+        """
+        return Closing(2 * self.gap + self.grace + timedelta(microseconds=1), _ZERO)
+
     def __str__(self) -> str:
         shape = f"sessions gap {words(self.gap)}"
         return f"{shape} grace {words(self.grace)}" if self.grace else shape
@@ -228,6 +249,11 @@ class SlidingWindows:
     def is_late(self, end: datetime, stream_time: datetime) -> bool:
         """Tell whether a window that ends at `end` takes no more records at this stream time."""
         return end < self.open_from(stream_time)
+
+    @property
+    def closing(self) -> Closing:
+        """Give how long a window stays open, to the whole millisecond; its end is in it."""
+        return Closing(self.grace - self.grace % MILLISECOND + MILLISECOND, _ZERO)
 
     def open_from(self, stream_time: datetime) -> datetime:
         """Give the end of the first window that takes records at this stream time."""
@@ -288,6 +314,16 @@ class JoinWindows:
     def __str__(self) -> str:
         shape = f"{words(self.before)} before to {words(self.after)} after"
         return f"{shape} grace {words(self.grace)}" if self.grace else shape
+
+
+@dataclass(frozen=True, slots=True)
+class UntilWindowCloses:
+    """Ask that a row be shown only once its window has closed; made by `until_window_closes`."""
+
+
+def until_window_closes() -> UntilWindowCloses:
+    """Say to `suppress` when a row is to be shown: once its window has closed."""
+    return UntilWindowCloses()
 
 
 def tumbling(

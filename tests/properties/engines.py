@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
@@ -21,7 +21,7 @@ from tests.properties.strategies import Case
 from watertable.aggregates import state_schema
 from watertable.interpreter import Interpreter
 from watertable.plan import TableDef, Topology
-from watertable.records import Record
+from watertable.records import Advance, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,10 +61,15 @@ class Result:
         return found
 
 
-def run_interpreter(topology: Topology, batches: Iterable[Sequence[Record]]) -> Result:
+def partitions_of(batches: Iterable[Sequence[Record | Advance]]) -> set[tuple[str, int]]:
+    """List the partitions that there are, whenever they are first read."""
+    return {(item.topic, item.partition) for batch in batches for item in batch}
+
+
+def run_interpreter(topology: Topology, batches: Iterable[Sequence[Record | Advance]]) -> Result:
     """Run the oracle."""
     batches = list(batches)
-    engine = Interpreter(topology, partitions={(r.topic, r.partition) for batch in batches for r in batch})
+    engine = Interpreter(topology, partitions=partitions_of(batches))
     for batch in batches:
         engine.read(batch)
     late = Counter((d.node, d.topic, d.partition, d.offset, d.window[0]) for d in engine.dropped if d.window)
@@ -102,19 +107,25 @@ class CompilerRun:
         self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.kept}
         self.result = Result({}, {}, Counter(), Counter(), Counter())
 
-    def run(self, batches: Iterable[Sequence[Record]]) -> Result:
-        """Run every batch, then read the tables."""
+    def run(self, batches: Iterable[Sequence[Record | Advance]]) -> Result:
+        """Run every batch, then read the tables; advances come before the records of their batch."""
         batches = list(batches)
-        self.carry |= {(r.topic, r.partition): None for batch in batches for r in batch}
+        self.carry |= dict.fromkeys(partitions_of(batches))
         for batch in batches:
-            self.read(batch)
+            since = dict(self.carry)
+            for item in batch:
+                if isinstance(item, Advance):
+                    self.carry[item.topic, item.partition] = max(
+                        item.stream_time, self.carry[item.topic, item.partition] or item.stream_time
+                    )
+            self.read([item for item in batch if isinstance(item, Record)], since)
         self._tables()
         return self.result
 
-    def read(self, batch: Sequence[Record]) -> None:
+    def read(self, batch: Sequence[Record], since: Mapping[tuple[str, int], datetime | None] | None = None) -> None:
         """Compile and run one batch, collecting all its frames in one job."""
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
-        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup)
+        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup, since)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
         more = [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
         found = collect_together(frames | {name: frame for name, frame in more if frame is not None})
@@ -134,12 +145,14 @@ class CompilerRun:
             self.carry[partition] = stats.stream_time
         made.close()
 
-    def _lookup(self, table: TableDef, keys: DataFrame | None) -> DataFrame:
+    def _lookup(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
         from watertable.algebra import company
 
         if keys is None:
             return self._merged(table).localCheckpoint(eager=False)
         known = self._merged(table).selectExpr("*", f"{company(table)} AS wanted")
+        if due is not None:
+            return known.drop("wanted").localCheckpoint(eager=False)
         cut = known.join(keys.withColumnRenamed("key", "wanted"), "wanted", "left_semi").drop("wanted")
         return cut.localCheckpoint(eager=False)  # its lineage cut, as a store's look-up has it
 

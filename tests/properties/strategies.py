@@ -28,7 +28,7 @@ from watertable.records import Record
 from watertable.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
 from watertable.streams import Stream
 from watertable.tables import Table
-from watertable.windows import SessionWindows, SlidingWindows, Windows
+from watertable.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -175,7 +175,8 @@ def paired(draw: st.DrawFn, stream: Stream, pool: Sequence[Stream]) -> Stream:
     before, after = (draw(st.sampled_from([-2, 0, 4, 15])) for _ in range(2))
     grace = draw(st.sampled_from([0, 0, 5, 60]))
     within = wt.join_windows(before=wt.seconds(before), after=wt.seconds(max(after, -before)), grace=wt.seconds(grace))
-    return stream.join(other, within=within, **draw(basic(pair_scope(stream.node, other.node))))
+    join = draw(st.sampled_from([Stream.join, Stream.left_join, Stream.outer_join]))
+    return join(stream, other, within=within, **draw(basic(pair_scope(stream.node, other.node))))
 
 
 @st.composite
@@ -252,6 +253,8 @@ def tables(draw: st.DrawFn, stream: Stream) -> Table:
         steps = {"x": "CAST(acc.x * 2 + x AS INT)", "g": "greatest(acc.g, value.g)"}
         free = not is_change(stream.node) and not set(steps) & {name for name, _ in grouped.group}
         table = cut.reduce(**steps) if free and draw(st.integers(0, 5)) == 5 else cut.agg(**draw(aggregates(stream)))
+        if windowed and not isinstance(plan.windows_of(table.node), UnlimitedWindows) and draw(st.integers(0, 3)) == 3:
+            table = draw(derived(table)).suppress(wt.until_window_closes())
     return draw(derived(table))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.properties.engines import run_compiler, run_interpreter, tiny
+from tests.properties.engines import partitions_of, run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases, drawn
 from watertable import nodes
 from watertable.aggregates import FUNCTIONS
@@ -56,7 +56,7 @@ def hits(case: Case) -> dict[str, bool]:
     """Say what a case really reaches, not what it might have."""
     from watertable.interpreter import Interpreter
 
-    engine = Interpreter(case.topology)
+    engine = Interpreter(case.topology, partitions=partitions_of(case.batches))
     for batch in case.batches:
         engine.read(batch)
     return {
@@ -77,6 +77,7 @@ def hits(case: Case) -> dict[str, bool]:
         "rows beside those they name": any(
             isinstance(t.root, ForeignJoin) and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)
         ),
+        "final rows": any(record.partition == -1 for record in engine.buffered.values()),
         "outputs": bool(engine.outputs),
         "rows": any(engine.tables.values()),
     }

@@ -81,8 +81,8 @@ class Kafka:
 class Run:
     """Run the shop on a store, batch by batch, as a job does; a new one knows nothing but what the store says."""
 
-    def __init__(self, spark: SparkSession, warehouse: Path) -> None:
-        self.spark, self.topology = spark, shop()
+    def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology | None = None) -> None:
+        self.spark, self.topology = spark, topology or shop()
         self.store = Store.open(spark, str(warehouse), "shop", self.topology.kept)
         self.writer, self.compiler = self.store.start_writer(self.topology.fingerprint), Compiler(self.topology)
         last = self.writer.last
@@ -138,9 +138,9 @@ def cut(records: Sequence[Record], *sizes: int) -> list[list[Record]]:
     return found
 
 
-def told(records: Sequence[Record]) -> Interpreter:
+def told(records: Sequence[Record], topology: Topology | None = None) -> Interpreter:
     """Ask the oracle, which reads all at once."""
-    engine = Interpreter(shop())
+    engine = Interpreter(topology or shop())
     engine.read(records)
     return engine
 

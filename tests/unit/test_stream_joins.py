@@ -16,8 +16,9 @@ import watertable as wt
 from tests.properties.strategies import START
 from watertable import explain as explaining
 from watertable import nodes
-from watertable.interpreter import PAIRS, Interpreter, pair_number
+from watertable.interpreter import Interpreter
 from watertable.lineage import Origin, column_lineage
+from watertable.pairing import PAIRS, pair_number
 from watertable.plan import Topology
 from watertable.purity import Purity, purity_of
 from watertable.records import Place, Record
