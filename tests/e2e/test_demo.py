@@ -75,6 +75,7 @@ def test_a_bounded_demo_holds_its_totals_and_leaves_no_process(home: Path, envir
     assert processes_of(home) == []
 
 
+@pytest.mark.slow  # a minute and a half beside the bounded demo
 def test_the_next_demo_continues_where_one_was_cut_off(home: Path, environment: dict[str, str]) -> None:
     cut = start(environment, "--until-caught-up", "--days", "3")
     deadline = time.monotonic() + PATIENCE
