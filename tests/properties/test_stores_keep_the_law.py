@@ -12,7 +12,7 @@ import pytest
 
 from tests.properties.engines import tiny
 from tests.properties.strategies import Case, drawn
-from tests.spark.twin import Twin
+from tests.spark.runs import Twin
 from watertable.plan import Topology
 from watertable.purity import Purity, purity_of
 from watertable.records import Record
@@ -29,27 +29,19 @@ def by_arrival(topology: Topology) -> bool:
     return any(purity_of(root.node) is Purity.ARRIVAL for root in (*topology.tables, *topology.sinks))
 
 
-def rows(twin: Twin) -> dict[str, object]:
-    found = {}
-    for table in twin.topology.tables:
-        read = twin.store.reader.read(table.name).toArrow().to_pylist()
-        found[table.name] = {tuple(row[name] for name in table.key.names): row for row in read}
-    return found
-
-
 def live(twin: Twin, batches: Sequence[Sequence[Record]], rng: random.Random) -> list[str]:
     """Run an app through crashes, folds and a rewind; say what differs from the oracle after each part."""
     differences = []
 
     def compare(when: str) -> None:
-        found, wanted = rows(twin), twin.engine.tables
+        found, wanted = twin.tables(), twin.engine.tables
         differences.extend(f"{when}: {name}:\n    {wanted[name]}\n    {found[name]}" for name in wanted if found[name] != wanted[name])
 
     for number, batch in enumerate(batches):
         if rng.random() < 0.4:  # what is written before the commit is of nobody
-            twin.write(batch, dies=True)
+            twin.read(batch, dies=True)
             twin.start()
-        twin.read(batch)
+        twin.both(batch)
         if rng.random() < 0.5:
             twin.store.folder.fold_all()
         if rng.random() < 0.3:
@@ -58,10 +50,10 @@ def live(twin: Twin, batches: Sequence[Sequence[Record]], rng: random.Random) ->
             compare(f"after batch {number + 1}")
     compare("at the end")
     to = rng.randrange(len(batches))
-    twin.rewind(str(to) if to else "earliest")
+    twin.rewind(to)
     left = list(batches[to:])
     for again in left if by_arrival(twin.topology) else [[record for batch in left for record in batch]]:
-        twin.write(again)
+        twin.read(again)
     compare(f"after a rewind to commit {to}")
     twin.store.folder.fold_all()
     compare("folded after it")

@@ -1,12 +1,16 @@
-"""Run an app on a store, batch by batch, as a job does: a new run knows nothing but what the store says."""
+"""Run an app on a store, batch by batch, as a job does without Kafka; alone, or beside the oracle."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import polars
 
 from tests.properties.engines import as_frame
 from watertable import rewind
@@ -23,40 +27,43 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Tables = dict[str, dict[tuple[Any, ...], dict[str, Any]]]
+Partitions = Sequence[tuple[str, int]]
 
 
 class Kafka:
-    """Stand in for the cluster: partitions that keep everything."""
+    """Stand in for the cluster's admin: partitions that keep everything, and topics with their names as their ids."""
 
-    def __init__(self, partitions: Iterable[tuple[str, int]]) -> None:
-        self._partitions = tuple(partitions)
+    def __init__(self, partitions: Partitions) -> None:
+        self.numbers = Counter(topic for topic, _ in partitions)
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicState]:
-        numbers = Counter(topic for topic, _ in self._partitions)
-        return {name: TopicState(f"id-{name}", numbers[name]) for name in names if name in numbers}
+        return {name: TopicState(name, self.numbers[name]) for name in names if name in self.numbers}
 
     def partitions(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
-        wanted = set(names)
-        return tuple(p for p in self._partitions if p[0] in wanted)
+        return tuple((name, number) for name in names for number in range(self.numbers[name]))
 
     def earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return dict.fromkeys(partitions, 0)
 
 
 class Run:
-    """Run an app on a store; the one before died after its last commit."""
+    """Run an app on a store: whatever ran there before died after its last commit."""
 
-    def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, partitions: Sequence[tuple[str, int]]) -> None:
-        self.spark, self.topology, self.kafka = spark, topology, Kafka(partitions)
-        self.store = Store.open(spark, str(warehouse), topology.app, topology.kept)
-        self.writer, self.compiler = self.store.start_writer(topology.fingerprint), Compiler(topology)
-        last = self.writer.last
-        self.next = dict(last.next) if last else dict.fromkeys(partitions, 0)
-        self.carry: dict[tuple[str, int], datetime | None] = dict(last.stream_times) if last else dict.fromkeys(partitions)
-        self.jobs: list[int] = []
+    def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions) -> None:
+        self.spark, self.warehouse, self.topology, self.partitions = spark, warehouse, topology, partitions
+        self.compiler, self.jobs = Compiler(topology), list[int]()
+        self.start()
 
-    def read(self, records: Sequence[Record]) -> None:
-        """Commit one batch."""
+    def start(self) -> None:
+        """Begin as a new process does, which knows nothing but what the store says."""
+        self.store = Store.open(self.spark, str(self.warehouse), self.topology.app, self.topology.kept)
+        self.writer = self.store.start_writer(self.topology.fingerprint)
+        last = self.writer.last or CommitInfo()
+        self.next = dict.fromkeys(self.partitions, 0) | dict(last.next)
+        self.carry: dict[tuple[str, int], datetime | None] = dict.fromkeys(self.partitions) | dict(last.stream_times)
+
+    def read(self, records: Sequence[Record], *, dies: bool = False) -> None:
+        """Commit one batch; or die right before its commit."""
         begin = dict(self.next)
         self.next |= {(r.topic, r.partition): r.offset + 1 for r in records}
         tracker, group = self.spark.sparkContext.statusTracker(), f"batch {len(self.jobs)} of {id(self)}"
@@ -64,12 +71,24 @@ class Run:
         made = self.compiler.batch(as_frame(self.spark, records), self.carry, self.writer.lookup())
         self.carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
         info = CommitInfo(
-            begin=begin, next=dict(self.next), stream_times=dict(self.carry),
-            topic_ids={topic: f"id-{topic}" for topic, _ in self.next}, counters={"records": len(records), "ms": 10},
+            begin=begin, next=dict(self.next), stream_times=dict(self.carry), topic_ids={topic: topic for topic, _ in self.next},
+            counters={"records": len(records), "ms": 10},
         )  # fmt: skip
-        self.writer.commit(made.tables, info, outbox=made.outbox, records=len(records))
+        if not dies:
+            self.writer.commit(made.tables, info, outbox=made.outbox, records=len(records))
         made.close()
         self.jobs.append(len(tracker.getJobIdsForGroup(group)))
+
+    def rewind(self, to: int) -> None:
+        """Rewind to a commit, 0 for earliest, and begin anew."""
+        kafka: Any = Kafka(self.partitions)
+        plan = rewind.plan(self.store, self.topology, kafka, Target.parse(str(to) if to else "earliest"))
+        rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
+        self.start()
+
+    def left(self, records: Iterable[Record]) -> list[Record]:
+        """List the records that aren't committed."""
+        return [r for r in records if r.offset >= self.next[r.topic, r.partition]]
 
     def tables(self) -> Tables:
         """Read all tables, fresh, as the oracle holds them."""
@@ -79,29 +98,21 @@ class Run:
             found[table.name] = {tuple(row[name] for name in table.key.names): row for row in rows}
         return found
 
+    def plain(self, table: str) -> list[dict[str, Any]]:
+        """Read a table as it is folded, without a JVM."""
+        return polars.scan_delta(f"{self.store.warehouse}/{self.store.app}/{table}").drop("_wt").collect().to_dicts()
+
     def published(self) -> Counter[bytes | None]:
         """Count what the commits of this lineage have to publish, whatever was published before."""
         snapshot, head = self.store.changelog.snapshot(), self.store.head()
-        floor = dict.fromkeys(self.next, 1_000_000)
+        floor = dict.fromkeys(self.next, 1_000_000)  # of a pair, one source record alone can't say whether it was published
         return Counter(row[4] for row in self.store.changelog.outbox(snapshot, head.lineage, 0, head.position.seq, floor))
 
-    def rewind(self, seq: int) -> None:
-        """Rewind to a commit."""
-        plan = rewind.plan(self.store, self.topology, self.kafka, Target.parse(str(seq)))  # type: ignore[arg-type]
-        rewind.apply(self.store, plan, self.topology.fingerprint, self.kafka)  # type: ignore[arg-type]
 
-    def left(self, records: Iterable[Record]) -> list[Record]:
-        """List the records that aren't committed."""
-        return [r for r in records if r.offset >= self.next[r.topic, r.partition]]
-
-
-def cut(records: Sequence[Record], *sizes: int) -> list[list[Record]]:
-    """Cut records into batches of these sizes, over and over."""
-    found, start, n = [], 0, 0
-    while start < len(records):
-        found.append(list(records[start : start + sizes[n % len(sizes)]]))
-        start, n = start + sizes[n % len(sizes)], n + 1
-    return found
+def agree(run: Run, oracle: Interpreter) -> None:
+    """Compare a store with the oracle: every table to the row, and everything published, as often."""
+    assert run.tables() == oracle.tables
+    assert run.published() == Counter(o.value for o in oracle.outputs)
 
 
 def told(topology: Topology, records: Sequence[Record]) -> Interpreter:
@@ -111,7 +122,71 @@ def told(topology: Topology, records: Sequence[Record]) -> Interpreter:
     return engine
 
 
-def agree(run: Run, oracle: Interpreter) -> None:
-    """Compare a store with the oracle: every table to the row, and everything published, as often."""
-    assert run.tables() == oracle.tables
-    assert run.published() == Counter(o.value for o in oracle.outputs)
+def survives(spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions, records: Sequence[Record], size: int) -> Run:
+    """Hold an app to the law: crashes between all commits, a fold, and rewinds that are replayed in other batches change nothing."""
+    wanted = told(topology, records)
+    run = Run(spark, warehouse, topology, partitions)
+    for number, batch in enumerate(by(records, size)):
+        run.start()
+        run.read(batch)
+        if number == 1:
+            run.store.folder.fold_all()
+    agree(run, wanted)
+    for to in (1, 2):  # of the new epoch, then
+        run.rewind(to)
+        for batch in by(run.left(records), 7, 30):
+            run.read(batch)
+        agree(run, wanted)
+    return run
+
+
+def by(records: Sequence[Record], *sizes: int) -> list[list[Record]]:
+    """Cut records into batches of these sizes, over and over."""
+    found, start, n = [], 0, 0
+    while start < len(records):
+        found.append(list(records[start : start + sizes[n % len(sizes)]]))
+        start, n = start + sizes[n % len(sizes)], n + 1
+    return found
+
+
+def cut(records: Sequence[Record], rng: random.Random, cuts: int) -> list[list[Record]]:
+    """Cut records into batches anywhere."""
+    at = sorted({0, len(records), *rng.sample(range(1, len(records)), cuts)})
+    return [list(records[a:b]) for a, b in pairwise(at)]
+
+
+# -- beside the oracle, batch by batch ------------------------------------------------------------------------------------------------
+
+Shown = Callable[[dict[str, Any]], str]
+
+
+def text(row: dict[str, Any]) -> str:
+    """Write a row so that equal rows have equal texts."""
+    return str(sorted(row.items()))
+
+
+def without_bounds(row: dict[str, Any]) -> str:
+    """Write a windowed row without its window, whose times readers without a JVM give in a zone of another name."""
+    return text({name: value for name, value in row.items() if not name.startswith("window")})
+
+
+class Twin(Run):
+    """Run an app and the oracle side by side; `both` gives them a batch, `agree` compares every table, row for row."""
+
+    def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions) -> None:
+        super().__init__(spark, warehouse, topology, partitions)
+        self.engine = Interpreter(topology, partitions=partitions)
+
+    def both(self, records: Sequence[Record]) -> None:
+        """Commit a batch, and let the oracle read it."""
+        self.engine.read(records)
+        self.read(records)
+
+    def agree(self, *, plain: bool = False, shown: Shown = text) -> None:
+        """Compare what a fresh read gives with the oracle; and, if all is folded, what a plain reader does without a JVM."""
+        for table in self.topology.tables:
+            wanted = sorted(map(shown, self.engine.tables[table.name].values()))
+            found = [row.asDict(recursive=True) for row in self.store.reader.read(table.name).collect()]
+            assert sorted(map(shown, found)) == wanted, table.name
+            if plain:
+                assert sorted(map(shown, self.plain(table.name))) == wanted, table.name

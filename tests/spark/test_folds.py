@@ -11,7 +11,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
-from tests.spark.twin import Twin, without_bounds
+from tests.spark.runs import Twin, without_bounds
 from watertable.plan import Topology
 from watertable.records import Record
 
@@ -74,7 +74,7 @@ def test_spark_folds_as_the_interpreter_does_whatever_the_batches(spark: SparkSe
 def test_folds_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(spark: SparkSession, tmp_path: Path) -> None:
     twin = Twin(tiny(spark), tmp_path, topology(), [("moves", 0), ("moves", 1), ("rows", 0)])
     for records in batches():
-        twin.read(records)
+        twin.both(records)
         twin.agree(shown=without_bounds)
         twin.store.folder.fold_all()
         twin.agree(plain=True, shown=without_bounds)

@@ -13,7 +13,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.ledger import both_folds
-from tests.spark.twin import Twin, cut, text
+from tests.spark.runs import Twin, cut, text
 from watertable import failpoints, fold
 from watertable.plan import Topology
 from watertable.records import Record
@@ -80,7 +80,7 @@ def test_joined_rows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_r
     store = twin.store
     before: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, records in enumerate(batches(5)):
-        twin.read(records)
+        twin.both(records)
         if number == 3:
             with failpoints.armed("fold.before_merge", "raise"), pytest.raises(failpoints.FailpointHit):
                 store.folder.fold_all()

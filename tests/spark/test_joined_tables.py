@@ -12,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.twin import Twin
+from tests.spark.runs import Twin
 from watertable import fold
 from watertable.plan import Topology
 from watertable.reader import base_name, forgets, hides
@@ -59,7 +59,7 @@ def test_a_side_that_no_reader_sees_is_kept_through_folds(
             offset = twin.next[topic, 0] + sum(record.topic == topic for record in records)
             data = None if value is None else json.dumps(value).encode()
             records.append(Record(topic, 0, offset, EPOCH + timedelta(minutes=offset), key.encode(), data))
-        twin.read(records)
+        twin.both(records)
         twin.agree()
         if number % 2 == 1:
             twin.store.folder.fold_all()

@@ -10,10 +10,10 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.test_stream_joins import TOPICS, Kafka, Run, agree, cut, tale, told
-from watertable import fold, rewind
+from tests.spark.runs import Run, agree, by, survives, told
+from tests.spark.test_stream_joins import PARTITIONS, TOPICS, tale, waiting
+from watertable import fold
 from watertable.plan import Topology
-from watertable.rewind import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,14 +42,14 @@ def test_what_comes_alone_comes_once_through_folds_that_let_go_of_what_is_done_w
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    run, records = Run(tiny(spark), tmp_path, shop()), tale(40)
+    run, records = Run(tiny(spark), tmp_path, shop(), PARTITIONS), tale(40)
     sizes = []
-    for number, batch in enumerate(cut(records, 18)):
+    for number, batch in enumerate(by(records, 18)):
         run.read(batch)
         if number % 2:
             run.store.folder.fold_all()
-            sizes.append(run.waiting())
-    oracle = told(records, shop())
+            sizes.append(waiting(run))
+    oracle = told(shop(), records)
     agree(run, oracle)
     alone = [o.value for o in oracle.outputs if o.value is not None and b"-" in o.value]
     assert 5 < len(alone) < len(oracle.outputs) - 5
@@ -61,19 +61,4 @@ def test_what_comes_alone_comes_once_through_folds_that_let_go_of_what_is_done_w
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_what_comes_alone_is_the_same(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    session, records = tiny(spark), tale(15)
-    wanted = told(records, shop())
-    for number, batch in enumerate(cut(records, 11)):
-        run = Run(session, tmp_path, shop())  # a new process: the one before died after its commit
-        run.read(batch)
-        if number == 1:
-            run.store.folder.fold_all()
-    agree(run, wanted)
-    for to in (1, 2):  # of the new epoch, then: other batches
-        plan = rewind.plan(run.store, run.topology, Kafka(), Target.parse(str(to)))  # type: ignore[arg-type]
-        rewind.apply(run.store, plan, run.topology.fingerprint, Kafka())  # type: ignore[arg-type]
-        run = Run(session, tmp_path, shop())
-        left = [r for r in records if r.offset >= run.next[r.topic, r.partition]]
-        for batch in cut(left, 7, 30):
-            run.read(batch)
-        agree(run, wanted)
+    survives(tiny(spark), tmp_path, shop(), PARTITIONS, tale(15), 11)

@@ -14,7 +14,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.ledger import Ledger, both_folds, minute
-from tests.spark.twin import Twin, cut, without_bounds
+from tests.spark.runs import Twin, cut, without_bounds
 from watertable import failpoints, fold
 from watertable.plan import Topology
 from watertable.records import Record
@@ -78,7 +78,7 @@ def test_sessions_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_read
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
     twin = Twin(tiny(spark), tmp_path, site(), PARTITIONS)
     for number, records in enumerate(batches(7)):
-        twin.read(records)
+        twin.both(records)
         twin.agree(shown=without_bounds)
         if number != 2:  # once the tail is of two commits
             twin.store.folder.fold_all()

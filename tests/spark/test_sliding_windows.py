@@ -13,7 +13,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
-from tests.spark.twin import Twin, cut, without_bounds
+from tests.spark.runs import Twin, cut, without_bounds
 from watertable import fold
 from watertable.plan import Topology
 from watertable.records import Record
@@ -72,7 +72,7 @@ def test_windows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reade
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
     twin, positions = Twin(tiny(spark), tmp_path, house(), PARTITIONS), []
     for records in batches(9):
-        twin.read(records)
+        twin.both(records)
         twin.agree(shown=without_bounds)
         twin.store.folder.fold_all()
         twin.agree(plain=True, shown=without_bounds)

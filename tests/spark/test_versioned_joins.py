@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.runs import Run, agree, cut, told
+from tests.spark.runs import Run, agree, by, survives, told
 from watertable import fold
 from watertable.plan import Topology
 from watertable.records import Record
@@ -64,7 +63,7 @@ def test_what_waits_goes_on_once_through_folds_and_is_gone_then(
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
     run, records = Run(tiny(spark), tmp_path, shop(), PLACES), tale(26)
-    for number, batch in enumerate(cut(records, 20)):
+    for number, batch in enumerate(by(records, 20)):
         run.read(batch)
         if number % 2:
             run.store.folder.fold_all()
@@ -85,16 +84,4 @@ def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_the_s
     session, records = tiny(spark), tale(18)
     wanted = told(shop(), records)
     assert len({json.loads(o.value or b"{}")["price"] for o in wanted.outputs}) > 3
-    for number, batch in enumerate(cut(records, 13)):
-        run = Run(session, tmp_path, shop(), PLACES)  # a new process: the one before died after its commit
-        run.read(batch)
-        if number == 1:
-            run.store.folder.fold_all()
-    agree(run, wanted)
-    for to in (1, 2):
-        run.rewind(to)
-        run = Run(session, tmp_path, shop(), PLACES)
-        for batch in cut(run.left(records), 7, 30):
-            run.read(batch)
-        agree(run, wanted)
-    assert Counter(o.value for o in wanted.outputs) == run.published()
+    survives(session, tmp_path, shop(), PLACES, records, 13)

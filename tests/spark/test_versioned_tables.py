@@ -12,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.runs import Run, agree, cut, told
+from tests.spark.runs import Run, agree, by, told
 from watertable import fold
 from watertable.errors import UnknownPosition
 from watertable.interpreter import Interpreter
@@ -76,7 +76,7 @@ def test_rows_are_the_last_by_event_time_through_folds_that_let_go_of_old_versio
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
     records = tale(36)
     run = Run(tiny(spark), tmp_path, shop(), PRICES)
-    for number, batch in enumerate(cut(records, 12)):
+    for number, batch in enumerate(by(records, 12)):
         run.read(batch)
         if number != 1:
             run.store.folder.fold_all()
@@ -91,9 +91,9 @@ def test_rows_are_the_last_by_event_time_through_folds_that_let_go_of_old_versio
 @pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_the_rows_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
     session, records = tiny(spark), tale(24)
-    wanted = told(shop(), records)
-    for number, batch in enumerate(cut(records, 8)):
-        run = Run(session, tmp_path, shop(), PRICES)
+    run, wanted = Run(session, tmp_path, shop(), PRICES), told(shop(), records)
+    for number, batch in enumerate(by(records, 8)):
+        run.start()
         run.read(batch)
         if number == 1:
             run.store.folder.fold_all()
@@ -107,7 +107,6 @@ def test_after_a_crash_between_any_two_commits_and_a_rewind_the_rows_are_the_sam
     with pytest.raises(UnknownPosition, match="both keeps no history"):
         run.store.reader.read_as_of("both", EPOCH)
     run.rewind(1)
-    run = Run(session, tmp_path, shop(), PRICES)
-    for batch in cut(run.left(records), 5, 20):
+    for batch in by(run.left(records), 5, 20):
         run.read(batch)
     agree(run, wanted)

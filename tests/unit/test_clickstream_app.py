@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from watertable.plan import Topology
 from watertable.project import load_apps
 from watertable.purity import Purity, purity_of
 from watertable.settings import Settings
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def driver() -> TopologyTestDriver:
-    spec = importlib.util.spec_from_file_location("clickstream_under_test", ROOT / "assets" / "clickstream" / "app.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return TopologyTestDriver(module.app)
+def driver(topology: Topology) -> TopologyTestDriver:
+    return TopologyTestDriver(topology)
+
+
+@pytest.fixture(scope="module")
+def topology() -> Topology:
+    return load_apps(Settings.load(ROOT)).app("clickstream").topology
 
 
 def click(driver: TopologyTestDriver, user: str, page: str, time: str) -> None:
@@ -85,7 +85,6 @@ def test_a_click_counts_where_its_user_lived_as_far_as_was_known_then(driver: To
     assert top(driver) == {("unknown", "08"): ["home"], ("FR", "08"): ["tea"], ("IT", "08"): ["jam"]}
 
 
-def test_it_is_an_app_of_the_project_and_says_what_depends_on_arrival() -> None:
-    topology = load_apps(Settings.load(ROOT)).app("clickstream").topology
+def test_it_is_an_app_of_the_project_and_says_what_depends_on_arrival(topology: Topology) -> None:
     assert purity_of(topology.table("visits").node) is Purity.PURE
     assert purity_of(topology.table("page_views").node) is Purity.ARRIVAL

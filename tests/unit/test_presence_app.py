@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from watertable.plan import Topology
 from watertable.project import load_apps
 from watertable.purity import Purity, purity_of
 from watertable.settings import Settings
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def driver() -> TopologyTestDriver:
-    spec = importlib.util.spec_from_file_location("presence_under_test", ROOT / "assets" / "presence" / "app.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return TopologyTestDriver(module.app)
+def driver(topology: Topology) -> TopologyTestDriver:
+    return TopologyTestDriver(topology)
+
+
+@pytest.fixture(scope="module")
+def topology() -> Topology:
+    return load_apps(Settings.load(ROOT)).app("presence").topology
 
 
 def at(time: str) -> str:
@@ -101,6 +101,5 @@ def test_what_no_phone_says_is_quarantined_and_changes_nobodys_presence(driver: 
     assert driver.table("presence")["ann"]["is_open"] is True
 
 
-def test_it_is_an_app_of_the_project_and_says_that_it_depends_on_arrival() -> None:
-    topology = load_apps(Settings.load(ROOT)).app("presence").topology
+def test_it_is_an_app_of_the_project_and_says_that_it_depends_on_arrival(topology: Topology) -> None:
     assert [purity_of(topology.table(name).node) for name in ("presence", "notified")] == [Purity.PURE, Purity.ARRIVAL]
