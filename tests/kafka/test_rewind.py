@@ -93,7 +93,8 @@ def test_a_running_app_is_rewound_goes_on_and_publishes_nothing_twice(spark: Spa
     assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("a", -11), ("c", -1)])
 
 
-@pytest.mark.parametrize("rewinds", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rewinds", [2, 50])
 def test_at_whatever_position_a_rewind_arrives_the_tables_are_the_interpreters_fold_of_the_log_up_to_there(
     spark: SparkSession, broker: Cluster, tmp_path: Path, rewinds: int
 ) -> None:
@@ -156,6 +157,7 @@ def test_records_that_retention_has_taken_are_refused_by_name(spark: SparkSessio
     assert world.stock() == {"a": (13, 2), "b": (1, 1)}
 
 
+@pytest.mark.slow
 def test_code_that_would_make_tables_wrong_is_refused_until_they_are_rewound_for_it(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:
@@ -199,6 +201,7 @@ moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
 """
 
 
+@pytest.mark.slow
 def test_the_commands_plan_apply_undo_and_explain(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_shadow_that_is_given_up_leaves_the_app_as_it_was_and_makes_room_for_a
     assert read(again) == told(6)
 
 
+@pytest.mark.slow
 def test_a_trim_spares_what_a_shadow_has_written_and_what_it_is_read_with(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (changelog, fold, reader, upkeep):
         if hasattr(module, "BUCKET"):
@@ -84,6 +85,7 @@ def test_a_trim_spares_what_a_shadow_has_written_and_what_it_is_read_with(ledger
     assert read(again) == told(6)
 
 
+@pytest.mark.slow
 def test_a_rewind_beside_a_shadow_leaves_the_shadow_to_be_promoted_once_the_app_has_read_as_much(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2, 3, 4), folds=(3,))
     begun(ledger)
@@ -106,7 +108,8 @@ def test_a_rewind_beside_a_shadow_leaves_the_shadow_to_be_promoted_once_the_app_
     assert read(undone) == told(4), "and where the first had"
 
 
-@pytest.mark.parametrize("acts", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("acts", [3, 20])
 def test_a_reader_that_polls_through_rewinds_and_promotes_sees_one_position_each_time_and_goes_back_only_where_it_can_see_why(
     ledger: Ledger, acts: int
 ) -> None:
