@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from watertable import nodes, plan
+from watertable.definitions import check_waits
+from watertable.errors import DefinitionError
 from watertable.expressions import Scope
 from watertable.nodes import Format
 from watertable.plan import Topology
@@ -198,9 +200,11 @@ def looked_up(draw: st.DrawFn, stream: Stream, kept: Sequence[Table]) -> Stream:
 
 def waits(stream: Stream, table: Table) -> bool:
     """Tell whether a stream's records can wait for a table's time."""
-    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin
-    topics = not any(isinstance(node, stateful) for node in plan.walk(table.node))
-    return bool(_history(table)) and topics and not is_change(stream.node) and not plan.windows_of(stream.node)
+    try:
+        check_waits(stream.node, table.node, timedelta(0), "", "join")
+    except DefinitionError:
+        return False
+    return True
 
 
 def _history(table: Table) -> timedelta:

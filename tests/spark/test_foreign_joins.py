@@ -70,6 +70,7 @@ def test_the_compiler_joins_what_the_interpreter_does_and_tells_the_same_of_it(s
     assert wanted.differences(CompilerRun(tiny(spark), topology).run(given)) == []
 
 
+@pytest.mark.slow
 @both_folds
 def test_joined_rows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int

@@ -292,6 +292,7 @@ def test_changes_across_a_fork_are_the_difference_of_both_lineages(ledger: Ledge
     assert again.store.reader.changes("stock", "shop@1.4").collect() == []
 
 
+@pytest.mark.slow
 def test_tombstones_are_kept_as_long_after_a_rewind_as_without_one(ledger: Ledger) -> None:
     tell(ledger, cuts=(2, 3, 6), folds=(3, 6))
     again = rewound(ledger, "2")

@@ -137,6 +137,7 @@ def test_a_promote_is_undone_like_any_rewind(ledger: Ledger) -> None:
         planned(undone, target=Target("undo"))
 
 
+@pytest.mark.slow
 def test_a_promote_that_dies_at_any_point_has_changed_nothing_or_all_and_can_be_done_again(ledger: Ledger) -> None:
     tell(ledger, folds=(3,))
     for point in ("rewind.before_commit", "rewind.after_commit"):

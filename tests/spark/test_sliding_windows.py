@@ -65,6 +65,7 @@ def test_the_compiler_makes_the_windows_of_the_interpreter(spark: SparkSession, 
     assert wanted.differences(CompilerRun(tiny(spark), topology).run(given)) == []
 
 
+@pytest.mark.slow
 def test_windows_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

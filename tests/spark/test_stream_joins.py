@@ -84,6 +84,7 @@ def test_pairs_come_once_through_folds_that_let_go_of_what_nothing_can_pair_with
     assert max(run.jobs[1:]) <= 14, f"{run.jobs} Spark jobs for two joins of streams"
 
 
+@pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_the_pairs_are_the_same(
     spark: SparkSession, tmp_path: Path
 ) -> None:

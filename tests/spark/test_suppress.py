@@ -64,6 +64,7 @@ def test_final_rows_come_once_through_folds_that_let_go_of_the_windows_that_are_
     assert max(run.jobs[1:]) <= 32, f"{run.jobs} Spark jobs for three suppressed tables"
 
 
+@pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_the_final_rows_are_the_same(
     spark: SparkSession, tmp_path: Path
 ) -> None:
