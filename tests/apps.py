@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import watertable as wt
+from watertable.plan import Topology
+from watertable.project import load_apps
+from watertable.settings import Settings
 
 SALES = (
     "invoice_no STRING, stock_code STRING, description STRING, quantity INT, invoiced_at TIMESTAMP, unit_price DECIMAL(12,3), "
@@ -48,3 +53,8 @@ def wordcount() -> wt.App:
     words = lines.flat_map_values(word="split(lower(line), ' ')")
     words.group_by("word").agg(n=wt.count()).materialized_as("counts")
     return app
+
+
+def demo(name: str) -> Topology:
+    """Load an app of this repository's `assets/`, as the project does."""
+    return load_apps(Settings.load(Path(__file__).parents[1])).app(name).topology

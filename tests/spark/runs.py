@@ -140,6 +140,21 @@ def survives(spark: SparkSession, warehouse: Path, topology: Topology, partition
     return run
 
 
+def through_folds(
+    run: Run, records: Sequence[Record], size: int, waiting: Callable[[Run], list[int]]
+) -> tuple[Interpreter, list[list[int]]]:
+    """Run batches of a size, a fold after each second one; give the oracle, which agrees, and what was waiting after each fold."""
+    sizes = []
+    for number, batch in enumerate(by(records, size)):
+        run.read(batch)
+        if number % 2:
+            run.store.folder.fold_all()
+            sizes.append(waiting(run))
+    oracle = told(run.topology, records)
+    agree(run, oracle)
+    return oracle, sizes
+
+
 def by(records: Sequence[Record], *sizes: int) -> list[list[Record]]:
     """Cut records into batches of these sizes, over and over."""
     found, start, n = [], 0, 0

@@ -10,7 +10,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.runs import Run, agree, by, survives, told
+from tests.spark.runs import Run, survives, through_folds
 from tests.spark.test_stream_joins import PARTITIONS, TOPICS, tale, waiting
 from watertable import fold
 from watertable.plan import Topology
@@ -42,15 +42,8 @@ def test_what_comes_alone_comes_once_through_folds_that_let_go_of_what_is_done_w
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    run, records = Run(tiny(spark), tmp_path, shop(), PARTITIONS), tale(40)
-    sizes = []
-    for number, batch in enumerate(by(records, 18)):
-        run.read(batch)
-        if number % 2:
-            run.store.folder.fold_all()
-            sizes.append(waiting(run))
-    oracle = told(shop(), records)
-    agree(run, oracle)
+    run = Run(tiny(spark), tmp_path, shop(), PARTITIONS)
+    oracle, sizes = through_folds(run, tale(40), 18, waiting)
     alone = [o.value for o in oracle.outputs if o.value is not None and b"-" in o.value]
     assert 5 < len(alone) < len(oracle.outputs) - 5
     left, either = zip(*sizes, strict=True)

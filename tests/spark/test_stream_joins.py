@@ -12,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.runs import Run, agree, by, survives, told
+from tests.spark.runs import Run, survives, through_folds
 from watertable import fold
 from watertable.plan import Topology
 from watertable.records import Record
@@ -70,14 +70,8 @@ def test_pairs_come_once_through_folds_that_let_go_of_what_nothing_can_pair_with
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    run, records = Run(tiny(spark), tmp_path, shop(), PARTITIONS), tale(40)
-    sizes = []
-    for number, batch in enumerate(by(records, 18)):
-        run.read(batch)
-        if number % 2:
-            run.store.folder.fold_all()
-            sizes.append(waiting(run))
-    agree(run, told(shop(), records))
+    run = Run(tiny(spark), tmp_path, shop(), PARTITIONS)
+    _, sizes = through_folds(run, tale(40), 18, waiting)
     seen, double = zip(*sizes, strict=True)
     most = max(seen), max(double)
     assert most < (60, 60), f"the buffers grow: {sizes}"  # all there was: 110 and twice 70

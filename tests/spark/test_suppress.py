@@ -10,7 +10,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
-from tests.spark.runs import Run, agree, by, survives, told
+from tests.spark.runs import Run, survives, through_folds
 from tests.spark.test_stream_joins import PARTITIONS, TOPICS, tale
 from watertable import fold
 from watertable.plan import Topology
@@ -50,15 +50,8 @@ def test_final_rows_come_once_through_folds_that_let_go_of_the_windows_that_are_
 ) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
-    run, records = Run(tiny(spark), tmp_path, shop(), PARTITIONS), tale(40)
-    sizes = []
-    for number, batch in enumerate(by(records, 18)):
-        run.read(batch)
-        if number % 2:
-            run.store.folder.fold_all()
-            sizes.append(waiting(run))
-    oracle = told(shop(), records)
-    agree(run, oracle)
+    run = Run(tiny(spark), tmp_path, shop(), PARTITIONS)
+    oracle, sizes = through_folds(run, tale(40), 18, waiting)
     assert all(len(rows) > 1 for rows in oracle.tables.values())
     assert max(map(max, zip(*sizes, strict=True))) <= 12, f"what waits grows: {sizes}"
     assert max(run.jobs[1:]) <= 32, f"{run.jobs} Spark jobs for three suppressed tables"

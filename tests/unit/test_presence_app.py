@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.apps import demo
 from watertable.plan import Topology
-from watertable.project import load_apps
 from watertable.purity import Purity, purity_of
-from watertable.settings import Settings
 from watertable.testing import TopologyTestDriver
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -22,7 +17,7 @@ def driver(topology: Topology) -> TopologyTestDriver:
 
 @pytest.fixture(scope="module")
 def topology() -> Topology:
-    return load_apps(Settings.load(ROOT)).app("presence").topology
+    return demo("presence")
 
 
 def at(time: str) -> str:
