@@ -3,7 +3,7 @@
 `entries` counts events, sums them and keeps the set of their ids, so that a duplicate shows as n > ids and a loss as ids < n; `last`
 shows order. `inventory` streams one Change per event to `on_hand`, so a topic shows all of it once more, and `reorders` is the retail
 app's. `items` has tombstones: a key that came back from the dead shows. `windows` drops late events, and some records are poison:
-what was dropped and refused must be exact as well.
+what was dropped and refused must be exact as well. `moves` is archived, so all but `items` is made of what the archive holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def topology(suffix: str) -> Topology:
     """Define the app of one chain; topics and app carry its suffix, so that chains don't meet."""
     app = wt.App(f"ledger{suffix}")
     value = "id BIGINT, qty BIGINT, at TIMESTAMP"
-    moves = app.topic(f"moves{suffix}", key="sku STRING", value=value, timestamp="at").stream()
+    moves = app.topic(f"moves{suffix}", key="sku STRING", value=value, timestamp="at", archive=True).stream()
     app.topic(f"items{suffix}", key="sku STRING", value="name STRING, price DECIMAL(9,2)").table().materialized_as("items")
     inventory = moves.group_by_key().agg(on_hand=wt.sum("qty")).materialized_as("inventory")
     (

@@ -7,7 +7,6 @@ printed with what passed, failed, and did not run. Zero failures in n kills boun
 from __future__ import annotations
 
 import os
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ SMOKE = (
     Cell("job.start.after_fence", "kill-jvm", 0),
     Cell("store.commit.after_write", "kill-both", 0),
     Cell("store.commit.after_commit", "kill-python", 1),
+    Cell("archive.after_commit", "kill-jvm", 0),
     Cell("fold.after_merge", "kill-python", 0),
     Cell("trim.before_delete", "kill-both", 0),
     Cell("publish.after_produce", "kill-python", 0),
@@ -62,20 +62,17 @@ def test_an_app_that_is_killed_loses_repeats_and_reorders_nothing(
 
 
 @pytest.mark.slow
-def test_an_app_killed_at_every_point_in_every_way_loses_repeats_and_reorders_nothing(
-    broker: Cluster, tmp_path: Path, archive: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_app_killed_at_every_point_loses_repeats_and_reorders_nothing(
+    broker: Cluster, tmp_path: Path, archive: str, way: str, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """CRASH_POINTS=fold,publish narrows the grid to points that begin so."""
     wanted = tuple(os.environ.get("CRASH_POINTS", "").split(","))
-    results: list[Result] = []
-    differences: list[str] = []
-    for way, seed in product(WAYS, SEEDS):
-        chain = Chain(broker, tmp_path / f"{way}{seed}", f"_{way.replace('-', '_')}_{seed}", seed, archive=archive)
-        results += _campaign(
-            chain, [Cell(point, way, seed) for point in POINTS if point.startswith(wanted) and not point.startswith("rewind.")], capsys
-        )
-        differences += chain.finish().differences
-    _hold(results, differences, capsys)
+    cells = [Cell(point, way, seed) for point in POINTS if point.startswith(wanted) and not point.startswith("rewind.")]
+    chain = Chain(broker, tmp_path, f"_{way.replace('-', '_')}_{seed}", seed, archive=archive)
+    results = _campaign(chain, cells, capsys)
+    _hold(results, chain.finish().differences, capsys)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Compare what a run left behind with what it should have: no JVM, no code of the engine that ran.
 
 What should be is the interpreter's fold of the input topics, read here by a consumer of our own, up to the offsets that the changelog
-says are committed. What is, is read from the Delta tables by delta-rs. Three things are compared: the commits (offsets tile without
-gap or overlap, seq counts by one), every table (base ⊕ tail at the committed position, and the base alone at its folded position), and
-what a read_committed consumer finds in the output topics.
+says are committed. What is, is read from the Delta tables by delta-rs. Four things are compared: the commits (offsets tile without
+gap or overlap, seq counts by one), the archives (each record once, none missing that is committed), every table (base ⊕ tail at the
+committed position, and the base alone at its folded position), and what a read_committed consumer finds in the output topics.
 """
 
 from __future__ import annotations
@@ -68,6 +68,12 @@ class Lake:
             for seq, partitions in sorted(batches, key=lambda batch: batch[0])
         ]
 
+    def archived(self, topic: str) -> list[tuple[Any, ...]]:
+        """List an archive's records by their offsets, as they are kept."""
+        path = self.warehouse / "topics" / topic
+        rows = self.rows(path, 'SELECT "partition", "offset", key, value FROM t') if DeltaTable.is_deltatable(str(path)) else []
+        return sorted((row["partition"], row["offset"], row["key"], row["value"]) for row in rows)
+
     def folded(self, table: TableDef) -> int:
         """Give the seq up to which a table's Delta table is folded, by its transaction."""
         number = DeltaTable(str(self.folder / table.name)).transaction_version(FOLD_LINE) if self.exists(table.name) else None
@@ -117,6 +123,8 @@ def verify_store(lake: Lake, records: Sequence[Record], verdict: Verdict, *, com
         verdict.same(f"commit after {before.seq}", (after.seq, after.begin), (before.seq + 1, before.next))
     if not commits:
         return
+    for topic in lake.topology.archived:
+        verify_archive(lake, topic, [r for r in records if r.topic == topic], commits[-1].next, verdict)
     expected = fold(lake.topology, records, commits[-1].next)
     found = Interpreter(lake.topology)
     found.states = {table.name: lake.states(table) for table in lake.topology.tables}
@@ -130,6 +138,16 @@ def verify_store(lake: Lake, records: Sequence[Record], verdict: Verdict, *, com
             wanted = fold(lake.topology, records, at).tables[table.name]
             base = {tuple(r[n] for n in table.key.names): {n: r[n] for n in table.columns.names} for r in lake.base(table)}
             verdict.same(f"base of {table.name} at seq {seq}", base, wanted)
+
+
+def verify_archive(lake: Lake, topic: str, records: Sequence[Record], committed: Mapping[Partition, int], verdict: Verdict) -> None:
+    """Check that an archive holds each record once, from the first to a last that no commit is beyond."""
+    kept = lake.archived(topic)
+    reached = {p: offset for (name, p), offset in committed.items() if name == topic}
+    for partition, offset, *_ in kept:
+        reached[partition] = max(reached.get(partition, 0), offset + 1)
+    wanted = sorted((r.partition, r.offset, r.key, r.value) for r in records if r.offset < reached.get(r.partition, 0))
+    verdict.same(f"archive of {topic}", kept, wanted)
 
 
 def verify_outputs(topology: Topology, records: Sequence[Record], published: Sequence[Record], verdict: Verdict) -> None:
