@@ -10,7 +10,7 @@ ARGS   ?=
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check bench docs lock clean
+.PHONY: help setup demo dev test test-all proofs check bench docs lock clean
 
 help: ## show this handbook
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ test: setup ## the tests of every change (under 25 minutes on 2 cores)
 
 test-all: setup ## every test there is, the slow ones too; 5,000 random plans, and 50 on a store
 	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
+
+proofs: setup ## run what proves each operator, and print docs/proofs.md: which test holds which operator to which law
+	WATERTABLE_STORES=$${WATERTABLE_STORES:-20} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--proofs docs/proofs.md tests/spark tests/properties tests/cases $(ARGS)
 
 check: setup ## ruff, mypy --strict, the import laws
 	$(BIN)/ruff check .

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import proofs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +80,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 # -- what tests have to say, whoever runs them ----------------------------------------------------------------------------------------
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--proofs", metavar="PAGE", help="print to a page which tests held which operator to which law")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SAID] = []
 
@@ -89,14 +96,18 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["said"] = session.config.stash[_SAID]
+        output["said"], output["proofs"] = session.config.stash[_SAID], sorted(proofs.said)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[_SAID].extend(getattr(node, "workeroutput", {}).get("said", []))
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[_SAID].extend(output.get("said", []))
+    proofs.said.update(map(tuple, output.get("proofs", [])))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if page := terminalreporter.config.getoption("--proofs"):
+        Path(page).write_text(proofs.page(proofs.said), encoding="utf-8")
     for text in terminalreporter.config.stash[_SAID]:
         terminalreporter.write_line(text)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tests.proofs import note
 from tests.properties.strategies import Case
 from watertable.aggregates import state_schema
 from watertable.interpreter import Interpreter
@@ -110,6 +111,7 @@ class CompilerRun:
     def run(self, batches: Iterable[Sequence[Record | Advance]]) -> Result:
         """Run every batch, then read the tables; advances come before the records of their batch."""
         batches = list(batches)
+        note("cuts" if len(batches) > 1 else "one batch", self.topology)
         self.carry |= dict.fromkeys(partitions_of(batches))
         for batch in batches:
             since = dict(self.carry)

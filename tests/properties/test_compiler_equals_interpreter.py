@@ -11,18 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from tests.proofs import EVERY, parts_of
 from tests.properties.engines import partitions_of, run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, cases, drawn
-from watertable import nodes
-from watertable.aggregates import FUNCTIONS
 from watertable.nodes import ForeignJoin, TableAggregate
-from watertable.plan import Topology, walk
-from watertable.windows import Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,25 +28,6 @@ PLANS = int(os.environ.get("WATERTABLE_PLANS", "60"))
 SEED = int(os.environ.get("WATERTABLE_SEED", "20240301"))
 FLOOR = 0.20
 ENOUGH = 300
-
-
-EVERY = {
-    *(name for name, kind in vars(nodes).items() if isinstance(kind, type) and issubclass(kind, nodes.Node)),
-    *(kind.__name__ for kind in get_args(Windows)), *(function for function in FUNCTIONS),
-} - {"Node", "JoinSide", "JoinBuffer", "History", "Waiting"}  # fmt: skip
-"""All that a plan can be made of, but for what other nodes bring along."""
-
-
-def parts_of(topology: Topology) -> set[str]:
-    """Name the operators, windows and aggregates of a topology."""
-    found: set[str] = set()
-    for root in (*topology.tables, *topology.sinks):
-        for node in walk(root.node):
-            found.add(type(node).__name__)
-            found |= {a.function for a in getattr(node, "aggregates", ())}
-            if (windows := getattr(node, "windows", None)) is not None:
-                found.add(type(windows).__name__)
-    return found
 
 
 def hits(case: Case) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars
 
+from tests.proofs import note
 from tests.properties.engines import as_frame
 from watertable import rewind
 from watertable.changelog import CommitInfo
@@ -52,10 +53,15 @@ class Run:
     def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions) -> None:
         self.spark, self.warehouse, self.topology, self.partitions = spark, warehouse, topology, partitions
         self.compiler, self.jobs = Compiler(topology), list[int]()
-        self.start()
+        self.open()
 
     def start(self) -> None:
-        """Begin as a new process does, which knows nothing but what the store says."""
+        """Begin again as a new process does after a crash, which knows nothing but what the store says."""
+        note("crash", self.topology)
+        self.open()
+
+    def open(self) -> None:
+        """Begin to write."""
         self.store = Store.open(self.spark, str(self.warehouse), self.topology.app, self.topology.kept)
         self.writer = self.store.start_writer(self.topology.fingerprint)
         last = self.writer.last or CommitInfo()
@@ -84,7 +90,8 @@ class Run:
         kafka: Any = Kafka(self.partitions)
         plan = rewind.plan(self.store, self.topology, kafka, Target.parse(str(to) if to else "earliest"))
         rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
-        self.start()
+        note("rewind", self.topology)
+        self.open()
 
     def left(self, records: Iterable[Record]) -> list[Record]:
         """List the records that aren't committed."""
