@@ -24,9 +24,11 @@ from watertable.aggregates import (
     sum,
     top_k,
 )
+from watertable.building import key_value_store
 from watertable.dsl import App
 from watertable.errors import WatertableError
-from watertable.streams import CogroupedStream, GroupedStream, Stream, WindowedStream
+from watertable.processing import Context, Record
+from watertable.streams import CogroupedStream, GroupedStream, Processed, Stream, WindowedStream
 from watertable.tables import GroupedTable, Table
 from watertable.udfs import udf
 from watertable.windows import (
@@ -58,9 +60,12 @@ __version__ = "0.1.0"
 __all__ = [
     "App",
     "CogroupedStream",
+    "Context",
     "GroupedStream",
     "GroupedTable",
     "JoinWindows",
+    "Processed",
+    "Record",
     "SessionWindows",
     "SlidingWindows",
     "Stream",
@@ -83,6 +88,7 @@ __all__ = [
     "hopping",
     "hours",
     "join_windows",
+    "key_value_store",
     "last",
     "max",
     "milliseconds",

@@ -50,6 +50,9 @@ PLACE: Final = Schema.parse("st TIMESTAMP, topic STRING, partition INT, offset B
 TIMED_PLACE: Final = Schema.parse("ts TIMESTAMP") + PLACE
 """Where a version stands in a history: by event time, and in log order where that is the same."""
 
+NUMBER: Final = Schema.parse("n BIGINT")
+"""Where a row that a processor puts stands: by the number of the call among those of its key."""
+
 
 class Merge(StrEnum):
     """Name the ways in which two values of a state field become one; each is associative, commutative and skips nulls."""
@@ -119,6 +122,11 @@ class SignedField(StateField):
 @dataclass(frozen=True, slots=True)
 class TimedField(StateField):
     """Keep a field in the order of event time: its `order` begins with it, and goes on with the place in log order."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedField(StateField):
+    """Keep a field in the order of numbers that records bring with them: what each contributes has its `order` and its `value`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ readers see. Everything is built-in columnar functions; the SQL is composed as t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
 from watertable import plan
-from watertable.aggregates import PLACE, TIMED_PLACE, Merge, SketchField, StateField, TimedField, TopField
+from watertable.aggregates import PLACE, TIMED_PLACE, Merge, NumberedField, SketchField, StateField, TimedField, TopField
 from watertable.expressions import Expr
-from watertable.nodes import ForeignJoin
+from watertable.nodes import ForeignJoin, Leaf, Stored
 from watertable.plan import Part, TableDef
 from watertable.schema import Column, Type, quote
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
@@ -79,6 +79,8 @@ def lifted(field: StateField, source: str) -> str:
             return _ordered(field, f"collect_list({_at_place(field, source)})")
         case Merge.BAG:
             return _added_up(f"collect_list({source})")
+        case Merge.LAST if isinstance(field, NumberedField):
+            return f"max_by({source}, {source}.order)"
         case Merge.FIRST | Merge.LAST:
             pick = "max_by" if field.merge is Merge.LAST else "min_by"
             seen = f" FILTER (WHERE {source} IS NOT NULL)" if field.lift is not None else ""
@@ -96,6 +98,8 @@ def single(field: StateField, source: str) -> str:
             return f"filter(array({source}), x -> x IS NOT NULL)"
         case Merge.LIST | Merge.TOP:
             return f"filter(array({_at_place(field, source)}), x -> x IS NOT NULL)"
+        case Merge.LAST if isinstance(field, NumberedField):
+            return source
         case Merge.FIRST | Merge.LAST:
             alone = f"named_struct('order', {place(field)}, 'value', {source})"
             return alone if field.lift is None else f"CASE WHEN {source} IS NOT NULL THEN {alone} END"
@@ -132,6 +136,11 @@ def upto(forward: str) -> str:
 def state_sql(fields: Iterable[tuple[StateField, str]]) -> str:
     """Write fields of a state as one struct."""
     return "named_struct(" + ", ".join(f"'{f.name}', {sql}" for f, sql in fields) + ")"
+
+
+def leaf_state(leaf: Leaf, write: Callable[[StateField, str], str]) -> str:
+    """Write a leaf's state of contributions `l`: each field of the contribution's own part, or of the whole."""
+    return state_sql((f, write(f, "l" if f.lift is None else f"l.{quote(f.name)}")) for f in plan.state_of(leaf))
 
 
 def _member(field: StateField, source: str) -> str:
@@ -196,9 +205,10 @@ def home(table: TableDef) -> str:
 def company(table: TableDef) -> str:
     """Write the part of a `key` whose rows are made together: where states meet, but of a foreign-key join the foreign key alone.
 
-    Of sliding windows it is the group.
+    Of sliding windows it is the group, of a processor's store the key of its records.
     """
     names = _foreign(table) if table.sliding is None else table.key.names[:-2]
+    names = plan.key_of(table.root.parent.parent).names if isinstance(table.root, Stored) else names
     return _struct_of("key", names) if names else home(table)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from watertable.aggregates import Aggregation, BoundAggregate, reduction
-from watertable.definitions import (
-    check_key,
-    identifier,
-)
+from watertable.definitions import check_key, declared, here, identifier
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse
+from watertable.processors import Processor, StoreShape
 from watertable.schema import Schema
 from watertable.stages import Named
+from watertable.udfs import known_by
 
 if TYPE_CHECKING:
     from watertable.dsl import App
@@ -83,3 +84,57 @@ def identity(schema: Schema, scope: Scope, where: str) -> dict[str, Expr]:
     """Give the columns of a schema as expressions of themselves."""
     space = scope.bare[0]
     return {c.name: parse(f"{space}.`{c.name}`", scope, where) for c in schema}
+
+
+def key_value_store(value: str, *, key: str | None = None) -> StoreShape:
+    """Keep a row for each record key, or, with a `key`, one for each entry of it; both are DDL column lists.
+
+    In the processor, `context.store(name)` has get, put, delete and range over what is kept for the record's own key. Raises `SchemaError`
+    for a bad DDL, `ExpressionError` for a key by which rows can't be told apart.
+    """
+    where = here()
+    own = Schema() if key is None else declared(key, where, "key")
+    check_key(own, where, "key_value_store")
+    return StoreShape(own, declared(value, where, "value"))
+
+
+def processor_of(
+    function: object, children: Mapping[str, str], stores: Mapping[str, StoreShape], version: str | None, operator: str, where: str
+) -> Processor:
+    """Check what a processor is given; raise `DefinitionError` for what can't be called, and `SchemaError` for bad names and DDL."""
+    if not isinstance(function, FunctionType):
+        raise DefinitionError(
+            f"{where}: {operator} wants a function of (record, context), made by def; got {function!r}: between records nothing is kept "
+            "but what is in stores"
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise DefinitionError(
+            f"{where}: {operator}: {function.__name__} is a generator or coroutine; forward rows with context.forward(...)"
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        takes = inspect.signature(function)
+        raise DefinitionError(f"{where}: {operator}: {function.__name__}{takes} must take (record, context), and no more") from None
+    if version is not None and not (isinstance(version, str) and version):
+        raise DefinitionError(f"{where}: version={version!r} must be a text")
+    if not children and not stores:
+        raise DefinitionError(f"{where}: {operator} with neither children nor stores does nothing: children={{'name': 'column TYPE'}}")
+    for name, shape in stores.items():
+        if not isinstance(shape, StoreShape):
+            raise DefinitionError(f"{where}: {operator}: store {name!r} is {shape!r}; write wt.key_value_store('column TYPE')")
+    return Processor(
+        name=function.__name__,
+        identity=known_by(function, where, version),
+        stores=tuple((identifier(name, "store", where), shape) for name, shape in stores.items()),
+        children=tuple((identifier(name, "child", where), declared(ddl, where, f"child {name!r}")) for name, ddl in children.items()),
+        function=function,
+    )
+
+
+def entry_key(key: Schema, name: str, shape: StoreShape, where: str) -> Schema:
+    """Give the key of a store's table: the record's, then the entry's; raise `SchemaError` where a column is in both."""
+    try:
+        return key + shape.key
+    except SchemaError as error:
+        raise SchemaError(f"{where}: store {name!r}: {error}; its key comes after the record's") from None

@@ -23,12 +23,13 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from watertable import nodes, plan
-from watertable.aggregates import StateField, TimedField
+from watertable.aggregates import TimedField
 from watertable.algebra import (
     company,
     done_with,
     finishing,
     gathered,
+    leaf_state,
     lifted,
     merge,
     merged_state,
@@ -36,13 +37,12 @@ from watertable.algebra import (
     placed_in,
     single,
     spread,
-    state_sql,
     upto,
 )
 from watertable.layout import Fold, Layout, Segment, expires, literal, moment
 from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
-from watertable.pythons import register
+from watertable.pythons import register, visited
 from watertable.schema import quote
 from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, session_changes
 from watertable.udfs import called_in
@@ -280,6 +280,8 @@ class _Run:
                 frame = self._paired(segment, segment.origin, frames)
             case nodes.FinalRows():
                 frame = self._final(segment.origin, frames)
+            case nodes.Process():
+                frame = self._visited(segment, segment.origin, frames)
             case nodes.MergeStreams():
                 frame = self._united(segment.origin, frames)
             case Topology():
@@ -323,7 +325,7 @@ class _Run:
         Of sessions, to one for each that the batch makes by itself.
         """
         windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
-        folded = [f"{_state(fold.root, lifted)} AS state", "max(st) AS st"]
+        folded = [f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st"]
         if windows is None:
             return contributions.groupBy("key").agg(*map(F.expr, folded))
         if isinstance(windows, SlidingWindows):
@@ -361,7 +363,7 @@ class _Run:
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):
                 rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
-            rows = rows.selectExpr("key", f"{_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, *RAW)
+            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, *RAW)
             if not isinstance(table.root, nodes.Leaf):
                 others = (*steps, *(c for c in PLACE if c != "ord"))
                 rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *RAW)
@@ -518,8 +520,16 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         member = "named_struct('value', named_struct('order', {0}, 'ts', ts, 'key', s_key, 'value', s_value), 'n', n) AS l"
         moved = every.where("_due = (n < 0)").selectExpr("key", member.format(place()), "st")
         leaf = buffer.parts[0].leaf
-        self.waits[leaf] = moved.groupBy("key").agg(F.expr(f"{_state(leaf, lifted)} AS state"), F.expr("max(st) AS st"))
+        self.waits[leaf] = moved.groupBy("key").agg(F.expr(f"{leaf_state(leaf, lifted)} AS state"), F.expr("max(st) AS st"))
         return every.where("_due").drop("n", "_due")
+
+    def _visited(self, segment: Segment, node: nodes.Process, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Call a processor for the batch's records, with what its stores keep of their keys; see `pythons.visited`."""
+        flow, value = self.layout.inputs[segment.number]
+        record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, *RAW)
+        rows = frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
+        tables, keys = (self.layout.topology.table(name) for name, _ in node.processor.stores), rows.select("key").distinct()
+        return visited(node, rows, [self.lookup(table, keys) for table in tables])
 
     def _paired(self, segment: Segment, node: nodes.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.
@@ -628,7 +638,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
     def _narrowed(self, segment: Segment, frame: DataFrame, *times: str) -> DataFrame:
         """Keep only what later steps need: flags and structs of tables and outputs, places, and the bytes of refused records."""
         cases = [
-            f"CASE WHEN {flag} THEN named_struct('node', {literal(n)}, 'location', {literal(w)}, 'reason', {literal(r)}) END"
+            f"CASE WHEN {flag} THEN named_struct('node', {literal(n)}, 'location', {literal(w)}, 'reason', {r}) END"
             for flag, n, w, r in segment.failures
         ]
         flags = " OR ".join(f"COALESCE({flag}, FALSE)" for flag, *_ in segment.failures) or "FALSE"
@@ -651,11 +661,6 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             return "CAST(map() AS MAP<STRING, TIMESTAMP>)"
         entries = ", ".join(f"{literal(name)}, {moment(when)}" for name, when in sorted(known.items()))
         return f"map({entries})"
-
-
-def _state(leaf: nodes.Leaf, write: Callable[[StateField, str], str]) -> str:
-    """Write a leaf's state of contributions `l`: each field of the contribution's own part, or of the whole."""
-    return state_sql((f, write(f, "l" if f.lift is None else f"l.{quote(f.name)}")) for f in plan.state_of(leaf))
 
 
 def _leveled(frame: DataFrame, segment: Segment) -> DataFrame:

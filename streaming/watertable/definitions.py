@@ -99,11 +99,11 @@ def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, wher
         raise DefinitionError(f"{where}: {operator}: grace must not be negative; got {grace}")
     if grace > versioned.history:
         raise DefinitionError(f"{where}: {operator}: a grace of {grace} is longer than the table's history of {versioned.history}")
-    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.FinalRows
+    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.FinalRows | nodes.Process
     if any(isinstance(node, stateful) for node in plan.walk(versioned)):
         raise DefinitionError(
-            f"{where}: {operator}: grace= waits for the time of topics, and a table's changes or a join are on the way to this table; "
-            "leave grace= out to look it up as it is known on arrival"
+            f"{where}: {operator}: grace= waits for the time of topics, and a table's changes, a join or a processor is on the way to this "
+            "table; leave grace= out to look it up as it is known on arrival"
         )
     if any(isinstance(node, nodes.OuterStreamJoin | nodes.FinalRows) for node in plan.walk(stream)):
         raise DefinitionError(

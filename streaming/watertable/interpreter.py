@@ -29,10 +29,11 @@ from watertable.merges import contribution, merged, slid
 from watertable.nodes import Topic
 from watertable.pairing import SIDES, Pair, Waiting, copied, joined, row_number, waiting_in
 from watertable.plan import Sink, Topology
-from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row
+from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
 from watertable.rows import finished
 from watertable.rules import OnFail
 from watertable.stages import How, Stage
+from watertable.visits import Visits
 from watertable.windows import EPOCH, MILLISECOND, SlidingWindows
 
 FAN_OUT: Final = 65536
@@ -130,7 +131,9 @@ class Interpreter:
             {n: node for n, node in above.items() if isinstance(node, nodes.Versioned)},
             {n: (node, self._number[id(plan.root_of(node.right))]) for n, node in above.items() if isinstance(node, nodes.WaitingJoin)},
         )
+        self._visits = Visits({n: node for n, node in above.items() if isinstance(node, nodes.Process)})
         self._released: dict[int, list[Event]] = {}
+        self._made: dict[tuple[int, str], list[Event]] = {}
         self._at: Place
         self._record: Record
         self._source: Event | None
@@ -169,7 +172,7 @@ class Interpreter:
         other = copy.copy(self)
         for name in _MEMORY:
             setattr(other, name, copied(getattr(self, name)))
-        other._histories = self._histories.copied()
+        other._histories, other._visits = self._histories.copied(), self._visits.copied()
         return other
 
     def _run(self, arrived: list[tuple[Event, Record]]) -> None:
@@ -227,7 +230,7 @@ class Interpreter:
     ) -> None:  # fmt: skip
         self._at = at
         self._record, self._source, self._streams, self._lifted, self._folded = record, source, {}, {}, {}
-        self._pairs, self._waited, self._released = pairs, set(), {}
+        self._pairs, self._waited, self._released, self._made = pairs, set(), {}, {}
         for number, _, event in released:
             self._released.setdefault(number, []).append(event)
         for table in self._tables.values():
@@ -339,9 +342,15 @@ class Interpreter:
             case nodes.MergeStreams():
                 for n, parent in enumerate(node.parents):
                     for event in self._stream(parent):
-                        yield _numbered(event, event.place.ord * len(node.parents) + n)
+                        yield numbered(event, event.place.ord * len(node.parents) + n)
             case nodes.ToStream():
                 yield from self._fold(self._tables[node.table])
+            case nodes.Forwarded():
+                self._stream(node.parent)
+                yield from self._made.get((self._number[id(node.parent)], node.child), ())
+            case nodes.Written():
+                self._stream(node.parent)
+                yield from self._made.get((self._number[id(node.parent)], f"store {node.store}"), ())
             case nodes.FinalRows():
                 name = plan.open_of(node).name
                 self._fold(self._tables[name])
@@ -368,20 +377,32 @@ class Interpreter:
                 return [Event(event.place, event.timestamp, event.columns(node.key_columns), value)]
             case nodes.FlatMapValues():
                 row = event.columns(node.columns) if event.value is not None else {node.exploded: None}
-                made = [row | {node.exploded: element} for element in _elements(row[node.exploded])]
-                return [_numbered(replace(event, value=v, old=None), event.place.ord * FAN_OUT + n) for n, v in enumerate(made)]
+                made = [row | {node.exploded: element} for element in cast("list[object]", row[node.exploded] or [])]
+                return [numbered(replace(event, value=v, old=None), event.place.ord * FAN_OUT + n) for n, v in enumerate(made)]
             case nodes.Peek():
                 self.peeked[node.name] += 1
                 return [event]
             case nodes.StreamJoin():
                 return self._look_up(node, event)
+            case nodes.Process():
+                return self._visit(node, event)
             case nodes.Repartition():
-                if _is_null(event.key):
+                if is_null(event.key):
                     self._drop(operator_of(node), "null_key")
                     return []
                 return [event]
             case _:
                 raise TypeError(f"{type(node).__name__} is no operator on single records")
+
+    def _visit(self, node: nodes.Process, event: Event) -> list[Event]:
+        """Call a processor; what it makes is of its children and stores, and nothing of its own."""
+        if event.key is None or is_null(event.key):
+            self._drop(operator_of(node), "null_key")
+            return []
+        number = self._number[id(node)]
+        for output, made in self._visits.visit(number, node, key_tuple(event.key), event):
+            self._made.setdefault((number, output), []).append(made)
+        return []
 
     def _look_up(self, node: nodes.StreamJoin, event: Event) -> list[Event]:
         if event.value is None:
@@ -389,18 +410,18 @@ class Interpreter:
             return []
         key = event.key if node.on is None else event.columns(node.on)
         left = node.how is How.LEFT
-        if _is_null(key) and not (left and _is_null(event.key)):  # Kafka Streams: a left join keeps what has no key of its own
+        if is_null(key) and not (left and is_null(event.key)):  # Kafka Streams: a left join keeps what has no key of its own
             self._drop(operator_of(node), "null_key")
             return []
-        if isinstance(node, nodes.WaitingJoin) and not _is_null(key) and not self._is_due(node, event):
+        if isinstance(node, nodes.WaitingJoin) and not is_null(key) and not self._is_due(node, event):
             self._histories.wait(self._number[id(node)], self._record, event)
             self.buffered[event.place[1:4]] = self._record
             return []
         table = self._tables[node.table]
-        known = key is not None and _key(key) in self.states[table.name]
-        right = self._row(table, _key(key)) if key is not None and known else None
+        known = key is not None and key_tuple(key) in self.states[table.name]
+        right = self._row(table, key_tuple(key)) if key is not None and known else None
         if isinstance(plan.root_of(node.right), nodes.Versioned):
-            right = None if key is None else self._as_of(node, table, _key(key), event)
+            right = None if key is None else self._as_of(node, table, key_tuple(key), event)
         if right is None and not left:
             return []
         return [replace(event, value=event.columns(node.columns, right), old=None)]
@@ -417,7 +438,7 @@ class Interpreter:
         Where what waits is later in log order, the pair is worked off at that place. Joins that wait for the same pair the same.
         """
         arrived = [
-            Waiting(side, event.place._replace(ord=2 * event.place.ord + side), event.timestamp, _whole(event.key), event.value)
+            Waiting(side, event.place._replace(ord=2 * event.place.ord + side), event.timestamp, whole_key(event.key), event.value)
             for side, parent in enumerate((node.left, node.right)) for event in self._stream(parent) if self._counts(node, side, event)
         ]  # fmt: skip
         name = self._buffer[id(node)]
@@ -449,7 +470,7 @@ class Interpreter:
 
     def _counts(self, node: nodes.StreamStreamJoin, side: int, event: Event) -> bool:
         """Tell whether a record can pair, or has no key and so is given alone."""
-        if event.value is None or (_is_null(event.key) and side not in plan.how_of(node).alone):
+        if event.value is None or (is_null(event.key) and side not in plan.how_of(node).alone):
             self._drop(operator_of(node), "null_value" if event.value is None else "null_key")
             return False
         return True
@@ -492,7 +513,7 @@ class Interpreter:
         nothing: Row = {f.name: None for f in table.state}
         for key, states, event in self._lifted[part.number]:
             added = [nothing | {name: state[own] for own, name in part.fields} | there for state in states]
-            yield key, added, _numbered(event, event.place.ord * len(table.parts) + n)
+            yield key, added, numbered(event, event.place.ord * len(table.parts) + n)
 
     def _lift(self, table: str, part: _Part, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Give what a record contributes to each key, with the record at its own place."""
@@ -501,10 +522,10 @@ class Interpreter:
             yield from self._move(table, part, root, event)
             return
         if isinstance(root, nodes.Latest):
-            if isinstance(root, nodes.Versioned) and not _is_null(event.key) and event.timestamp + root.history < event.place.st:
+            if isinstance(root, nodes.Versioned) and not is_null(event.key) and event.timestamp + root.history < event.place.st:
                 self._drop(table, "expired")
-            elif event.key is not None and not _is_null(event.key):
-                yield _key(event.key), [contribution(part.state, event)], event
+            elif event.key is not None and not is_null(event.key):
+                yield key_tuple(event.key), [contribution(part.state, event)], event
             elif root.is_source:
                 self._refuse(table, root.location, "a record of a table topic has no key")
             else:
@@ -517,10 +538,10 @@ class Interpreter:
             group, state = event.columns(root.group), contribution(part.state, event)
         except EvaluationError as error:
             return self._refuse(table, root.location, str(error))
-        if _is_null(group):
+        if is_null(group):
             return self._drop(table, "null_key")
         if root.windows is None:
-            yield _key(group), [state], event
+            yield key_tuple(group), [state], event
             return
         windows = root.windows.windows_of(event.timestamp)
         if not windows:
@@ -530,9 +551,9 @@ class Interpreter:
                 self._drop(table, "late", (start, end))
             elif isinstance(root.windows, SlidingWindows):  # in which of its windows it counts, its lateness says
                 since = max(start, root.windows.open_from(event.place.st))
-                yield (*_key(group), start, since), [state], _numbered(event, event.place.ord * FAN_OUT + n)
+                yield (*key_tuple(group), start, since), [state], numbered(event, event.place.ord * FAN_OUT + n)
             else:
-                yield (*_key(group), start, end), [state], _numbered(event, event.place.ord * FAN_OUT + n)
+                yield (*key_tuple(group), start, end), [state], numbered(event, event.place.ord * FAN_OUT + n)
 
     def _move(self, table: str, part: _Part, root: nodes.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Take a Change's old row out of its group, then put its new one into its own; within one group, both at once.
@@ -551,7 +572,7 @@ class Interpreter:
                     self._refuse(table, root.location, str(error))
                 continue
             if all(group[name] is not None for name in root.wanted):
-                sides.append((_key(group), states[n], side))
+                sides.append((key_tuple(group), states[n], side))
             elif n == 1:
                 self._drop(table, "null_key")
         if len(sides) == 2 and sides[0][0] == sides[1][0]:
@@ -669,27 +690,6 @@ class Interpreter:
 
     def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None) -> None:
         self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window))
-
-
-def _numbered(event: Event, number: int) -> Event:
-    return event if number == event.place.ord else replace(event, place=event.place._replace(ord=number))
-
-
-def _is_null(key: Row | None) -> bool:
-    """Tell whether there is no key: none at all, or one with a null in it, which can't tell two records apart."""
-    return key is None or any(part is None for part in key.values())
-
-
-def _key(row: Row) -> Key:
-    return tuple(part for part in row.values())  # keys are of scalar types, as the DSL sees to
-
-
-def _whole(row: Row | None) -> Key | None:
-    return None if row is None else _key(row)
-
-
-def _elements(array: object) -> list[object]:
-    return array if isinstance(array, list) else []
 
 
 def _held(state: Row | None, name: str) -> Row | None:

@@ -23,7 +23,10 @@ from watertable.schema import Schema, quote
 from watertable.stages import How, Named
 from watertable.windows import EPOCH, UnlimitedWindows, microseconds
 
-Origin = Topology | nodes.FlatMapValues | nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.MergeStreams | nodes.FinalRows
+Origin = (
+    Topology | nodes.FlatMapValues | nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.MergeStreams | nodes.FinalRows
+    | nodes.Process
+)  # fmt: skip
 """What begins a segment."""
 _CORRUPT: Final = "_wt_corrupt"
 
@@ -40,7 +43,10 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Hold the columns that one pass computes: level by level, each made from those before it."""
+    """Hold the columns that one pass computes: level by level, each made from those before it.
+
+    `failures` are flags, each with its operator, the operator's place and, as SQL, the reason.
+    """
 
     origin: Origin
     number: int
@@ -62,6 +68,10 @@ class Segment:
 
     def fail(self, condition: str, level: int, node: str, location: str, reason: str) -> str:
         """Send the records for which the condition holds to quarantine; give the name of the flag."""
+        return self.fail_for(condition, level, node, location, literal(reason))
+
+    def fail_for(self, condition: str, level: int, node: str, location: str, reason: str) -> str:
+        """Send records to quarantine for a reason that is SQL."""
         flag = self.add(condition, level)
         self.failures.append((flag, node, location, reason))
         return flag
@@ -149,12 +159,16 @@ class Layout:
         A table reads it, twice more if its own changes are streamed (their keys, then the rows); so do outputs, later segments, and what
         is counted or refused.
         """
+        if isinstance(segment.origin, nodes.Process):
+            return True  # the user's code is called once
         uses = sum(flow.segment is segment for _, flow, _, _ in self.sinks) + bool(segment.counters) + bool(segment.failures)
         for table in self.topology.tables:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
             uses += leaves * (3 if table.name in self.topology.streamed else 1)
         for number, (flow, _) in self.inputs.items():
-            twice = isinstance(self.segments[number].origin, nodes.StreamJoin)  # the keys to look up, what waits, then the records
+            twice = isinstance(
+                self.segments[number].origin, nodes.StreamJoin | nodes.Process
+            )  # the keys to look up, what waits, then the records
             uses += (2 if twice else 1) * (flow.segment is segment)
         for sides in self.pairs.values():  # the keys to look up, the records, and those that they may pair with
             uses += sum(3 * (half.flow.segment is segment) for half in sides)
@@ -177,7 +191,7 @@ class Layout:
         value, bad_value = self._decoded(base, "raw_value", topic.value, topic.value_format, here)
         for flag, part, schema in ((bad_key, "key", topic.key), (bad_value, "value", topic.value)):
             reason = f"the {part} can't be decoded as ({schema.sql().replace('`', '')})"
-            base.failures.append((flag, "topic", topic.location, reason))
+            base.failures.append((flag, "topic", topic.location, literal(reason)))
         time = f"CASE WHEN {value} IS NULL THEN raw_ts ELSE {value}.{quote(topic.timestamp)} END" if topic.timestamp else "raw_ts"
         when = base.add(f"CASE WHEN {here} AND NOT {bad_key} AND NOT {bad_value} THEN {time} END", 2)
         untimed = f"{here} AND NOT {bad_key} AND NOT {bad_value} AND COALESCE({when} < TIMESTAMP '1970-01-01 00:00:00Z', TRUE)"
@@ -248,6 +262,17 @@ class Layout:
                 return self._look_up(node)
             case nodes.StreamStreamJoin():
                 return self._pair(node)
+            case nodes.Process():
+                return self._process(node)
+            case nodes.Forwarded():
+                flow, number = self.flow(node.parent), [name for name, _ in node.parent.processor.children].index(node.child)
+                return Flow(flow.segment, 1, flow.segment.add(f"output = {number}", 0), {"key": "key", "value": f"child_{number}"})
+            case nodes.Written():
+                processor, flow = node.parent.processor, self.flow(node.parent)
+                number = [name for name, _ in processor.stores].index(node.store)
+                present = flow.segment.add(f"output = {len(processor.children) + number}", 0)
+                put = {part: flow.segment.add(f"put_{number}.{part}", 0) for part in ("key", "value")}
+                return Flow(flow.segment, 1, present, put)
             case nodes.FinalRows():
                 self._folds(plan.root_of(node.parent), "suppress")
                 return Flow(self._segment(node), 0, "present", {"key": "key", "value": "value"})
@@ -308,6 +333,18 @@ class Layout:
         for flow in flows:
             self._need(flow, flow.present, *flow.spaces.values())
         return Flow(self._segment(node), 0, "present", {name: name for name in flows[0].spaces if name != "ts"})
+
+    def _process(self, node: nodes.Process) -> Flow:
+        """Drop what has no key, and go on in a segment that has a row for each that is forwarded or put, and for each refused record."""
+        flow = self.flow(node.parent)
+        segment, null_key = flow.segment, _null_key(flow.spaces["key"], plan.key_of(node).names)
+        segment.count(segment.add(f"{flow.present} AND {null_key}", flow.level), node.operator, "null_key")
+        present = segment.add(f"{flow.present} AND NOT {null_key}", flow.level)
+        self._need(flow, present, flow.spaces["key"], _value_of(flow))
+        after = self._segment(node)
+        self.inputs[after.number] = (Flow(segment, flow.level + 1, present, flow.spaces), _value_of(flow))
+        after.fail_for("output = -1", 0, node.operator, node.location, "reason")
+        return Flow(after, 0, "present", {"key": "key"})
 
     def _look_up(self, node: nodes.StreamJoin) -> Flow:
         """Find each record's key in the table, drop what has none, and go on in a segment that has the table's rows beside the records."""

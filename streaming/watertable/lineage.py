@@ -117,8 +117,17 @@ def label(node: Stream | nodes.Table) -> str:
             return f"to_stream of table {node.table} ({purity_of(node)})"
         case nodes.Versioned():
             return f"latest value by key and event time, history {words(node.history)}"
+        case nodes.Process():
+            kept = "".join(f", store {name}" for name, _ in node.processor.stores)
+            return f"{node.operator} {node.processor.name}{kept} ({purity_of(node)})"
+        case nodes.Forwarded():
+            return f"forwarded to {node.child}"
+        case nodes.Written():
+            return f"put into {node.store}"
         case nodes.FinalRows():
             return f"suppress until windows close ({plan.windows_of(node.parent)})"
+        case nodes.Stored():
+            return "store of a processor"
         case nodes.Latest():
             return "latest value by key"
         case nodes.ForeignSide():
@@ -168,6 +177,8 @@ def operator_of(node: nodes.Stream) -> str:
             return plan.how_of(node).operator
         case nodes.FinalRows():
             return "suppress"
+        case nodes.Process():
+            return node.operator
         case _:
             return type(node).__name__.lower()
 
@@ -189,6 +200,7 @@ def _ways(node: Stream | nodes.Table) -> Iterator[tuple[str, str]]:
             name = _STEPS.get(type(node))
             name = node.how.operator if isinstance(node, nodes.TableJoin | nodes.ForeignJoin | nodes.StreamJoin) else name
             name = plan.how_of(node).operator if isinstance(node, nodes.StreamStreamJoin) else name
+            name = node.operator if isinstance(node, nodes.Process) else name
             if isinstance(node, nodes.StreamJoin):
                 yield f"k_{node.table}", node.how.operator
             for parent in (node.parent,) if isinstance(node, nodes.StreamJoin) else plan.parents_of(node):
@@ -199,6 +211,7 @@ def _ways(node: Stream | nodes.Table) -> Iterator[tuple[str, str]]:
 def _what(table: TableDef) -> str:
     kinds = {
         nodes.Latest: "latest ",
+        nodes.Stored: "store ",
         nodes.Versioned: "versioned ",
         nodes.Cogroup: "cogroup ",
         nodes.TableJoin: "join ",
@@ -276,8 +289,15 @@ def _column(node: Stream, part: str, name: str) -> set[Origin]:
         case nodes.ToStream() | nodes.FinalRows():
             key, values = _of_table(node.parent)
             return key[name] if part == "key" else values[name]
+        case nodes.Forwarded() | nodes.Written() if part == "value" or name not in plan.key_of(node.parent):
+            return _whole(node.parent.parent)  # what the function does with a record, only it knows
         case _:
             return _column(node.parent, part, name)
+
+
+def _whole(node: Stream) -> set[Origin]:
+    columns = (("key", plan.key_of(node)), ("value", plan.value_of(node)))
+    return set().union(*(_column(node, part, name) for part, schema in columns for name in schema.names))
 
 
 def _through(expr: Expr, spaces: dict[str, Lineage]) -> set[Origin]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from watertable.aggregates import Merge, SignedField, SketchField, StateField, TimedField, TopField
+from watertable.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
 from watertable.expressions import Expr
 from watertable.records import Event, Key, Row
 from watertable.scalars import EXACT, order_key
@@ -80,6 +80,8 @@ def contribution(fields: tuple[StateField, ...], event: Event, *, retract: bool 
 def _lifted(field: StateField, event: Event, lift: Expr | None) -> object:
     value = event.value if lift is None else event.evaluate(lift)
     order = (event.timestamp, *event.place) if isinstance(field, TimedField) else event.place
+    if isinstance(field, NumberedField):
+        return value
     match field.merge:
         case Merge.FIRST | Merge.LAST if lift is None or value is not None:  # without a lift, a tombstone counts
             return {"order": order, "value": value}

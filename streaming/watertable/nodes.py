@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from watertable.aggregates import BoundAggregate, SignedField
 from watertable.expressions import Expr
+from watertable.processors import Processor
 from watertable.rules import Rule
 from watertable.schema import Schema
 from watertable.stages import How, Named
@@ -193,6 +194,37 @@ class FinalRows(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process(Node):
+    """Call a processor for the records of each key in log order, each batch's after those of the one before; others read what comes of it.
+
+    A record without a key is dropped and counted.
+    """
+
+    parent: Stream
+    processor: Processor
+    operator: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded(Node):
+    """Give the rows that a processor forwards to one child, under the record's key: the n-th of a record at `ord * 65536 + n`."""
+
+    parent: Process
+    child: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Node):
+    """Give what a processor puts into one of its stores: by the key of the store's table a row, or none where it is deleted.
+
+    Beside each row is the number of the call among those of its key: as calls follow each other, so do rows, whatever their log order.
+    """
+
+    parent: Process
+    store: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latest(Node):
     """Keep each key's last value in log order; a null value deletes the row.
 
@@ -201,6 +233,13 @@ class Latest(Node):
 
     parent: Stream
     is_source: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored(Latest):
+    """Keep what a processor put into a store last."""
+
+    parent: Written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,9 +390,9 @@ class ForeignJoin(Node):
 
 Stream = (
     Source | Filter | Expect | MapValues | Map | FlatMapValues | Peek | MergeStreams | Repartition | ToStream | StreamJoin
-    | WaitingJoin | StreamStreamJoin | FinalRows
+    | WaitingJoin | StreamStreamJoin | FinalRows | Process | Forwarded | Written
 )  # fmt: skip
-Leaf = Latest | Versioned | History | Waiting | Aggregate | TableAggregate | ForeignSide | JoinSide
+Leaf = Latest | Stored | Versioned | History | Waiting | Aggregate | TableAggregate | ForeignSide | JoinSide
 """A table node that folds the records of a stream, or the Changes of a table; histories and the buffers of joins are none of the user's."""
 Root = Leaf | Cogroup | TableJoin | ForeignJoin | JoinBuffer
 """A table node that keeps a state: its own, or those of the nodes that it brings together."""

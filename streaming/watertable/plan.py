@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from watertable.aggregates import BIGINT, PLACE, TIMED_PLACE, BoundAggregate, Merge, StateField, TimedField, placed, state_schema
+from watertable.aggregates import (
+    BIGINT,
+    NUMBER,
+    PLACE,
+    TIMED_PLACE,
+    BoundAggregate,
+    Merge,
+    NumberedField,
+    StateField,
+    TimedField,
+    placed,
+    state_schema,
+)
 from watertable.expressions import Expr, Scope, parse
 from watertable.fingerprints import canonical, digest
 from watertable.nodes import (
@@ -23,6 +35,7 @@ from watertable.nodes import (
     FlatMapValues,
     ForeignJoin,
     Format,
+    Forwarded,
     History,
     JoinBuffer,
     JoinSide,
@@ -33,8 +46,10 @@ from watertable.nodes import (
     MergeStreams,
     OuterBuffer,
     OuterStreamJoin,
+    Process,
     Root,
     Source,
+    Stored,
     Stream,
     StreamJoin,
     StreamStreamJoin,
@@ -48,6 +63,7 @@ from watertable.nodes import (
     Versioned,
     Waiting,
     WaitingJoin,
+    Written,
 )  # fmt: skip
 from watertable.schema import Column, Schema, Type
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
@@ -299,6 +315,8 @@ def key_of(node: Stream | Table) -> Schema:
             return key_of(node.left.parent)
         case Waiting():
             return key_of(node.parent.right)
+        case Written():
+            return key_of(node.parent) + dict(node.parent.processor.stores)[node.store].key
         case _:
             return key_of(node.parent)
 
@@ -335,6 +353,10 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema.of((side.name, BIGINT) for side in (node.left, node.right))
         case History() | Waiting():
             return Schema.of((f.name, BIGINT) for f in state_of(node))
+        case Forwarded():
+            return dict(node.parent.processor.children)[node.child]
+        case Written():
+            return dict(node.parent.processor.stores)[node.store].value
         case _:
             return value_of(node.parent)
 
@@ -342,7 +364,7 @@ def value_of(node: Stream | Table) -> Schema:
 def windows_of(node: Stream | Table) -> Windows | None:
     """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
     match node:
-        case Source() | Map() | TableAggregate() | ForeignJoin() | StreamStreamJoin() | JoinSide() | JoinBuffer() | FinalRows():
+        case Source() | Map() | TableAggregate() | ForeignJoin() | StreamStreamJoin() | JoinSide() | JoinBuffer() | FinalRows() | Process():
             return None
         case Aggregate():
             return node.windows
@@ -485,6 +507,8 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             record = (Column("ts", Type("timestamp")), Column("key", key_of(parent).struct()), Column("value", value_of(parent).struct()))
             member = (Column("value", Type("struct", fields=(place, *record))), Column("n", BIGINT))
             return (StateField(WAITING, Type("array", element=Type("struct", fields=member)), Merge.BAG, None),)
+        case Stored():
+            return (NumberedField("row", placed(value_of(root).struct(), NUMBER), Merge.LAST, None),)
         case Latest():
             return (StateField("row", placed(value_of(root).struct()), Merge.LAST, None),)
         case Aggregate():

@@ -10,6 +10,7 @@ from watertable.nodes import (
     Latest,
     Map,
     OuterStreamJoin,
+    Process,
     Root,
     Source,
     Stream,
@@ -38,7 +39,8 @@ def purity_of(node: Stream | Table) -> Purity:
     the stream's own partitions. Grouping a table's rows doesn't: whatever the order of a row's changes, what they bring and take away
     adds up to the row as it is. Nor does a join of streams: which records pair, or pair with nothing, and at what place, follows
     from the records alone. But what pairs with nothing comes when its window has closed, after others of its partition; so do the rows of a
-    suppressed table. Which version of a table's row a record finds that waits for the table's time follows from the records, too.
+    suppressed table. A processor with stores depends on arrival unless each key is of one partition; without any, each record is by itself.
+    Which version of a table's row a record finds that waits for the table's time follows from the records, too.
     """
     if isinstance(node, TableAggregate):
         return purity_of(node.parent.parent)
@@ -48,6 +50,8 @@ def purity_of(node: Stream | Table) -> Purity:
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
     if isinstance(node, StreamJoin) and not isinstance(node, WaitingJoin):
         return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and of_one_topic(node) else Purity.ARRIVAL
+    if isinstance(node, Process) and node.processor.stores:
+        return Purity.PURE if of_one_topic(node) else Purity.ARRIVAL
     return Purity.PURE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 from pyspark.sql.pandas.functions import arrow_udf
 
-from watertable import udfs
-from watertable.udfs import Udf
+from watertable import plan, processing, udfs
+from watertable.aggregates import NUMBER, placed
+from watertable.nodes import Process
+from watertable.schema import Schema, quote
+from watertable.telling import PLACE
+from watertable.udfs import Udf, arrow_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+_OF_RECORD = Schema.parse(
+    "ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, raw_key BINARY, raw_value BINARY, raw_ts TIMESTAMP"
+)
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:
@@ -38,7 +46,7 @@ def _arrow_udf(udf: Udf) -> Any:
     """
     import pyarrow as pa
 
-    packed = _by_value((udfs.caught_columns, udf.function), (udfs, *_beside(udf)))
+    packed = _by_value((udfs.caught_columns, udf.function), (udfs, *_beside(udf.function)))
     over, nulls, returns = udf.over, udf.nulls, udfs.arrow_type(udf.returns)
     opened: list[Any] = []
 
@@ -55,9 +63,46 @@ def _arrow_udf(udf: Udf) -> Any:
     return wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
 
 
-def _beside(udf: Udf) -> list[ModuleType]:
+def visited(node: Process, rows: DataFrame, kept: Sequence[DataFrame]) -> DataFrame:
+    """Call a processor for records, key by key in log order, in one pass over the rows of all keys; see `processing.visits_in`.
+
+    `kept` are the absolute states of its stores, of these keys and perhaps more.
+    """
+    processor, key = node.processor, plan.key_of(node)
+    for number, ((_, shape), states) in enumerate(zip(processor.stores, kept, strict=True)):
+        entry = "".join(f", '__{n}', key.{quote(name)}" for n, name in enumerate(shape.key.names))
+        own = "named_struct(" + ", ".join(f"'{name}', key.{quote(name)}" for name in key.names) + ") AS key"
+        row = f"named_struct('number', state.row.order.n, 'value', state.row.value{entry}) AS store_{number}"
+        rows = rows.unionByName(states.selectExpr("FALSE AS present", own, row), allowMissingColumns=True)
+    if kept:
+        rows = rows.repartition("key").sortWithinPartitions("key", "present", *PLACE)
+    made = Schema.parse("present BOOLEAN, output INT, reason STRING") + Schema.of([("key", key.struct())])
+    made += Schema.of((f"child_{n}", value.struct()) for n, (_, value) in enumerate(processor.children))
+    for n, (_, shape) in enumerate(processor.stores):
+        put = Schema.of([("key", (key + shape.key).struct()), ("value", placed(shape.value.struct(), NUMBER))])
+        made += Schema.of([(f"put_{n}", put.struct())])
+    made += _OF_RECORD
+    return rows.mapInArrow(_visiting(processor.step, arrow_type(made.struct())), made.sql())
+
+
+def _visiting(step: processing.Step, columns: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    """Make the function that Spark's workers call, pickled by value as those of `_arrow_udf` are."""
+    import pyarrow as pa
+
+    packed = _by_value((processing.visits_in, step, pa.schema(list(columns))), (processing, *_beside(step.function)))
+
+    def call(batches: Iterable[Any]) -> Iterable[Any]:
+        import pickle
+
+        visits_in, step, schema = pickle.loads(packed)  # noqa: S301 (packed above, by this driver)
+        yield from visits_in(step, schema, batches)
+
+    return call
+
+
+def _beside(function: Any) -> list[ModuleType]:
     """List the modules of the function's own folder: the user's, which workers can't import."""
-    folder = Path(udf.function.__code__.co_filename).parent
+    folder = Path(function.__code__.co_filename).parent
     files = ((module, getattr(module, "__file__", None)) for module in list(sys.modules.values()))
     return [module for module, file in files if file and Path(file).parent == folder]
 

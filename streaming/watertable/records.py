@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -101,3 +101,23 @@ class Event:
     def columns(self, named: Named, right: Row | None = None) -> Row:
         """Evaluate named expressions, in order."""
         return {name: self.evaluate(expr, right) for name, expr in named}
+
+
+def numbered(event: Event, number: int) -> Event:
+    """Tell a record apart from others that are made of the same one."""
+    return event if number == event.place.ord else replace(event, place=event.place._replace(ord=number))
+
+
+def is_null(key: Row | None) -> bool:
+    """Tell whether there is no key: none at all, or one with a null in it, which can't tell two records apart."""
+    return key is None or any(part is None for part in key.values())
+
+
+def whole_key(row: Row | None) -> Key | None:
+    """Give a key's values, if there is a key."""
+    return None if row is None else key_tuple(row)
+
+
+def key_tuple(row: Row) -> Key:
+    """Give a key's values, by which it is found; keys are of scalar types, as the DSL sees to."""
+    return tuple(part for part in row.values())

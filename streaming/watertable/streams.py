@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from watertable import nodes, plan, tables
 from watertable.aggregates import Aggregation, bind, first, sortable
-from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, identity, named_exprs
+from watertable.building import (
+    bound_aggregates,
+    check_same_app,
+    check_steps,
+    entry_key,
+    grouped_by,
+    identity,
+    named_exprs,
+    processor_of,
+)
 from watertable.definitions import (
     check_columns,
     check_found_by_key,
@@ -25,6 +35,8 @@ from watertable.errors import DefinitionError, DuplicateName, ExpressionError, S
 from watertable.expressions import Scope, parse, parse_predicate
 from watertable.nodes import Format
 from watertable.plan import Sink
+from watertable.processing import Context, Record
+from watertable.processors import StoreShape
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema
 from watertable.scopes import is_change, lookup_scope, pair_scope, scope_of
@@ -239,6 +251,72 @@ class Stream:
         key, value = ({c: f"new.first.`{space}`.`{c}`" for c in row.names} for space, row in spaces)
         return fresh.map(key=key, value=value)
 
+    def process(
+        self,
+        function: Callable[[Record, Context], object],
+        /,
+        *,
+        children: Mapping[str, str] | None = None,
+        stores: Mapping[str, StoreShape] | None = None,
+        version: str | None = None,
+    ) -> Processed:
+        """Call a function of your own for each record, key by key in log order: it puts into named stores, and forwards to named children.
+
+        It gets the record and a context: `context.store(name)` for what it keeps of the record's key, `context.forward(row, to=child)`.
+        `children` gives the columns of each child's rows, by DDL; they go on under the record's key and times. Each of the `stores` is a
+        table of the app under its name, to be read, joined and rewound as any other. A record on which the function raises is quarantined,
+        and then nothing was put or forwarded; one without a key is dropped and counted. What the function does must follow from what it is
+        given alone: no clock, no random number, nothing kept elsewhere. Plans know it by its `version` or closure, as they do a `wt.udf`.
+
+        Without stores it is pure. With them it is pure where each key is of one partition; else it depends on arrival, and is marked so.
+
+        Raises `DefinitionError` for what can't be called so, for Changes and for neither children nor stores; `SchemaError` for bad names
+        and DDL; `DuplicateName` for a store's name that a table has.
+
+        >>> import watertable as wt
+        >>> def visit(record, context):
+        ...     visits = context.store("visits")
+        ...     seen = (visits.get() or {"n": 0})["n"]
+        ...     visits.put({"n": seen + 1})
+        ...     context.forward({"page": record.value["page"]}, to="again" if seen else "first")
+        >>> app = wt.App("site")
+        >>> views = app.topic("views", key="who STRING", value="page STRING").stream()
+        >>> stores, children = {"visits": wt.key_value_store("n BIGINT")}, {"first": "page STRING", "again": "page STRING"}
+        >>> made = views.process(visit, stores=stores, children=children)
+        >>> made["again"].value, made.tables["visits"].columns
+        (Schema('`page` STRING'), Schema('`who` STRING, `n` BIGINT'))
+        """
+        return self._processed(function, dict(children or {}), dict(stores or {}), version, "process", here())
+
+    def process_values(
+        self,
+        function: Callable[[Record, Context], object],
+        /,
+        *,
+        value: str,
+        stores: Mapping[str, StoreShape] | None = None,
+        version: str | None = None,
+    ) -> Stream:
+        """Call a function of your own for each record, as `process` does; what it forwards are rows of `value`, in one stream."""
+        made = self._processed(function, {"values": value}, dict(stores or {}), version, "process_values", here())
+        return made["values"]
+
+    def _processed(
+        self, function: object, children: dict[str, str], stores: dict[str, StoreShape], version: str | None, operator: str, where: str
+    ) -> Processed:
+        if is_change(self.node):
+            raise DefinitionError(f"{where}: {operator} wants records, and these are Changes: map_values them first")
+        check_key(self.key, where, operator)
+        processor = processor_of(function, children, stores, version, operator, where)
+        made = nodes.Process(parent=self.node, processor=processor, operator=operator, location=where)
+        tables_: dict[str, tables.Table] = {}
+        for name, shape in processor.stores:
+            check_columns(entry_key(self.key, name, shape, where), shape.value, where)
+            kept = nodes.Stored(parent=nodes.Written(parent=made, store=name, location=where), location=where)
+            tables_[name] = tables.Table(self.app, kept).materialized_as(name)
+        forwarded = {name: self._with(nodes.Forwarded(parent=made, child=name, location=where)) for name, _ in processor.children}
+        return Processed(forwarded, tables_)
+
     def group_by(self, *columns: str, **named: str) -> GroupedStream:
         """Group by columns, or by named expressions; a record with a null in its group is dropped and counted."""
         where = here()
@@ -317,6 +395,18 @@ class Stream:
 
     def _with(self, node: nodes.Stream) -> Stream:
         return Stream(self.app, node)
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """Hold what a processor makes: the streams of its children, `made["child"]`, and the tables of its stores, by name."""
+
+    children: Mapping[str, Stream]
+    tables: Mapping[str, tables.Table]
+
+    def __getitem__(self, child: str) -> Stream:
+        """Give a child's stream; raise `KeyError` for one that wasn't declared."""
+        return self.children[child]
 
 
 @dataclass(slots=True)

@@ -171,8 +171,8 @@ def udf(*, returns: str, version: str | None = None, over: str = "pandas", nulls
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise DefinitionError(f"{where}: {function.__name__} must return a column; it is a generator or coroutine")
         least, most = _arity(function, where)
-        closure = hashlib.sha256(repr(_closure(function, where, strict=version is None)).encode()).hexdigest()[:16]
-        known = f"closure {closure}" if version is None else f"version {version}"
+        closure = closure_of(function, where, strict=version is None)
+        known = known_by(function, where, version)
         identity = f"{kind.sql()}/{over}{'/nulls' if nulls else ''}/{known}"
         number = hashlib.sha256(f"{identity} {closure}".encode()).hexdigest()[:8]
         token = f"udf_{function.__name__.lower()}_{number}"
@@ -311,6 +311,16 @@ def _arity(function: FunctionType, where: str) -> tuple[int, float]:
     return max(least, 1), most
 
 
+def closure_of(function: FunctionType, where: str, *, strict: bool) -> str:
+    """Identify what a function computes by 16 hex digits; `strict` refuses what can't be identified, and says to give a version."""
+    return hashlib.sha256(repr(_closure(function, where, strict=strict)).encode()).hexdigest()[:16]
+
+
+def known_by(function: FunctionType, where: str, version: str | None) -> str:
+    """Say how a plan knows a function: by its version, or by its closure."""
+    return f"version {version}" if version is not None else f"closure {closure_of(function, where, strict=True)}"
+
+
 def _closure(function: FunctionType, where: str, *, strict: bool, seen: tuple[FunctionType, ...] = ()) -> object:
     """Write what a function computes: its source, and everything that it names; `strict` refuses what can't be identified."""
     if function in seen:
@@ -354,7 +364,7 @@ def _identified(name: str, value: object, function: FunctionType, where: str, st
         return ("unknown", type(value).__name__)
     raise DefinitionError(
         f"{where}: {function.__name__} uses {name}, a {type(value).__name__}, which can't be told from another by its value: "
-        'name what the function computes: @wt.udf(..., version="1"), and give it another version when that changes'
+        'name what the function computes: version="1", and give it another version when that changes'
     )
 
 
@@ -381,7 +391,7 @@ def _source(function: FunctionType, where: str, strict: bool) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         if strict:
-            raise DefinitionError(f"{where}: no source of {function.__name__} can be found: @wt.udf(..., version='1')") from None
+            raise DefinitionError(f"{where}: no source of {function.__name__} can be found: name what it computes, version='1'") from None
         constants = [c for c in function.__code__.co_consts if isinstance(c, _PLAIN)]
         return function.__code__.co_code.hex() + repr(constants)
     for node in ast.walk(tree):

@@ -1,0 +1,311 @@
+"""Call a processor for one record of a key: what it sees of the key's stores, what it puts there and what it forwards.
+
+Both engines call it so, each in its own loop over keys and records. A call takes effect as a whole or not at all: where the function
+raises, nothing was put and nothing forwarded. What it is given it may change without effect, and what it puts is brought to the types
+that were declared at once: so a key's next record finds the same in this batch as in the next one.
+
+This goes to Spark's workers by value, so it needs nothing of this package; Arrow is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = dict[str, Any]
+Entry = tuple[Any, ...]
+"""The part of a store's key that is its own, beside the record's."""
+
+MOST: Final = 65536
+"""Bounds what one call forwards, and what it puts, so that their places in log order stay apart."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Hold the record that a processor is called for: its place, its times and its row; the value of a tombstone is None.
+
+    `timestamp` is the event time, `stream_time` the running maximum of the record's partition, both UTC.
+    """
+
+    key: Row
+    value: Row | None
+    timestamp: datetime
+    stream_time: datetime
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class StoreType:
+    """Say what a store keeps: entries by a key of their own, if they have one, and a row each, as Arrow's types."""
+
+    name: str
+    key: tuple[tuple[str, pa.DataType], ...]
+    value: pa.DataType
+
+
+@dataclass(frozen=True)
+class Step:
+    """Hold a processor as it is called: the function, its stores and the children that it forwards to, as Arrow's types."""
+
+    function: Callable[[Record, Context], object]
+    stores: tuple[StoreType, ...]
+    children: Mapping[str, pa.DataType]
+
+
+@dataclass
+class Held:
+    """Hold what the stores of a processor keep of one key; `number` is that of the last call that put something."""
+
+    stores: list[dict[Entry, Row]]
+    number: int = 0
+
+    def copied(self) -> Held:
+        """Give another that goes on from here; the rows in it never change."""
+        return Held([dict(store) for store in self.stores], self.number)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Hold what came of a call: rows for children, and what was put into stores, None where it was deleted."""
+
+    forwards: list[tuple[str, Row | None]]
+    puts: list[tuple[int, Entry, Row | None]]
+
+
+class KeyValueStore:
+    """Keep rows of one record key: one, or one for each key of the entries' own."""
+
+    def __init__(self, type: StoreType, held: dict[Entry, Row]) -> None:
+        self._type, self._held = type, held
+        self._puts: dict[Entry, Row | None] = {}
+
+    def get(self, *key: object) -> Row | None:
+        """Give the row of an entry, None where there is none."""
+        return copy.deepcopy(self._now(self._entry(key)))
+
+    def put(self, value: Mapping[str, object] | None, *key: object) -> None:
+        """Put a row; columns that it leaves out are null. None deletes.
+
+        Raises `ValueError` for a column that the store doesn't have, and what Arrow raises for a value of another type.
+        """
+        self._write(self._entry(key), None if value is None else typed(value, self._type.value, f"store {self._type.name!r}"))
+
+    def delete(self, *key: object) -> Row | None:
+        """Delete an entry, and give the row that it had."""
+        before = self.get(*key)
+        self._write(self._entry(key), None)
+        return before
+
+    def range(self, low: object = None, high: object = None) -> list[tuple[Any, Row]]:
+        """List the entries from one key to another, both included, in the order of their keys; None leaves an end open.
+
+        Of a key of several columns, keys are tuples.
+        """
+        least, most = (None if bound is None else self._entry(bound if isinstance(bound, tuple) else (bound,)) for bound in (low, high))
+        found = ((key, row) for key, row in self._entries() if (least is None or least <= key) and (most is None or key <= most))
+        return [(key[0] if len(key) == 1 else key, copy.deepcopy(row)) for key, row in found]
+
+    def _now(self, entry: Entry) -> Row | None:
+        return self._puts[entry] if entry in self._puts else self._held.get(entry)
+
+    def _entries(self) -> Iterator[tuple[Entry, Row]]:
+        """Give what is kept now, in the order of the keys."""
+        for entry in sorted({*self._held, *self._puts}):
+            if (row := self._now(entry)) is not None:
+                yield entry, row
+
+    def _entry(self, key: Entry) -> Entry:
+        kinds = self._type.key
+        if len(key) != len(kinds):
+            raise TypeError(f"store {self._type.name!r}: a key of {len(kinds)} column(s) wanted; got {key!r}")
+        if None in key:
+            raise ValueError(f"store {self._type.name!r}: a key without a null wanted; got {key!r}")
+        return tuple(_normal(part, kind) for part, (_, kind) in zip(key, kinds, strict=True))
+
+    def _write(self, entry: Entry, row: Row | None) -> None:
+        if row is not None or self._now(entry) is not None:  # nothing is there to delete, so nothing is said
+            self._puts[entry] = row
+            if len(self._puts) > MOST:
+                raise ValueError(f"store {self._type.name!r}: more than {MOST} entries put for one record")
+
+
+class Context:
+    """Give a processor its stores and its children while it is called."""
+
+    def __init__(self, step: Step, held: Held) -> None:
+        self._step = step
+        self._stores = [KeyValueStore(type_, kept) for type_, kept in zip(step.stores, held.stores, strict=True)]
+        self._forwards: list[tuple[str, Row | None]] = []
+
+    def store(self, name: str) -> KeyValueStore:
+        """Give a store by its name; raise `KeyError` for one that wasn't declared."""
+        for type_, store in zip(self._step.stores, self._stores, strict=True):
+            if type_.name == name:
+                return store
+        raise KeyError(f"no store {name!r}; there are {', '.join(t.name for t in self._step.stores) or 'none'}: stores={{{name!r}: ...}}")
+
+    def forward(self, value: Mapping[str, object] | None, to: str | None = None) -> None:
+        """Send a row on to a child, under the record's key and times; of one child the name can be left out. None is a tombstone.
+
+        Raises `KeyError` for a child that wasn't declared, `ValueError` for a column that it doesn't have.
+        """
+        children = self._step.children
+        if to is None and len(children) == 1:
+            to = next(iter(children))
+        if to is None or to not in children:
+            raise KeyError(f"forward(to={to!r}); children: {', '.join(children) or 'none'}")
+        self._forwards.append((to, None if value is None else typed(value, children[to], f"child {to!r}")))
+        if len(self._forwards) > MOST:
+            raise ValueError(f"more than {MOST} rows forwarded for one record")
+
+    def _made(self) -> Made:
+        puts = [(n, entry, row) for n, store in enumerate(self._stores) for entry, row in store._puts.items()]
+        return Made(self._forwards, puts)
+
+
+def visit(step: Step, held: Held, record: Record) -> Made:
+    """Call a processor for a record, and bring what it put into what is held; raise what it raises, and then hold what was held."""
+    context = Context(step, held)
+    step.function(record, context)
+    made = context._made()
+    for store, entry, row in made.puts:
+        if row is None:
+            held.stores[store].pop(entry, None)
+        else:
+            held.stores[store][entry] = row
+    held.number += bool(made.puts)
+    return made
+
+
+def typed(value: Mapping[str, object], kind: pa.DataType, what: str) -> Row:
+    """Bring a row to its declared columns: those left out are null; raise `ValueError` for others, and what Arrow raises."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what}: a dict of columns wanted; got {type(value).__name__}")
+    names = [kind.field(n).name for n in range(kind.num_fields)]
+    unknown = [name for name in value if name not in names]
+    if unknown:
+        raise ValueError(f"{what}: no column {', '.join(map(str, unknown))}; it has {', '.join(names)}")
+    row: Row = _normal({name: value.get(name) for name in names}, kind)
+    return row
+
+
+def _normal(value: object, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    return plain(pa.scalar(written(value, kind), kind).as_py(), kind)
+
+
+def written(value: Any, kind: pa.DataType) -> Any:
+    """Write a value as Arrow reads it: a map as pairs; refuse a time without a zone."""
+    import pyarrow.types as t
+
+    if value is None:
+        return None
+    if t.is_map(kind):
+        return [(k, written(v, kind.item_type)) for k, v in dict(value).items()]
+    if t.is_list(kind):
+        return [written(v, kind.value_type) for v in value]
+    if t.is_struct(kind):
+        return {(f := kind.field(n)).name: written(value.get(f.name), f.type) for n in range(kind.num_fields)}
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise ValueError(f"{value} has no time zone")
+    return value
+
+
+def plain(value: Any, kind: pa.DataType) -> Any:
+    """Read a value as Arrow gives it: a map as a dict, times in UTC."""
+    import pyarrow.types as t
+
+    if value is None:
+        return None
+    if t.is_map(kind):
+        return {k: plain(v, kind.item_type) for k, v in value}
+    if t.is_list(kind):
+        return [plain(v, kind.value_type) for v in value]
+    if t.is_struct(kind):
+        return {(f := kind.field(n)).name: plain(value[f.name], f.type) for n in range(kind.num_fields)}
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def visits_in(step: Step, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Call a processor for sorted rows: of each key first what its stores keep, where `present` is false, then its records in log order.
+
+    Gives a row for each that is forwarded or put (`output` counts the children, then the stores) and, with the `output` -1 and a `reason`,
+    for each record on which it raises; beside it are the columns of the record.
+    """
+    key: object = None
+    held = Held([])
+    for batch in batches:
+        sources: list[int] = []
+        made: dict[str, list[Any]] = {name: [] for name in schema.names if name not in batch.schema.names or name in ("present", "ord")}
+        columns = {name: _plain_column(batch, name) for name in batch.schema.names if not name.startswith("raw_")}
+        for n, present in enumerate(columns["present"]):
+            if columns["key"][n] != key:
+                key, held = columns["key"][n], Held([{} for _ in step.stores])
+            if not present:
+                _remember(held, [columns[f"store_{s}"][n] for s in range(len(step.stores))])
+                continue
+            for row in _outputs(step, held, {name: column[n] for name, column in columns.items()}):
+                sources.append(n)
+                for name, column in made.items():
+                    column.append(row.get(name))
+        if sources:
+            yield _batch(schema, batch, sources, made)
+
+
+def _remember(held: Held, entries: list[Row | None]) -> None:
+    """Take in a row that one of the stores keeps, or one that was deleted."""
+    for store, entry in zip(held.stores, entries, strict=True):
+        if entry is not None:
+            held.number = max(held.number, entry["number"])
+            if entry["value"] is not None:
+                store[tuple(entry[name] for name in entry if name not in ("number", "value"))] = entry["value"]
+
+
+def _outputs(step: Step, held: Held, row: Row) -> Iterator[Row]:
+    """Call a processor for one record; give what comes of it."""
+    record = Record(row["key"], row["value"], row["ts"], row["st"], row["topic"], row["partition"], row["offset"])
+    try:
+        made = visit(step, held, record)
+    except Exception as error:
+        yield {"present": True, "output": -1, "reason": reason(step, error), "ord": row["ord"]}
+        return
+    first, children = row["ord"] * MOST, list(step.children)
+    for n, (child, value) in enumerate(made.forwards):
+        number = children.index(child)
+        yield {"present": True, "output": number, "ord": first + n, f"child_{number}": value}
+    for n, (store, entry, value) in enumerate(made.puts):
+        own = {name: part for (name, _), part in zip(step.stores[store].key, entry, strict=True)}
+        put = {"key": row["key"] | own, "value": {"order": {"n": held.number}, "value": value}}
+        yield {"present": True, "output": len(children) + store, "ord": first + n, f"put_{store}": put}
+
+
+def reason(step: Step, error: Exception) -> str:
+    """Say why a record is refused."""
+    return f"{step.function.__name__} raises {type(error).__name__}: {error}"
+
+
+def _plain_column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    kind = batch.schema.field(name).type
+    return [plain(value, kind) for value in batch.column(name).to_pylist()]
+
+
+def _batch(schema: pa.Schema, batch: pa.RecordBatch, sources: list[int], made: Mapping[str, list[Any]]) -> pa.RecordBatch:
+    """Put what was made beside the columns of the records that it is of."""
+    import pyarrow as pa
+
+    of = pa.array(sources, pa.int64())
+    arrays = [
+        pa.array([written(value, field.type) for value in made[field.name]], field.type)
+        if field.name in made else batch.column(field.name).take(of).cast(field.type)
+        for field in schema
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,83 @@
+"""Processors on Spark: equal to the interpreter, whatever the batches, crashes, folds and rewinds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import watertable as wt
+from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from tests.spark.runs import Run, cut, survives
+from tests.unit.test_processors import site, tale
+from watertable.plan import Topology
+from watertable.records import Record
+from watertable.windows import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+PARTITIONS = (("views", 0), ("views", 1))
+
+
+def shop() -> Topology:
+    """Keep, forward, and go on with all of it: tables of children, of stores, joins with them, and another processor below."""
+    app, views, made = site()
+    made["fresh"].group_by_key().agg(n=wt.count(), pages=wt.collect_list("page")).materialized_as("fresh")
+    made["fresh"].merge(made["often"].map_values(page="page", n="CAST(n * 10 AS BIGINT)")).to("both")
+    made["often"].join(made.tables["all"], n="n + right.n").to("joined")
+    made.tables["pages"].group_by("page").agg(n=wt.sum("n"), visitors=wt.count()).materialized_as("bypage")
+    last = made.tables["pages"].to_stream().map_values(n="new.n", before="old.n")
+    last.process(_sevens, stores={"sevens": wt.key_value_store("ns ARRAY<INT>, by MAP<STRING, INT>")})
+    views.select_key("page").process(_last, stores={"lasts": wt.key_value_store("who STRING, at TIMESTAMP", key="minute INT")})
+    return app.topology()
+
+
+def _sevens(record: wt.Record, context: wt.Context) -> None:
+    store = context.store("sevens")
+    row = store.get() or {"ns": [], "by": {}}
+    if record.value is None:
+        store.delete()
+    elif record.value["n"] is not None:
+        n = 60 // (record.value["n"] - 3)  # fails for the third
+        store.put({"ns": [*row["ns"], n][-3:], "by": {**row["by"], str(n % 2): n}})
+
+
+def _last(record: wt.Record, context: wt.Context) -> None:
+    minute = record.timestamp.minute
+    context.store("lasts").put({"who": f"{record.partition}/{record.offset}", "at": record.stream_time}, minute)
+
+
+def test_spark_gives_what_the_interpreter_does_whatever_the_cuts(spark: SparkSession) -> None:
+    records, topology, rng = tale(90), shop(), random.Random(5)
+    for cuts in (0, 6):
+        batches = cut(records, rng, cuts)
+        wanted = run_interpreter(topology, batches)
+        assert len(wanted.quarantine) > 5
+        assert wanted.tables["lasts"]
+        assert wanted.outputs["joined"]
+        assert wanted.tables["sevens"]
+        assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+
+
+def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_all_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    app, _, made = site()
+    made["fresh"].group_by_key().agg(n=wt.count(), pages=wt.collect_list("page")).materialized_as("fresh")
+    made["often"].to("often")
+    run = survives(tiny(spark), tmp_path, app.topology(), PARTITIONS, tale(40), 11)
+    assert max(run.jobs) - min(run.jobs) <= 2, f"{run.jobs} Spark jobs"
+
+
+def test_the_jobs_of_a_batch_are_as_many_whatever_the_records_and_the_keys(spark: SparkSession, tmp_path: Path) -> None:
+    app, _, made = site()
+    made["often"].to("often")
+    run = Run(tiny(spark), tmp_path, app.topology(), PARTITIONS)
+    for size in (3, 300, 30):
+        begin = run.next["views", 0]
+        run.read(
+            [Record("views", 0, begin + n, EPOCH + wt.seconds(begin + n), f"k{n % 50}".encode(), b'{"page": "home"}') for n in range(size)]
+        )
+    assert run.jobs[1] == run.jobs[2] <= 12, f"{run.jobs} Spark jobs"
