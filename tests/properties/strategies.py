@@ -8,7 +8,7 @@ keys, tombstones, null columns, broken bytes, several partitions, and times in a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -220,6 +220,37 @@ def deduped(draw: st.DrawFn, stream: Stream, number: int) -> Stream:
     return stream.dedupe(name=f"seen{number}", within=within, by=by, grace=grace)
 
 
+def _remembering(name: str) -> Callable[[wt.Record, wt.Context], None]:
+    """Make a processor that counts by entries, forgets them all at a tombstone, and raises now and then after it has put."""
+
+    def remember(record: wt.Record, context: wt.Context) -> None:
+        store = context.store(name)
+        if record.value is None:
+            for entry, _ in store.range():
+                store.delete(entry)
+            context.forward(None, to="one")
+            return
+        g, x, y = (record.value[column] for column in ("g", "x", "y"))
+        n = (((store.get(g or "-") or {"kept_n": 0})["kept_n"] or 0) + (x or 1)) % 1000
+        store.put({"kept_n": n, "kept_at": record.timestamp}, g or "-")
+        context.forward({"g": g, "x": n, "y": y}, to="one" if n % 2 else "two")
+        if n % 5 == 0:
+            context.forward({"g": str(len(store.range())), "y": y}, to="one")
+        if n % 7 == 3:
+            raise ValueError(n)
+
+    return remember
+
+
+@st.composite
+def processed(draw: st.DrawFn, stream: Stream, number: int) -> tuple[list[Stream], Table]:
+    """Call a processor for each record; give its children and the table of its store."""
+    name, store = f"kept{number}", wt.key_value_store("kept_n INT, kept_at TIMESTAMP", key=f"e{number} STRING")
+    records = stream.map_values(**draw(basic(stream)))
+    made = records.process(_remembering(name), stores={name: store}, children={"one": BASIC, "two": BASIC})
+    return list(made.children.values()), made.tables[name]
+
+
 @st.composite
 def windows(draw: st.DrawFn) -> Windows:
     if draw(st.integers(0, 9)) == 9:
@@ -381,6 +412,11 @@ def topologies(draw: st.DrawFn) -> Topology:
         if plain and len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 9)) == 9:
             pool.append((depth + 1, draw(deduped(draw(st.sampled_from(plain)), number))))
             continue
+        if len(pool) < MAX_STREAMS and depth < MAX_DEPTH and draw(st.integers(0, 9)) == 9:
+            children, store = draw(processed(draw(st.sampled_from(level)), number))
+            pool += [(depth + 1, child) for child in children]
+            kept.append(store)
+            continue
         if draw(st.integers(0, 2)) or len(pool) >= MAX_STREAMS or depth >= MAX_DEPTH:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
             pool += [(depth, stream) for stream in made]
@@ -423,7 +459,7 @@ def _streamed(table: Table) -> bool:
 
 def _level(node: nodes.Stream | nodes.Table) -> int:
     """Count the tables below which a node lies, on the longest way."""
-    return max(map(_level, plan.parents_of(node)), default=0) + isinstance(node, nodes.ToStream | nodes.StreamJoin)
+    return max(map(_level, plan.parents_of(node)), default=0) + isinstance(node, nodes.ToStream | nodes.StreamJoin | nodes.Process)
 
 
 # -- records --------------------------------------------------------------------------------------------------------------------------

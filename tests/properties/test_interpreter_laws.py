@@ -17,6 +17,7 @@ from tests.properties.strategies import START, Case, cases, drawn
 from watertable import nodes, plan
 from watertable.aggregates import Merge, StateField, TopField, placed
 from watertable.merges import MERGE
+from watertable.nodes import Process
 from watertable.purity import Purity, purity_of
 from watertable.records import Place, Record
 from watertable.schema import Type
@@ -26,7 +27,8 @@ def pure(case: Case) -> bool:
     """Tell whether all of a result must be the same: no Change depends on arrival, so neither does what is refused or left out of it."""
     roots = [*(t.node for t in case.topology.tables), *(s.node for s in case.topology.sinks)]
     nodes = [node for root in roots for node in plan.walk(root)]
-    return all(purity_of(node) is Purity.PURE for node in nodes) and (case.keyed or not case.topology.streamed)
+    ordered = case.topology.streamed or any(isinstance(node, Process) for node in nodes)
+    return all(purity_of(node) is Purity.PURE for node in nodes) and (case.keyed or not ordered)
 
 
 def settled(case: Case) -> set[str]:
@@ -35,7 +37,7 @@ def settled(case: Case) -> set[str]:
     for table in case.topology.tables:
         above = list(plan.walk(table.node))
         grouped = [node.parent for node in above if isinstance(node, nodes.TableAggregate)]
-        arriving = [node for node in above if isinstance(node, nodes.ToStream | nodes.StreamJoin)]
+        arriving = [node for node in above if isinstance(node, nodes.ToStream | nodes.StreamJoin | nodes.Process)]
         free = all(node in grouped for node in arriving)  # then a key may be in several partitions, too
         if free or (case.keyed and purity_of(table.node) is Purity.PURE):
             found.add(table.name)
