@@ -24,7 +24,7 @@ from watertable.aggregates import (
     sum,
     top_k,
 )
-from watertable.building import key_value_store
+from watertable.building import key_value_store, versioned_store, window_store
 from watertable.dsl import App
 from watertable.errors import WatertableError
 from watertable.processing import Context, Record
@@ -105,6 +105,8 @@ __all__ = [
     "udf",
     "unlimited",
     "until_window_closes",
+    "versioned_store",
+    "window_store",
 ]
 
 

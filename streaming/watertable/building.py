@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from types import FunctionType
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from watertable.aggregates import Aggregation, BoundAggregate, reduction
 from watertable.definitions import check_key, declared, here, identifier
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse
+from watertable.processing import DELETED
 from watertable.processors import Processor, StoreShape
 from watertable.schema import Schema
 from watertable.stages import Named
@@ -92,10 +94,39 @@ def key_value_store(value: str, *, key: str | None = None) -> StoreShape:
     In the processor, `context.store(name)` has get, put, delete and range over what is kept for the record's own key. Raises `SchemaError`
     for a bad DDL, `ExpressionError` for a key by which rows can't be told apart.
     """
-    where = here()
-    own = Schema() if key is None else declared(key, where, "key")
-    check_key(own, where, "key_value_store")
-    return StoreShape(own, declared(value, where, "value"))
+    return _store("key_value", key, value, "", "", None)
+
+
+def window_store(value: str, *, retention: timedelta, key: str | None = None) -> StoreShape:
+    """Keep rows by time for each record key, or, with a `key`, for each entry of it: each for as long as the retention says.
+
+    In the processor, `context.store(name)` has put and get at a time, and fetch over a stretch of time. The table's key ends with the
+    column `at`. What is older than the retention, by the stream time of a key's record, goes with that record. Raises `DefinitionError`
+    for a retention that isn't longer than zero, and what `key_value_store` raises.
+    """
+    return _store("window", key, value, "at TIMESTAMP", "", retention)
+
+
+def versioned_store(value: str, *, history: timedelta, key: str | None = None) -> StoreShape:
+    """Keep the versions of a row for each record key, or, with a `key`, for each entry of it: each valid from a time on.
+
+    In the processor, `context.store(name)` has put, delete and get as of a time. The table's key ends with the column `valid_from`, and its
+    column `deleted` tells that there is no row from then on. A version is kept until the next one has been valid for the length of the
+    history. Raises `DefinitionError` for a history that isn't longer than zero, and what `key_value_store` raises.
+    """
+    return _store("versioned", key, value, "valid_from TIMESTAMP", f"{DELETED} BOOLEAN", history)
+
+
+def _store(kind: str, key: str | None, value: str, time: str, mark: str, keeps: timedelta | None) -> StoreShape:
+    where, operator = here(), f"{kind}_store"
+    own, row = (declared(ddl, where, part) if ddl is not None else Schema() for ddl, part in ((key, "key"), (value, "value")))
+    check_key(own, where, operator)
+    if keeps is not None and keeps <= timedelta(0):
+        raise DefinitionError(f"{where}: {operator} must keep for longer than zero; got {keeps}")
+    try:
+        return StoreShape(kind, own + (Schema.parse(time) if time else Schema()), row + (Schema.parse(mark) if mark else Schema()), keeps)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {operator}: {error}: that one is the store's own") from None
 
 
 def processor_of(

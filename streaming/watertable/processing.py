@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ Row = dict[str, Any]
 Entry = tuple[Any, ...]
 """The part of a store's key that is its own, beside the record's."""
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+DELETED: Final = "deleted"
+"""The column of a version that says that there is no row from then on."""
 MOST: Final = 65536
 """Bounds what one call forwards, and what it puts, so that their places in log order stay apart."""
 
@@ -44,11 +48,16 @@ class Record:
 
 @dataclass(frozen=True)
 class StoreType:
-    """Say what a store keeps: entries by a key of their own, if they have one, and a row each, as Arrow's types."""
+    """Say what a store keeps: entries by a key of their own, if they have one, and a row each, as Arrow's types.
+
+    The key of a window or versioned store ends with a time, and what is older than it `keeps` goes.
+    """
 
     name: str
     key: tuple[tuple[str, pa.DataType], ...]
     value: pa.DataType
+    kind: str
+    keeps: timedelta | None
 
 
 @dataclass(frozen=True)
@@ -80,12 +89,39 @@ class Made:
     puts: list[tuple[int, Entry, Row | None]]
 
 
-class KeyValueStore:
-    """Keep rows of one record key: one, or one for each key of the entries' own."""
+class Entries:
+    """Hold what a store keeps of one record key, and what is put while a record is worked off."""
 
-    def __init__(self, type: StoreType, held: dict[Entry, Row]) -> None:
-        self._type, self._held = type, held
+    def __init__(self, type: StoreType, held: dict[Entry, Row], record: Record) -> None:
+        self._type, self._held, self._record = type, held, record
         self._puts: dict[Entry, Row | None] = {}
+
+    def _now(self, entry: Entry) -> Row | None:
+        return self._puts[entry] if entry in self._puts else self._held.get(entry)
+
+    def _entries(self) -> Iterator[tuple[Entry, Row]]:
+        """Give what is kept now, in the order of the keys."""
+        for entry in sorted({*self._held, *self._puts}):
+            if (row := self._now(entry)) is not None:
+                yield entry, row
+
+    def _entry(self, key: Entry) -> Entry:
+        kinds = self._type.key
+        if len(key) != len(kinds):
+            raise TypeError(f"store {self._type.name!r}: a key of {len(kinds)} column(s) wanted; got {key!r}")
+        if None in key:
+            raise ValueError(f"store {self._type.name!r}: a key without a null wanted; got {key!r}")
+        return tuple(_normal(part, kind) for part, (_, kind) in zip(key, kinds, strict=True))
+
+    def _write(self, entry: Entry, row: Row | None) -> None:
+        if row is not None or self._now(entry) is not None:  # nothing is there to delete, so nothing is said
+            self._puts[entry] = row
+            if len(self._puts) > MOST:
+                raise ValueError(f"store {self._type.name!r}: more than {MOST} entries put for one record")
+
+
+class KeyValueStore(Entries):
+    """Keep rows of one record key: one, or one for each key of the entries' own."""
 
     def get(self, *key: object) -> Row | None:
         """Give the row of an entry, None where there is none."""
@@ -113,40 +149,108 @@ class KeyValueStore:
         found = ((key, row) for key, row in self._entries() if (least is None or least <= key) and (most is None or key <= most))
         return [(key[0] if len(key) == 1 else key, copy.deepcopy(row)) for key, row in found]
 
-    def _now(self, entry: Entry) -> Row | None:
-        return self._puts[entry] if entry in self._puts else self._held.get(entry)
 
-    def _entries(self) -> Iterator[tuple[Entry, Row]]:
-        """Give what is kept now, in the order of the keys."""
-        for entry in sorted({*self._held, *self._puts}):
-            if (row := self._now(entry)) is not None:
-                yield entry, row
+class TimedStore(Entries):
+    """Keep rows by time; `at`, where it is left out, is the record's event time."""
 
-    def _entry(self, key: Entry) -> Entry:
-        kinds = self._type.key
-        if len(key) != len(kinds):
-            raise TypeError(f"store {self._type.name!r}: a key of {len(kinds)} column(s) wanted; got {key!r}")
-        if None in key:
-            raise ValueError(f"store {self._type.name!r}: a key without a null wanted; got {key!r}")
-        return tuple(_normal(part, kind) for part, (_, kind) in zip(key, kinds, strict=True))
+    def __init__(self, type: StoreType, held: dict[Entry, Row], record: Record) -> None:
+        Entries.__init__(self, type, held, record)
+        assert type.keeps is not None
+        self._since = record.stream_time - min(type.keeps, record.stream_time - EPOCH)
+        for entry in self._expired():
+            self._write(entry, None)
 
-    def _write(self, entry: Entry, row: Row | None) -> None:
-        if row is not None or self._now(entry) is not None:  # nothing is there to delete, so nothing is said
-            self._puts[entry] = row
-            if len(self._puts) > MOST:
-                raise ValueError(f"store {self._type.name!r}: more than {MOST} entries put for one record")
+    def _expired(self) -> list[Entry]:
+        raise NotImplementedError
+
+    def _timed(self, key: Entry, at: datetime | None) -> Entry:
+        return self._entry((*key, self._record.timestamp if at is None else at))
+
+    def _of(self, key: Entry) -> list[tuple[datetime, Row]]:
+        """List the rows of a key, by time."""
+        own = self._timed(key, None)[:-1]
+        return [(entry[-1], row) for entry, row in self._entries() if entry[:-1] == own]
+
+
+class WindowStore(TimedStore):
+    """Keep rows of one record key by time, and by a key of the entries' own, if they have one: each time for as long as is said.
+
+    What is older than that, by the stream time of the record that is worked off, is gone.
+    """
+
+    def put(self, value: Mapping[str, object] | None, *key: object, at: datetime | None = None) -> bool:
+        """Put a row at a time; None deletes. Does nothing for a time that is too old, and tells; raises what a key-value store does."""
+        entry, row = self._timed(key, at), None if value is None else typed(value, self._type.value, f"store {self._type.name!r}")
+        if entry[-1] < self._since:
+            return False
+        self._write(entry, row)
+        return True
+
+    def get(self, *key: object, at: datetime | None = None) -> Row | None:
+        """Give the row at a time, None where there is none."""
+        return copy.deepcopy(self._now(self._timed(key, at)))
+
+    def fetch(self, *key: object, since: datetime | None = None, until: datetime | None = None) -> list[tuple[datetime, Row]]:
+        """List the rows of a key from one time to another, both included, by time; None leaves an end open."""
+        least, most = (None if bound is None else self._timed(key, bound)[-1] for bound in (since, until))
+        found = ((at, row) for at, row in self._of(key) if (least is None or least <= at) and (most is None or at <= most))
+        return [(at, copy.deepcopy(row)) for at, row in found]
+
+    def _expired(self) -> list[Entry]:
+        return [entry for entry in self._held if entry[-1] < self._since]
+
+
+class VersionedStore(TimedStore):
+    """Keep the versions of a row of one record key, or of one for each key of the entries' own, each valid from a time on.
+
+    A version is kept until the next one has been valid for as long as is said, by the stream time of the record that is worked off.
+    """
+
+    def put(self, value: Mapping[str, object] | None, *key: object, at: datetime | None = None) -> bool:
+        """Put a version that is valid from a time on; None deletes from then on. Does nothing for a time that is too old, and tells."""
+        if value is not None and DELETED in value:
+            raise ValueError(f"store {self._type.name!r}: {DELETED} is the store's own column; put None to delete")
+        row = typed({**(value or {}), DELETED: value is None}, self._type.value, f"store {self._type.name!r}")
+        entry = self._timed(key, at)
+        if entry[-1] < self._since:
+            return False
+        self._write(entry, row)
+        return True
+
+    def delete(self, *key: object, at: datetime | None = None) -> Row | None:
+        """Delete from a time on, and give the row that was valid then."""
+        before = self.get(*key, as_of=self._record.timestamp if at is None else at)
+        self.put(None, *key, at=at)
+        return before
+
+    def get(self, *key: object, as_of: datetime | None = None) -> Row | None:
+        """Give the version that is valid last, or was valid as of a time; None where there was none, or it is forgotten."""
+        until = None if as_of is None else self._timed(key, as_of)[-1]
+        found = [row for at, row in self._of(key) if until is None or at <= until]
+        if not found or found[-1][DELETED]:
+            return None
+        return {name: copy.deepcopy(part) for name, part in found[-1].items() if name != DELETED}
+
+    def _expired(self) -> list[Entry]:
+        held = sorted(self._held)
+        over = {before for before, after in pairwise(held) if before[:-1] == after[:-1] and after[-1] < self._since}
+        last = {entry[:-1]: entry for entry in held}.values()
+        return [*over, *(entry for entry in last if self._held[entry][DELETED] and entry[-1] < self._since)]
+
+
+STORES: Final[dict[str, type[Entries]]] = {"key_value": KeyValueStore, "window": WindowStore, "versioned": VersionedStore}
 
 
 class Context:
     """Give a processor its stores and its children while it is called."""
 
-    def __init__(self, step: Step, held: Held) -> None:
+    def __init__(self, step: Step, held: Held, record: Record) -> None:
         self._step = step
-        self._stores = [KeyValueStore(type_, kept) for type_, kept in zip(step.stores, held.stores, strict=True)]
+        self._stores = [STORES[type_.kind](type_, kept, record) for type_, kept in zip(step.stores, held.stores, strict=True)]
         self._forwards: list[tuple[str, Row | None]] = []
 
-    def store(self, name: str) -> KeyValueStore:
-        """Give a store by its name; raise `KeyError` for one that wasn't declared."""
+    def store(self, name: str) -> Any:
+        """Give a store by its name: a `KeyValueStore`, `WindowStore` or `VersionedStore`; raise `KeyError` for one that wasn't declared."""
         for type_, store in zip(self._step.stores, self._stores, strict=True):
             if type_.name == name:
                 return store
@@ -173,7 +277,7 @@ class Context:
 
 def visit(step: Step, held: Held, record: Record) -> Made:
     """Call a processor for a record, and bring what it put into what is held; raise what it raises, and then hold what was held."""
-    context = Context(step, held)
+    context = Context(step, held, record)
     step.function(record, context)
     made = context._made()
     for store, entry, row in made.puts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from watertable.processing import Step, StoreType
@@ -16,10 +17,15 @@ from watertable.udfs import arrow_type
 
 @dataclass(frozen=True, slots=True)
 class StoreShape:
-    """Say what a store keeps for each record key: a row of `value`, or one for each `key` of the entries' own."""
+    """Say what a store keeps for each record key: a row of `value`, or one for each `key` of the entries' own.
 
+    The key of a window or versioned store ends with a time; such a store forgets what is older than it `keeps`.
+    """
+
+    kind: str
     key: Schema
     value: Schema
+    keeps: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,9 @@ class Processor:
     def step(self) -> Step:
         """Give the processor as it is called."""
         stores = (
-            StoreType(name, tuple((c.name, arrow_type(c.type)) for c in shape.key), arrow_type(shape.value.struct()))
+            StoreType(
+                name, tuple((c.name, arrow_type(c.type)) for c in shape.key), arrow_type(shape.value.struct()), shape.kind, shape.keeps
+            )
             for name, shape in self.stores
         )
         return Step(self.function, tuple(stores), {name: arrow_type(value.struct()) for name, value in self.children})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.runs import Run, cut, survives
-from tests.unit.test_processors import site, tale
+from tests.unit.test_processors import clocked, site, tale
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.windows import EPOCH
@@ -81,3 +82,15 @@ def test_the_jobs_of_a_batch_are_as_many_whatever_the_records_and_the_keys(spark
             [Record("views", 0, begin + n, EPOCH + wt.seconds(begin + n), f"k{n % 50}".encode(), b'{"page": "home"}') for n in range(size)]
         )
     assert run.jobs[1] == run.jobs[2] <= 12, f"{run.jobs} Spark jobs"
+
+
+def test_window_and_versioned_stores_forget_the_same_whatever_the_cuts_crashes_and_rewinds(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(8)
+    records = [
+        Record("views", n % 2, n // 2, EPOCH + wt.seconds(60 + 7 * n), b"ab"[n % 2 :][:1], json.dumps({"n": n % 4, "ago": ago}).encode())
+        for n, ago in enumerate(rng.choice([None, None, 5, 30, 100]) for _ in range(40))
+    ]
+    topology = clocked().topology()
+    batches = cut(records, rng, 5)
+    assert run_interpreter(topology, batches).differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+    survives(tiny(spark), tmp_path, topology, PARTITIONS, records, 11)

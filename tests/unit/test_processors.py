@@ -285,3 +285,66 @@ def test_children_and_stores_compose_with_all_else() -> None:
 def _double(record: wt.Record, context: wt.Context) -> None:
     if record.value is not None:
         context.forward({"n": record.value["n"] * 2})
+
+
+def timed(record: wt.Record, context: wt.Context) -> None:
+    """Keep what came in the last minute, and the versions of a price."""
+    recent, prices = context.store("recent"), context.store("prices")
+    assert record.value is not None
+    n, ago = record.value["n"], record.value["ago"]
+    at = None if ago is None else record.timestamp - wt.seconds(ago)
+    kept = recent.put({"n": n}, "x", at=at)
+    before = prices.get("tea", as_of=record.timestamp - wt.seconds(30))
+    if n == 0:
+        prices.delete("tea", at=at)
+    else:
+        prices.put({"price": n}, "tea", at=at)
+    now, found = prices.get("tea"), recent.fetch("x", since=record.timestamp - wt.seconds(40))
+    numbers = {"of": len(found), "sum": sum(row["n"] for _, row in found), "now": now and now["price"], "then": before and before["price"]}
+    context.forward({**numbers, "kept": kept})
+
+
+TIMED = "of INT, sum INT, now INT, then INT, kept BOOLEAN"
+KEPT = {
+    "recent": wt.window_store("n INT", retention=wt.seconds(60), key="of STRING"),
+    "prices": wt.versioned_store("price INT", history=wt.seconds(60), key="item STRING"),
+}
+
+
+def clocked() -> wt.App:
+    app = wt.App("site")
+    app.topic("views", key="who STRING", value="n INT, ago INT").stream().process_values(timed, value=TIMED, stores=KEPT).to("out")
+    return app
+
+
+def test_window_stores_keep_by_time_and_versioned_ones_as_of_a_time_for_as_long_as_is_said() -> None:
+    driver = TopologyTestDriver(clocked())
+    for second, n, ago in [(100, 1, None), (120, 2, None), (130, 3, 25), (131, 4, 80), (150, 0, None), (155, 5, 45), (230, 6, None)]:
+        driver.pipe_input("views", "ann", {"n": n, "ago": ago}, timestamp=second * 1000)
+    told = [tuple(sent.value.values()) for sent in driver.read_output("out") if sent.value is not None]
+    assert told == [
+        (1, 1, 1, None, True),
+        (2, 3, 2, None, True),
+        (3, 6, 2, 1, True),  # of second 105
+        (3, 6, 2, 1, False),  # of second 51, which is over
+        (2, 2, None, 2, True),
+        (2, 2, None, 2, True),  # of second 110: deleted since
+        (1, 6, 6, None, True),
+    ]
+    assert [(row["at"].timestamp(), row["n"]) for row in driver.table("recent").values()] == [(230, 6)]
+    versions = sorted((row["valid_from"].timestamp(), row["price"], row["deleted"]) for row in driver.table("prices").values())
+    assert versions == [(230, 6, False)]
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: wt.window_store("n INT", retention=wt.seconds(0)), DefinitionError, "longer than zero"),
+        (lambda: wt.versioned_store("n INT", history=wt.seconds(-1)), DefinitionError, "longer than zero"),
+        (lambda: wt.versioned_store("deleted INT", history=wt.seconds(1)), SchemaError, "the store's own"),
+        (lambda: wt.window_store("n INT", retention=wt.seconds(1), key="at INT"), SchemaError, "the store's own"),
+    ],
+)
+def test_what_a_store_of_times_gets_wrong_is_said_where_it_is(make: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=rf"test_processors.py:\d+: .*{words}"):
+        make()
