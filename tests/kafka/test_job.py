@@ -99,6 +99,45 @@ def world(spark: SparkSession, broker: Cluster, tmp_path: Path) -> World:
     return World(spark, broker, tmp_path)
 
 
+@wt.udf(returns="BIGINT", version="1")
+def _dozens(qty: Any) -> Any:
+    return qty // 12
+
+
+def _counted(record: wt.Record, context: wt.Context) -> None:
+    """Keep the sum and the number of a key's moves; tell of those that are whole dozens, and refuse those that are too many."""
+    assert record.value is not None
+    store = context.store("stock")
+    before = store.get() or {"qty": 0, "n": 0}
+    store.put({"qty": before["qty"] + record.value["qty"], "n": before["n"] + 1})
+    if record.value["dozens"]:
+        context.forward({"qty": record.value["dozens"] * 12})
+    if record.value["qty"] > 1000:
+        raise ValueError("too many")
+
+
+def test_a_job_calls_the_users_functions_and_goes_on_with_what_a_processor_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def topology() -> Topology:
+        app = wt.App(f"shop{world.suffix}")
+        moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT").stream().map_values(qty="qty", dozens=_dozens("qty"))
+        moves.process_values(_counted, value="qty BIGINT", stores={"stock": wt.key_value_store("qty BIGINT, n BIGINT")}).to(world.low)
+        return app.topology()
+
+    monkeypatch.setattr(world, "topology", topology)
+    world.produce(("a", 5), ("b", 30), ("a", 7), ("a", 2000), ("b", "{broken"))
+    first = next(e for e in world.run() if isinstance(e, BatchCommitted))
+    assert (first.records, first.quarantined, dict(first.published)) == (5, 1, {world.low: 1})
+    changelog = world.spark.read.format("delta").load(f"{world.settings.warehouse_uri}/shop{world.suffix}/changelog")
+    assert (
+        changelog.where("`table` = '__quarantine'").count() == 2
+    )  # what isn't decoded is counted with the batch, the other is found later
+    assert world.stock() == {"a": (12, 2), "b": (30, 1)}
+    world.produce(("a", 12), ("c", 1))
+    world.run()
+    assert world.stock() == {"a": (24, 3), "b": (30, 1), "c": (1, 1)}
+    assert sorted(world.published()) == [("a", 12), ("b", 24)]
+
+
 def test_runs_go_on_where_the_last_one_ended_and_publish_each_change_once(world: World) -> None:
     world.produce(("a", 5), ("b", -1), ("a", -7), ("b", "{broken"))
     first = world.run()
