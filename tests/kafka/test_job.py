@@ -128,9 +128,7 @@ def test_a_job_calls_the_users_functions_and_goes_on_with_what_a_processor_kept(
     first = next(e for e in world.run() if isinstance(e, BatchCommitted))
     assert (first.records, first.quarantined, dict(first.published)) == (5, 1, {world.low: 1})
     changelog = world.spark.read.format("delta").load(f"{world.settings.warehouse_uri}/shop{world.suffix}/changelog")
-    assert (
-        changelog.where("`table` = '__quarantine'").count() == 2
-    )  # what isn't decoded is counted with the batch, the other is found later
+    assert changelog.where("`table` = '__quarantine'").count() == 2  # the batch counts what can't be decoded
     assert world.stock() == {"a": (12, 2), "b": (30, 1)}
     world.produce(("a", 12), ("c", 1))
     world.run()
