@@ -376,7 +376,7 @@ def _remember(held: Held, entries: list[Row | None]) -> None:
 
 def _outputs(step: Step, held: Held, row: Row) -> Iterator[Row]:
     """Call a processor for one record; give what comes of it."""
-    record = Record(row["key"], row["value"], row["ts"], row["st"], row["topic"], row["partition"], row["offset"])
+    record = Record(dict(row["key"]), row["value"], row["ts"], row["st"], row["topic"], row["partition"], row["offset"])
     try:
         made = visit(step, held, record)
     except Exception as error:

@@ -311,14 +311,16 @@ KEPT = {
 }
 
 
-def clocked() -> wt.App:
+def clocked() -> tuple[wt.App, Stream]:
     app = wt.App("site")
-    app.topic("views", key="who STRING", value="n INT, ago INT").stream().process_values(timed, value=TIMED, stores=KEPT).to("out")
-    return app
+    views = app.topic("views", key="who STRING", value="n INT, ago INT").stream()
+    return app, views.process_values(timed, value=TIMED, stores=KEPT)
 
 
 def test_window_stores_keep_by_time_and_versioned_ones_as_of_a_time_for_as_long_as_is_said() -> None:
-    driver = TopologyTestDriver(clocked())
+    app, told_by = clocked()
+    told_by.to("out")
+    driver = TopologyTestDriver(app)
     for second, n, ago in [(100, 1, None), (120, 2, None), (130, 3, 25), (131, 4, 80), (150, 0, None), (155, 5, 45), (230, 6, None)]:
         driver.pipe_input("views", "ann", {"n": n, "ago": ago}, timestamp=second * 1000)
     told = [tuple(sent.value.values()) for sent in driver.read_output("out") if sent.value is not None]
