@@ -283,8 +283,8 @@ class Stream:
         >>> views = app.topic("views", key="who STRING", value="page STRING").stream()
         >>> stores, children = {"visits": wt.key_value_store("n BIGINT")}, {"first": "page STRING", "again": "page STRING"}
         >>> made = views.process(visit, stores=stores, children=children)
-        >>> made["again"].value, made.tables["visits"].columns
-        (Schema('`page` STRING'), Schema('`who` STRING, `n` BIGINT'))
+        >>> made["again"].value, made.tables["visits"].value
+        (Schema('`page` STRING'), Schema('`n` BIGINT'))
         """
         return self._processed(function, dict(children or {}), dict(stores or {}), version, "process", here())
 
