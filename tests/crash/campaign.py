@@ -65,13 +65,13 @@ class Result:
     seconds: float = 0.0
 
 
-def make_archive(cluster: Cluster, home: Path) -> str:
+def make_archive(cluster: Cluster, home: Path, name: str = "_archive") -> str:
     """Run an app once and keep the classes that its JVM loaded, for the starts of a whole campaign; give the archive's path."""
     archive = home / "classes.jsa"
-    chain = Chain(cluster, home / "archive", "_archive", 0, archive=str(archive))
+    chain = Chain(cluster, home / "archive", name, 0, archive=str(archive))
     chain.ledger.feed(120)
     child = chain.start(available_now=True, make_archive=True)
-    assert child.wait() == 0, _last_words(child)
+    assert child.wait() == 0, last_words(child)
     return str(archive)
 
 
@@ -162,10 +162,10 @@ class Chain:
             child.kill()
             return self._with(result, "fail", str(error), began)
         if told is None:
-            return self._with(result, "not run", f"the point wasn't met; exit code {code}; {_last_words(child)}", began)
+            return self._with(result, "not run", f"the point wasn't met; exit code {code}; {last_words(child)}", began)
         wanted = 1 if cell.how == "kill-jvm" else -signal.SIGKILL
         if code != wanted:
-            return self._with(result, "fail", f"exit code {code}, wanted {wanted}; {_last_words(child)}", began)
+            return self._with(result, "fail", f"exit code {code}, wanted {wanted}; {last_words(child)}", began)
         result.uncommitted = self.waiting()
         if not result.uncommitted:
             return self._with(result, "not run", f"the kill came when nothing was left to commit (of {before})", began)
@@ -198,7 +198,7 @@ class Chain:
         child = self.start(available_now=True, batch_records=5000, read=str(seen))
         code = child.wait(2 * PATIENCE)
         verdict = Verdict()
-        verdict.same("exit code of the last run", (code, _last_words(child) if code else ""), (0, ""))
+        verdict.same("exit code of the last run", (code, last_words(child) if code else ""), (0, ""))
         records = self.ledger.records(self.ledger.inputs)
         verify_store(self.lake, records, verdict, complete=True)
         verify_outputs(self.lake.topology, records, self.ledger.records(self.ledger.outputs), verdict)
@@ -281,7 +281,8 @@ def grid(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _last_words(child: Child) -> str:
+def last_words(child: Child) -> str:
+    """Give what a child said last: what it failed with, or the end of its log."""
     failed = child.first("failed")
     if failed:
         return str(failed["message"])

@@ -26,7 +26,10 @@ ARMED = ExitStack()
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Say what a child does. `delay` seconds after the nth time that it meets `point`, it kills `how`."""
+    """Say what a child does. `delay` seconds after the nth time that it meets `point`, it kills `how`.
+
+    With `act` it does one, and not what a run does: see `acting`.
+    """
 
     suffix: str
     home: str
@@ -42,6 +45,10 @@ class Script:
     archive: str = ""
     make_archive: bool = False
     merges: bool = False
+    act: str = ""
+    to: str = "earliest"
+    again: bool = False
+    beside: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -70,6 +77,11 @@ def main(script: Script) -> int:
     spark = spark_session(settings, log=Path(script.home) / "jvm.log")
     jvm = spark.sparkContext._gateway.proc
     say({"event": "child", "pid": os.getpid(), "jvm": jvm.pid})
+    if script.act:
+        from tests.crash.acting import perform
+
+        BUGS.get(script.bug, lambda: None)()
+        return perform(script, spark, settings, jvm)
     small_buckets()
     if script.merges:  # tables as small as these would all be folded by writing them anew
         fold.SMALL_BASE = -1  # type: ignore[misc]
@@ -136,12 +148,12 @@ def small_buckets() -> None:
     upkeep.Upkeep.trim = lambda self, consumers=(), *, now=None: trim(self, consumers, now=datetime.now(UTC) + timedelta(days=30))  # type: ignore[method-assign]
 
 
-def read(script: Script, spark: Any, settings: Any) -> None:
+def read(script: Script, spark: Any, settings: Any, code: str = "a") -> None:
     """Write what the product's own reader reads, all tables at one position, to a file of JSON lines."""
     from tests.crash.ledger import topology
     from watertable.reader import Reader
 
-    wanted = topology(script.suffix)
+    wanted = topology(script.suffix, code)
     view = Reader(spark, settings.warehouse_uri, wanted.app, wanted.tables).view()
     found = {name: [json.loads(row) for row in view.rows(wanted.table(name)).toJSON().collect()] for name in view.bases}
     Path(script.read).write_text(json.dumps({"position": str(view.position), "tables": found}), encoding="utf-8")
@@ -195,10 +207,26 @@ def zombie_commits() -> None:
     deltalog.DeltaLog.append = careless  # type: ignore[method-assign]
 
 
+def mixed_app() -> None:
+    """Take each table's newest fold for what a rewind has made of it: as if tables were restored one after the other."""
+    from dataclasses import replace
+
+    from watertable import reader
+
+    honest = reader.Reader.view
+
+    def trusts(self: Any, *args: Any, **options: Any) -> Any:
+        view = honest(self, *args, **options)
+        return replace(view, bases={name: self.newest(self.tables[name]) for name in view.bases})
+
+    reader.Reader.view = trusts  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[], None]] = {
     "offset off by one": offset_off_by_one,
     "fold not idempotent": fold_not_idempotent,
     "zombie commit": zombie_commits,
+    "mixed app": mixed_app,
 }
 
 if __name__ == "__main__":

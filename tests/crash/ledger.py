@@ -26,8 +26,12 @@ OUTPUTS = {"on_hand": 2, "reorders": 1}
 _START = datetime(2011, 1, 1, tzinfo=UTC)
 
 
-def topology(suffix: str) -> Topology:
-    """Define the app of one chain; topics and app carry its suffix, so that chains don't meet."""
+def topology(suffix: str, code: str = "a") -> Topology:
+    """Define the app of one chain; topics and app carry its suffix, so that chains don't meet.
+
+    Code "b" makes other rows of `entries` and `windows` of the same records, and the same of all else.
+    """
+    qty = "qty" if code == "a" else "2 * qty"
     app = wt.App(f"ledger{suffix}")
     value = "id BIGINT, qty BIGINT, at TIMESTAMP"
     moves = app.topic(f"moves{suffix}", key="sku STRING", value=value, timestamp="at", archive=True).stream()
@@ -35,11 +39,11 @@ def topology(suffix: str) -> Topology:
     inventory = moves.group_by_key().agg(on_hand=wt.sum("qty")).materialized_as("inventory")
     (
         moves.group_by_key()
-        .agg(n=wt.count(), total=wt.sum("qty"), first=wt.first("id"), last=wt.last("id"), ids=wt.count_distinct("id"))
+        .agg(n=wt.count(), total=wt.sum(qty), first=wt.first("id"), last=wt.last("id"), ids=wt.count_distinct("id"))
         .materialized_as("entries")
     )
     windows = wt.tumbling(minutes=10, grace=wt.minutes(2))
-    moves.group_by_key().windowed_by(windows).agg(n=wt.count(), most=wt.max("qty")).materialized_as("windows")
+    moves.group_by_key().windowed_by(windows).agg(n=wt.count(), most=wt.max(qty)).materialized_as("windows")
     inventory.to_stream().to(f"on_hand{suffix}")
     inventory.to_stream().filter("old.on_hand >= 20 AND new.on_hand < 20").to(f"reorders{suffix}")
     return app.topology()
