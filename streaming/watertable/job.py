@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,6 +45,7 @@ from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan import Topology
 from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
+from watertable.shadow import goes_first
 from watertable.store import HOLD_MS, Retention, Store, Writer
 from watertable.touched import Touched
 from watertable.workers import Courier, Folding
@@ -571,7 +572,7 @@ class _Replay(_Job):
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None
     ) -> None:
         super().__init__(topology, settings, spark, emit, stop)
-        self._given = goal
+        self._given, self._let = goal, timedelta(seconds=settings.shadow_lag_seconds)
 
     def run(self, *, available_now: bool) -> str:
         """Read up to the goal; without one, up to the app's own position, until what it has moved meanwhile fits one batch."""
@@ -604,7 +605,19 @@ class _Replay(_Job):
         """Begin none."""
 
     def _hold_back(self) -> None:
+        """Begin no batch while the app is late; unless it waits itself, for the promote of what is read here."""
         self._look_after()
+        while self._given is None and self._app_is_late() and not self.stop.wait(_HELD):
+            self.problem = "lets the app go first"
+        self.problem = ""
+
+    def _app_is_late(self) -> bool:
+        last = self.store.head().last
+        if last is None:
+            return False
+        ends = self.admin.latest(last.next)
+        waiting = sum(max(0, ends[p] - offset) for p, offset in last.next.items())
+        return goes_first(waiting, last.commit_time, datetime.now(UTC), self._let)
 
     def _caught_up(self) -> str:
         return "level"

@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     batch_records: int = Field(default=400_000, gt=0, description="most records in one batch")
     fold_seconds: float = Field(default=30.0, gt=0, description="time between two folds of a table, as other Delta readers see it")
     tail_rows: int = Field(default=2_000_000, gt=0, description="unfolded rows that begin a fold; at twice as many the stream waits")
+    shadow_lag_seconds: float = Field(
+        default=5.0, gt=0, description="a shadow begins no batch while its app has committed nothing for so long though records wait"
+    )
     tidy_seconds: float = Field(default=600.0, gt=0, description="time between two rounds of OPTIMIZE, trims and VACUUM")
     horizon_days: float = Field(default=7.0, gt=0, description="how far back tables can be read and rewound")
     days: dict[str, str] = Field(

@@ -19,6 +19,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 HOLD: Final = 60.0
 """Seconds that the app's writer is asked to wait for the last records of a promote; it goes on by itself after them."""
+GONE: Final = timedelta(minutes=1)
+"""Time without a commit after which an app for which records wait isn't taken to run."""
 SAMPLES: Final = 5
 _TRIES: Final = 5
 
@@ -157,8 +160,32 @@ def current(store: Store, head: Head | None = None) -> CommitInfo:
     """Give the row that began the shadow there is; raise `RewindRefused` where there is none."""
     head = head or store.head()
     if head.shadow is None:
-        raise RewindRefused(f"{store.app} has no shadow: `watertable rewind {store.app} --to ... --shadow --apply` begins one")
+        raise RewindRefused(
+            f"{store.app} has no shadow{_ended(head)}: `watertable rewind {store.app} --to ... --shadow --apply` begins one"
+        )
     return head.shadow
+
+
+def _ended(head: Head) -> str:
+    """Say what became of the last shadow there was: whoever promotes it, or gives it up, after a death learns that it is done."""
+    if not head.shadows:
+        return ""
+    last = head.shadows[-1]
+    became = next((fork.epoch for fork in head.forks if fork.parent == last.epoch), None)
+    what = "was given up" if became is None else f"took the app's place, as epoch {became}"
+    return f"; the last, {last.writer!r}, {what}"
+
+
+def goes_first(waiting: int, since: datetime, now: datetime, lag: timedelta) -> bool:
+    """Tell whether a shadow lets its app go first, of which so many records wait, and which has committed last at a time.
+
+    It does while the app is later than `lag`, and alive: one that hasn't committed for a minute, though records wait, isn't waited for.
+
+    >>> noon, lag = datetime(2026, 3, 1, 12), timedelta(seconds=5)
+    >>> [goes_first(n, noon, noon + timedelta(seconds=s), lag) for n, s in ((900, 4), (900, 6), (0, 6), (900, 61))]
+    [False, True, False, False]
+    """
+    return waiting > 0 and lag < now - since < GONE
 
 
 def promote(

@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from contextlib import nullcontext
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,36 @@ def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
         said = world.run()
     assert any(isinstance(e, Rewound) for e in said)
     assert (world.stock(), store.head().position.epoch) == ({"a": (18, 3)}, 2)
+
+
+def test_a_shadow_begins_no_batch_while_its_app_is_late_but_for_the_one_that_the_app_waits_for(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(spark, broker, tmp_path)
+    world.settings = world.settings.model_copy(update={"batch_records": 2})
+    world.produce(*(("a", n) for n in range(6)))
+    world.run()
+    topology = world.topology()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
+    plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"), shadow=True)
+    rewind.apply(store, plan, topology.fingerprint, world.admin)
+    world.produce(("b", 1), ("b", 2), ("b", 3))
+    asked: list[tuple[int, float]] = []
+
+    def late(waiting: int, since: datetime, now: datetime, lag: timedelta) -> bool:
+        asked.append((waiting, lag.total_seconds()))
+        assert since <= now
+        return len(asked) == 2
+
+    monkeypatch.setattr(job, "goes_first", late)
+    job.run(topology, world.settings, shadow=True, spark=spark)
+    assert asked == [(3, 5.0)] * 4, "after each of three batches, and once more while the app was late"
+    world.run()
+    goal = store.head().last
+    assert goal is not None
+    job.run(topology, world.settings, shadow=True, goal=goal.next, spark=spark)
+    assert len(asked) == 4, "the app waits for these"
+    assert shadow.diff(store, topology).exact
 
 
 SUITE = """
