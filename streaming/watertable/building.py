@@ -13,7 +13,7 @@ from watertable.definitions import check_key, declared, here, identifier
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.expressions import Expr, Scope, parse
 from watertable.processing import DELETED
-from watertable.processors import Processor, StoreShape
+from watertable.processors import Processor, Punctuator, StoreShape
 from watertable.schema import Schema
 from watertable.stages import Named
 from watertable.udfs import known_by
@@ -130,9 +130,36 @@ def _store(kind: str, key: str | None, value: str, time: str, mark: str, keeps: 
 
 
 def processor_of(
-    function: object, children: Mapping[str, str], stores: Mapping[str, StoreShape], version: str | None, operator: str, where: str
+    function: object,
+    children: Mapping[str, str],
+    stores: Mapping[str, StoreShape],
+    punctuators: Mapping[str, object],
+    version: str | None,
+    operator: str,
+    where: str,
 ) -> Processor:
     """Check what a processor is given; raise `DefinitionError` for what can't be called, and `SchemaError` for bad names and DDL."""
+    if version is not None and not (isinstance(version, str) and version):
+        raise DefinitionError(f"{where}: version={version!r} must be a text")
+    if not children and not stores:
+        raise DefinitionError(f"{where}: {operator} with neither children nor stores does nothing: children={{'name': 'column TYPE'}}")
+    for name, shape in stores.items():
+        if not isinstance(shape, StoreShape):
+            raise DefinitionError(f"{where}: {operator}: store {name!r} is {shape!r}; write wt.key_value_store('column TYPE')")
+    called = _called(function, operator, where)
+    timed = [(identifier(name, "punctuator", where), _called(timed, operator, where)) for name, timed in punctuators.items()]
+    return Processor(
+        name=called.__name__,
+        identity=known_by(called, where, version),
+        stores=tuple((identifier(name, "store", where), shape) for name, shape in stores.items()),
+        children=tuple((identifier(name, "child", where), declared(ddl, where, f"child {name!r}")) for name, ddl in children.items()),
+        function=called,
+        punctuators=tuple(Punctuator(name, known_by(timed, where, version), timed) for name, timed in timed),
+    )
+
+
+def _called(function: object, operator: str, where: str) -> FunctionType:
+    """Check a function of a record and a context."""
     if not isinstance(function, FunctionType):
         raise DefinitionError(
             f"{where}: {operator} wants a function of (record, context), made by def; got {function!r}: between records nothing is kept "
@@ -147,20 +174,7 @@ def processor_of(
     except TypeError:
         takes = inspect.signature(function)
         raise DefinitionError(f"{where}: {operator}: {function.__name__}{takes} must take (record, context), and no more") from None
-    if version is not None and not (isinstance(version, str) and version):
-        raise DefinitionError(f"{where}: version={version!r} must be a text")
-    if not children and not stores:
-        raise DefinitionError(f"{where}: {operator} with neither children nor stores does nothing: children={{'name': 'column TYPE'}}")
-    for name, shape in stores.items():
-        if not isinstance(shape, StoreShape):
-            raise DefinitionError(f"{where}: {operator}: store {name!r} is {shape!r}; write wt.key_value_store('column TYPE')")
-    return Processor(
-        name=function.__name__,
-        identity=known_by(function, where, version),
-        stores=tuple((identifier(name, "store", where), shape) for name, shape in stores.items()),
-        children=tuple((identifier(name, "child", where), declared(ddl, where, f"child {name!r}")) for name, ddl in children.items()),
-        function=function,
-    )
+    return function
 
 
 def entry_key(key: Schema, name: str, shape: StoreShape, where: str) -> Schema:

@@ -528,8 +528,8 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         flow, value = self.layout.inputs[segment.number]
         record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, *RAW)
         rows = frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
-        tables, keys = (self.layout.topology.table(name) for name, _ in node.processor.stores), rows.select("key").distinct()
-        return visited(node, rows, [self.lookup(table, keys) for table in tables])
+        tables = [self.layout.topology.table(name) for name, _ in node.processor.stores]
+        return visited(node, tables, rows, self.lookup, self.reached)
 
     def _paired(self, segment: Segment, node: nodes.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.

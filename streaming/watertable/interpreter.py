@@ -25,7 +25,7 @@ from watertable.expressions import Expr
 from watertable.histories import Histories, remember, waits_until
 from watertable.kafka import serdes
 from watertable.lineage import operator_of
-from watertable.merges import contribution, merged, slid
+from watertable.merges import contribution, held, merged, slid
 from watertable.nodes import Topic
 from watertable.pairing import SIDES, Pair, Waiting, copied, joined, row_number, waiting_in
 from watertable.plan import Sink, Topology
@@ -243,10 +243,13 @@ class Interpreter:
 
         And what has waited in a join until now, at its own.
         """
-        while (late := {*self._later, *self._histories.released}) and (before is None or min(late) < before):
+        while late := {*self._later, *self._histories.released, *self._visits.due(self.stream_times)}:
+            if before is not None and not min(late) < before:
+                break
             place = min(late)
             pairs, released = self._later.pop(place, {}), self._histories.released.pop(place, [])
-            record = released[0][1] if released and not pairs else self.buffered[place[1:4]]
+            none = Record(*place[1:4], place.st, None, None)  # of a punctuator
+            record = released[0][1] if released and not pairs else self.buffered.setdefault(place[1:4], none)
             self._work_off(record, place, None, pairs, released)
 
     def _look_ahead(self, arrived: Iterable[tuple[Event, Record]]) -> None:
@@ -355,6 +358,10 @@ class Interpreter:
                 name = plan.open_of(node).name
                 self._fold(self._tables[name])
                 yield from (event for place, event in self._ended.get(name, {}).items() if place == self._at)
+            case nodes.Process():
+                for event in self._stream(node.parent):
+                    self._visit(node, event)
+                self._visit(node, None)
             case _:
                 if isinstance(node, nodes.StreamJoin):  # what the table gets of this record comes first
                     self._fold(self._tables[node.table])
@@ -384,8 +391,6 @@ class Interpreter:
                 return [event]
             case nodes.StreamJoin():
                 return self._look_up(node, event)
-            case nodes.Process():
-                return self._visit(node, event)
             case nodes.Repartition():
                 if is_null(event.key):
                     self._drop(operator_of(node), "null_key")
@@ -394,15 +399,16 @@ class Interpreter:
             case _:
                 raise TypeError(f"{type(node).__name__} is no operator on single records")
 
-    def _visit(self, node: nodes.Process, event: Event) -> list[Event]:
-        """Call a processor; what it makes is of its children and stores, and nothing of its own."""
-        if event.key is None or is_null(event.key):
-            self._drop(operator_of(node), "null_key")
-            return []
+    def _visit(self, node: nodes.Process, event: Event | None) -> None:
+        """Call a processor for a record, or a punctuator that is due; what it makes is of its children and stores."""
+        if event is not None and is_null(event.key):
+            return self._drop(operator_of(node), "null_key")
         number = self._number[id(node)]
-        for output, made in self._visits.visit(number, node, key_tuple(event.key), event):
-            self._made.setdefault((number, output), []).append(made)
-        return []
+        try:
+            for output, made in self._visits.call(number, node, event, self._at, self.stream_times):
+                self._made.setdefault((number, output), []).append(made)
+        except EvaluationError as error:
+            self._refuse(operator_of(node), node.location, str(error))
 
     def _look_up(self, node: nodes.StreamJoin, event: Event) -> list[Event]:
         if event.value is None:
@@ -665,7 +671,7 @@ class Interpreter:
             return self._finish(table, key, states[key])
         left, right = (f.name for f in table.state)
         beside = states.get((*key[: table.foreign], *(None for _ in table.key)))
-        return self._finish(table, key, None, left=_held(states.get(key), left), right=_held(beside, right))
+        return self._finish(table, key, None, left=held(states.get(key), left), right=held(beside, right))
 
     def _finish(self, table: _Kept, key: Key, state: Row | None, **sides: Row | None) -> Row | None:
         key_row, window = self._key_row(table, key), self._window(table, key)
@@ -690,9 +696,3 @@ class Interpreter:
 
     def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None) -> None:
         self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window))
-
-
-def _held(state: Row | None, name: str) -> Row | None:
-    """Give the row in a bag of one, None where there is none."""
-    bag: Any = state and state[name]
-    return bag[0]["value"] if bag else None

@@ -131,7 +131,7 @@ class Layout:
         for table in self.topology.tables:
             self._folds(table.root, table.name)
         for table in self.buffers:
-            if isinstance(table.root, History):
+            if isinstance(table.root, History | nodes.Stored):
                 self._folds(table.root, table.name)
         for sink in self.topology.sinks:
             flow = self.flow(sink.node)
@@ -269,7 +269,7 @@ class Layout:
                 return Flow(flow.segment, 1, flow.segment.add(f"output = {number}", 0), {"key": "key", "value": f"child_{number}"})
             case nodes.Written():
                 processor, flow = node.parent.processor, self.flow(node.parent)
-                number = [name for name, _ in processor.stores].index(node.store)
+                number = [name for name, _ in processor.kept].index(node.store)
                 present = flow.segment.add(f"output = {len(processor.children) + number}", 0)
                 put = {part: flow.segment.add(f"put_{number}.{part}", 0) for part in ("key", "value")}
                 return Flow(flow.segment, 1, present, put)

@@ -120,3 +120,9 @@ def slid(
                 old = found.get(window)
                 found[window] = state if old is None else merged(fields, old, state)
     return found
+
+
+def held(state: Row | None, name: str) -> Row | None:
+    """Give the row in a bag of one, None where there is none."""
+    bag: Any = state and state[name]
+    return bag[0]["value"] if bag else None

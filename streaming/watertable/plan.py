@@ -65,6 +65,7 @@ from watertable.nodes import (
     WaitingJoin,
     Written,
 )  # fmt: skip
+from watertable.processors import TIMERS
 from watertable.schema import Column, Schema, Type
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import Closing, SessionWindows, SlidingWindows, UnlimitedWindows, Windows
@@ -206,7 +207,10 @@ class Sink:
     @property
     def is_of_pairs(self) -> bool:
         """Tell whether what is published comes of several records, or has waited: then no one record's place tells if it was published."""
-        return any(isinstance(node, StreamStreamJoin | WaitingJoin | FinalRows) for node in walk(self.node))
+        return any(
+            isinstance(node, StreamStreamJoin | WaitingJoin | FinalRows) or (isinstance(node, Process) and bool(node.processor.punctuators))
+            for node in walk(self.node)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +247,8 @@ class Topology:
             history_of(kept, *(parent for root, parent in asking if root == kept))
             for kept in dict.fromkeys(n for n in above if isinstance(n, Versioned))
         ]
-        return (*pairs, *opens, *waits, *histories)
+        timers = dict.fromkeys(timers_of(node) for node in above if isinstance(node, Process) and node.processor.punctuators)
+        return (*pairs, *opens, *waits, *histories, *timers)
 
     @property
     def kept(self) -> tuple[TableDef, ...]:
@@ -316,7 +321,7 @@ def key_of(node: Stream | Table) -> Schema:
         case Waiting():
             return key_of(node.parent.right)
         case Written():
-            return key_of(node.parent) + dict(node.parent.processor.stores)[node.store].key
+            return key_of(node.parent) + dict(node.parent.processor.kept)[node.store].key
         case _:
             return key_of(node.parent)
 
@@ -356,7 +361,7 @@ def value_of(node: Stream | Table) -> Schema:
         case Forwarded():
             return dict(node.parent.processor.children)[node.child]
         case Written():
-            return dict(node.parent.processor.stores)[node.store].value
+            return dict(node.parent.processor.kept)[node.store].value
         case _:
             return value_of(node.parent)
 
@@ -405,6 +410,12 @@ def wait_of(join: WaitingJoin) -> TableDef:
     """Give the table in which a join with a versioned table keeps the records that wait."""
     node = Waiting(parent=join, location=join.location)
     return TableDef(name=f"__wait_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
+
+
+def timers_of(process: Process) -> TableDef:
+    """Give the table that says when the punctuators of a processor are due."""
+    node = Stored(parent=Written(parent=process, store=TIMERS, location=process.location), location=process.location)
+    return TableDef(name=f"__timers_{digest(canonical(node)).partition(':')[2]}", node=node, location=process.location)
 
 
 def delay_of(node: Stream | Table) -> timedelta:

@@ -10,6 +10,7 @@ This goes to Spark's workers by value, so it needs nothing of this package; Arro
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,12 +21,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Row = dict[str, Any]
+Function = Callable[["Record", "Context"], object]
+Place = tuple[datetime, str, int, int, int]
+"""A place in log order, as the plan has it: stream time, topic, partition, offset, ord."""
+Times = Mapping[tuple[str, int], datetime | None]
+"""The stream times that partitions have reached."""
 Entry = tuple[Any, ...]
 """The part of a store's key that is its own, beside the record's."""
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 DELETED: Final = "deleted"
 """The column of a version that says that there is no row from then on."""
+PLACE: Final = ("st", "topic", "partition", "offset", "ord")
 MOST: Final = 65536
 """Bounds what one call forwards, and what it puts, so that their places in log order stay apart."""
 
@@ -34,7 +41,8 @@ MOST: Final = 65536
 class Record:
     """Hold the record that a processor is called for: its place, its times and its row; the value of a tombstone is None.
 
-    `timestamp` is the event time, `stream_time` the running maximum of the record's partition, both UTC.
+    `timestamp` is the event time, `stream_time` the running maximum of the record's partition, both UTC. A punctuator gets one without a
+    value, at the offset -1; both times are the one for which it was scheduled.
     """
 
     key: Row
@@ -62,11 +70,15 @@ class StoreType:
 
 @dataclass(frozen=True)
 class Step:
-    """Hold a processor as it is called: the function, its stores and the children that it forwards to, as Arrow's types."""
+    """Hold a processor as it is called: the function, its stores and the children that it forwards to, as Arrow's types.
 
-    function: Callable[[Record, Context], object]
+    If it has punctuators, by name, the last of the stores keeps when each is due.
+    """
+
+    function: Function
     stores: tuple[StoreType, ...]
     children: Mapping[str, pa.DataType]
+    punctuators: Mapping[str, Function]
 
 
 @dataclass
@@ -245,7 +257,7 @@ class Context:
     """Give a processor its stores and its children while it is called."""
 
     def __init__(self, step: Step, held: Held, record: Record) -> None:
-        self._step = step
+        self._step, self._record = step, record
         self._stores = [STORES[type_.kind](type_, kept, record) for type_, kept in zip(step.stores, held.stores, strict=True)]
         self._forwards: list[tuple[str, Row | None]] = []
 
@@ -255,6 +267,25 @@ class Context:
             if type_.name == name:
                 return store
         raise KeyError(f"no store {name!r}; there are {', '.join(t.name for t in self._step.stores) or 'none'}: stores={{{name!r}: ...}}")
+
+    def schedule(self, punctuator: str, at: datetime) -> None:
+        """Call a punctuator for the record's key, once, when the stream time of the record's partition has reached a time; forget another.
+
+        A time that has been reached already is taken as the next after it. Raises `KeyError` for a punctuator that wasn't declared.
+        """
+        soonest = self._record.stream_time + timedelta(microseconds=1)
+        due = {"at": at, "topic": self._record.topic, "partition": self._record.partition}
+        row = typed(due, self._timers(punctuator)._type.value, f"schedule({punctuator!r})")
+        self._timers(punctuator)._write((punctuator,), row | {"at": max(row["at"], soonest)})
+
+    def cancel(self, punctuator: str) -> None:
+        """Don't call a punctuator for the record's key, if it is scheduled; raise `KeyError` for one that wasn't declared."""
+        self._timers(punctuator)._write((punctuator,), None)
+
+    def _timers(self, punctuator: str) -> Entries:
+        if punctuator not in self._step.punctuators:
+            raise KeyError(f"no punctuator {punctuator!r}; there are {', '.join(self._step.punctuators) or 'none'}: punctuators={{...}}")
+        return self._stores[-1]
 
     def forward(self, value: Mapping[str, object] | None, to: str | None = None) -> None:
         """Send a row on to a child, under the record's key and times; of one child the name can be left out. None is a tombstone.
@@ -279,7 +310,23 @@ def visit(step: Step, held: Held, record: Record) -> Made:
     """Call a processor for a record, and bring what it put into what is held; raise what it raises, and then hold what was held."""
     context = Context(step, held, record)
     step.function(record, context)
-    made = context._made()
+    return _taken(held, context._made())
+
+
+def punctuate(step: Step, held: Held, key: Row, tick: Tick) -> tuple[Made, Exception | None]:
+    """Call a punctuator, which isn't scheduled any more; where it raises, that is all that came of it, beside what it raises."""
+    record = Record(key, None, tick.at, tick.at, tick.topic, tick.partition, -1)
+    context = Context(step, held, record)
+    context.cancel(tick.name)
+    try:
+        step.punctuators[tick.name](record, context)
+    except Exception as error:
+        return _taken(held, Made([], [(len(step.stores) - 1, (tick.name,), None)])), error
+    return _taken(held, context._made()), None
+
+
+def _taken(held: Held, made: Made) -> Made:
+    """Bring what was put into what is held."""
     for store, entry, row in made.puts:
         if row is None:
             held.stores[store].pop(entry, None)
@@ -287,6 +334,32 @@ def visit(step: Step, held: Held, record: Record) -> Made:
             held.stores[store][entry] = row
     held.number += bool(made.puts)
     return made
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Say when a punctuator of a key is due, and by the time of which partition."""
+
+    at: datetime
+    topic: str
+    partition: int
+    name: str
+
+    def place(self, step: Step, key: Row) -> Place:
+        """Give it a place in log order: before the records of its partition that are at its time, apart from those of other keys."""
+        text = repr([part.isoformat() if isinstance(part, datetime) else part for part in key.values()])
+        number = int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:15], 16)
+        return (self.at, self.topic, self.partition, number - (1 << 60), list(step.punctuators).index(self.name))
+
+
+def next_tick(step: Step, held: Held, key: Row, reached: Times, before: Place | None = None) -> Tick | None:
+    """Find the first punctuator of a key that is due, and comes before a place in log order, if one is given."""
+    if not step.punctuators or not held.stores[-1]:
+        return None
+    ticks = (Tick(row["at"], row["topic"], row["partition"], name) for (name,), row in held.stores[-1].items())
+    due = [tick for tick in ticks if (now := reached.get((tick.topic, tick.partition))) is not None and tick.at <= now]
+    first = min(due, key=lambda tick: tick.place(step, key), default=None)
+    return first if first is not None and (before is None or first.place(step, key) < before) else None
 
 
 def typed(value: Mapping[str, object], kind: pa.DataType, what: str) -> Row:
@@ -339,30 +412,63 @@ def plain(value: Any, kind: pa.DataType) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
-def visits_in(step: Step, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def visits_in(step: Step, schema: pa.Schema, reached: Times, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Call a processor for sorted rows: of each key first what its stores keep, where `present` is false, then its records in log order.
 
-    Gives a row for each that is forwarded or put (`output` counts the children, then the stores) and, with the `output` -1 and a `reason`,
-    for each record on which it raises; beside it are the columns of the record.
+    Punctuators are called between them, as stream times have `reached` them. Gives a row for each that is forwarded or put (`output`
+    counts the children, then the stores) and, with the `output` -1 and a `reason`, for each record on which it raises; beside it are the
+    columns of the record.
     """
-    key: object = None
+    made = _Rows(schema)
+    key: Row | None = None
     held = Held([])
+    batch: pa.RecordBatch | None = None
     for batch in batches:
-        sources: list[int] = []
-        made: dict[str, list[Any]] = {name: [] for name in schema.names if name not in batch.schema.names or name in ("present", "ord")}
         columns = {name: _plain_column(batch, name) for name in batch.schema.names if not name.startswith("raw_")}
         for n, present in enumerate(columns["present"]):
             if columns["key"][n] != key:
+                if key is not None:
+                    made.add(_ticks(step, held, key, reached))
                 key, held = columns["key"][n], Held([{} for _ in step.stores])
+            row = {name: column[n] for name, column in columns.items()}
             if not present:
-                _remember(held, [columns[f"store_{s}"][n] for s in range(len(step.stores))])
+                _remember(held, [row[f"store_{number}"] for number in range(len(step.stores))])
                 continue
-            for row in _outputs(step, held, {name: column[n] for name, column in columns.items()}):
-                sources.append(n)
-                for name, column in made.items():
-                    column.append(row.get(name))
-        if sources:
-            yield _batch(schema, batch, sources, made)
+            made.add(_ticks(step, held, row["key"], reached, (row["st"], row["topic"], row["partition"], row["offset"], row["ord"])))
+            made.add(_outputs(step, held, row), n)
+        yield from made.taken(batch)
+    if key is not None:
+        made.add(_ticks(step, held, key, reached))
+        yield from made.taken(batch)
+
+
+class _Rows:
+    """Collect what a processor makes, beside the record of the batch that it is of, if it is of one."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._rows: list[Row] = []
+        self._sources: list[int | None] = []
+
+    def add(self, rows: Iterable[Row], source: int | None = None) -> None:
+        for row in rows:
+            self._rows.append(row)
+            self._sources.append(source)
+
+    def taken(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Give the rows as columns, if there are any, and begin anew."""
+        import pyarrow as pa
+
+        if self._rows:
+            of = pa.array(self._sources, pa.int64())
+            arrays = [
+                batch.column(field.name).take(of).cast(field.type)
+                if field.name.startswith("raw_")
+                else pa.array([written(row.get(field.name), field.type) for row in self._rows], field.type)
+                for field in self._schema
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._rows, self._sources = [], []
 
 
 def _remember(held: Held, entries: list[Row | None]) -> None:
@@ -377,39 +483,42 @@ def _remember(held: Held, entries: list[Row | None]) -> None:
 def _outputs(step: Step, held: Held, row: Row) -> Iterator[Row]:
     """Call a processor for one record; give what comes of it."""
     record = Record(dict(row["key"]), row["value"], row["ts"], row["st"], row["topic"], row["partition"], row["offset"])
+    place = {name: row[name] for name in ("key", "ts", *PLACE)}
     try:
         made = visit(step, held, record)
     except Exception as error:
-        yield {"present": True, "output": -1, "reason": reason(step, error), "ord": row["ord"]}
+        yield {**place, "present": True, "output": -1, "reason": reason(step.function, error)}
         return
-    first, children = row["ord"] * MOST, list(step.children)
+    yield from _made_rows(step, held, place, made)
+
+
+def _ticks(step: Step, held: Held, key: Row, reached: Times, before: Place | None = None) -> Iterator[Row]:
+    """Call the punctuators of a key that are due, each at its place; give what comes of them."""
+    while (tick := next_tick(step, held, key, reached, before)) is not None:
+        made, error = punctuate(step, held, dict(key), tick)
+        place = {"key": key, "ts": tick.at, **dict(zip(PLACE, tick.place(step, key), strict=True))}
+        if error is not None:
+            yield {**place, "present": True, "output": -1, "reason": reason(step.punctuators[tick.name], error)}
+        yield from _made_rows(step, held, place, made)
+
+
+def _made_rows(step: Step, held: Held, place: Row, made: Made) -> Iterator[Row]:
+    """Write what came of a call as rows at its place."""
+    first, children = place["ord"] * MOST, list(step.children)
     for n, (child, value) in enumerate(made.forwards):
         number = children.index(child)
-        yield {"present": True, "output": number, "ord": first + n, f"child_{number}": value}
+        yield {**place, "present": True, "output": number, "ord": first + n, f"child_{number}": value}
     for n, (store, entry, value) in enumerate(made.puts):
         own = {name: part for (name, _), part in zip(step.stores[store].key, entry, strict=True)}
-        put = {"key": row["key"] | own, "value": {"order": {"n": held.number}, "value": value}}
-        yield {"present": True, "output": len(children) + store, "ord": first + n, f"put_{store}": put}
+        put = {"key": place["key"] | own, "value": {"order": {"n": held.number}, "value": value}}
+        yield {**place, "present": True, "output": len(children) + store, "ord": first + n, f"put_{store}": put}
 
 
-def reason(step: Step, error: Exception) -> str:
+def reason(function: Function, error: Exception) -> str:
     """Say why a record is refused."""
-    return f"{step.function.__name__} raises {type(error).__name__}: {error}"
+    return f"{function.__name__} raises {type(error).__name__}: {error}"
 
 
 def _plain_column(batch: pa.RecordBatch, name: str) -> list[Any]:
     kind = batch.schema.field(name).type
     return [plain(value, kind) for value in batch.column(name).to_pylist()]
-
-
-def _batch(schema: pa.Schema, batch: pa.RecordBatch, sources: list[int], made: Mapping[str, list[Any]]) -> pa.RecordBatch:
-    """Put what was made beside the columns of the records that it is of."""
-    import pyarrow as pa
-
-    of = pa.array(sources, pa.int64())
-    arrays = [
-        pa.array([written(value, field.type) for value in made[field.name]], field.type)
-        if field.name in made else batch.column(field.name).take(of).cast(field.type)
-        for field in schema
-    ]  # fmt: skip
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from watertable.processing import Step, StoreType
 from watertable.schema import Schema
@@ -28,6 +28,19 @@ class StoreShape:
     keeps: timedelta | None = None
 
 
+TIMERS: Final = "__timers"
+_TIMERS: Final = StoreShape("key_value", Schema.parse("punctuator STRING"), Schema.parse("at TIMESTAMP, topic STRING, partition INT"))
+
+
+@dataclass(frozen=True, slots=True)
+class Punctuator:
+    """Name a function that is called when a key's time has come."""
+
+    name: str
+    identity: str
+    function: Callable[..., Any] = field(compare=False, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Processor:
     """Hold a processor: what identifies its function, its stores and its children by name."""
@@ -37,6 +50,12 @@ class Processor:
     stores: tuple[tuple[str, StoreShape], ...]
     children: tuple[tuple[str, Schema], ...]
     function: Callable[..., Any] = field(compare=False, repr=False)
+    punctuators: tuple[Punctuator, ...] = ()
+
+    @property
+    def kept(self) -> tuple[tuple[str, StoreShape], ...]:
+        """Give all stores: the user's, and the one that says when punctuators are due, if there are any."""
+        return (*self.stores, (TIMERS, _TIMERS)) if self.punctuators else self.stores
 
     @property
     def step(self) -> Step:
@@ -45,6 +64,7 @@ class Processor:
             StoreType(
                 name, tuple((c.name, arrow_type(c.type)) for c in shape.key), arrow_type(shape.value.struct()), shape.kind, shape.keeps
             )
-            for name, shape in self.stores
+            for name, shape in self.kept
         )
-        return Step(self.function, tuple(stores), {name: arrow_type(value.struct()) for name, value in self.children})
+        children = {name: arrow_type(value.struct()) for name, value in self.children}
+        return Step(self.function, tuple(stores), children, {p.name: p.function for p in self.punctuators})

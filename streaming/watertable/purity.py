@@ -50,7 +50,7 @@ def purity_of(node: Stream | Table) -> Purity:
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
     if isinstance(node, StreamJoin) and not isinstance(node, WaitingJoin):
         return Purity.PURE if node.on is None and _keeps_partition(root_of(node.right)) and of_one_topic(node) else Purity.ARRIVAL
-    if isinstance(node, Process) and node.processor.stores:
+    if isinstance(node, Process) and node.processor.kept:
         return Purity.PURE if of_one_topic(node) else Purity.ARRIVAL
     return Purity.PURE
 

@@ -14,13 +14,19 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from watertable import plan, processing, udfs
 from watertable.aggregates import NUMBER, placed
+from watertable.algebra import company
+from watertable.layout import moment
 from watertable.nodes import Process
 from watertable.schema import Schema, quote
 from watertable.telling import PLACE
 from watertable.udfs import Udf, arrow_type
+from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from watertable.compiler import Lookup
+    from watertable.plan import TableDef
 
 _OF_RECORD = Schema.parse(
     "ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, raw_key BINARY, raw_value BINARY, raw_ts TIMESTAMP"
@@ -63,13 +69,18 @@ def _arrow_udf(udf: Udf) -> Any:
     return wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
 
 
-def visited(node: Process, rows: DataFrame, kept: Sequence[DataFrame]) -> DataFrame:
+def visited(node: Process, tables: Sequence[TableDef], rows: DataFrame, lookup: Lookup, reached: processing.Times) -> DataFrame:
     """Call a processor for records, key by key in log order, in one pass over the rows of all keys; see `processing.visits_in`.
 
-    `kept` are the absolute states of its stores, of these keys and perhaps more.
+    With what its `tables` keep of their keys; and for the keys whose punctuators are due now that partitions have `reached` their times.
     """
-    processor, key = node.processor, plan.key_of(node)
-    for number, ((_, shape), states) in enumerate(zip(processor.stores, kept, strict=True)):
+    processor, key, keys = node.processor, plan.key_of(node), rows.select("key").distinct()
+    if processor.punctuators:
+        timers, now = plan.timers_of(node), max((time for time in reached.values() if time is not None), default=EPOCH)
+        due = lookup(timers, keys, now).where(f"state.row.value.at <= {moment(now)}").selectExpr(f"{company(timers)} AS key")
+        tables, keys = [*tables, timers], keys.unionByName(due).distinct()
+    kept = [lookup(table, keys) for table in tables]
+    for number, ((_, shape), states) in enumerate(zip(processor.kept, kept, strict=True)):
         entry = "".join(f", '__{n}', key.{quote(name)}" for n, name in enumerate(shape.key.names))
         own = "named_struct(" + ", ".join(f"'{name}', key.{quote(name)}" for name in key.names) + ") AS key"
         row = f"named_struct('number', state.row.order.n, 'value', state.row.value{entry}) AS store_{number}"
@@ -78,24 +89,24 @@ def visited(node: Process, rows: DataFrame, kept: Sequence[DataFrame]) -> DataFr
         rows = rows.repartition("key").sortWithinPartitions("key", "present", *PLACE)
     made = Schema.parse("present BOOLEAN, output INT, reason STRING") + Schema.of([("key", key.struct())])
     made += Schema.of((f"child_{n}", value.struct()) for n, (_, value) in enumerate(processor.children))
-    for n, (_, shape) in enumerate(processor.stores):
+    for n, (_, shape) in enumerate(processor.kept):
         put = Schema.of([("key", (key + shape.key).struct()), ("value", placed(shape.value.struct(), NUMBER))])
         made += Schema.of([(f"put_{n}", put.struct())])
     made += _OF_RECORD
-    return rows.mapInArrow(_visiting(processor.step, arrow_type(made.struct())), made.sql())
+    return rows.mapInArrow(_visiting(processor.step, arrow_type(made.struct()), reached), made.sql())
 
 
-def _visiting(step: processing.Step, columns: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
+def _visiting(step: processing.Step, columns: Any, reached: processing.Times) -> Callable[[Iterable[Any]], Iterable[Any]]:
     """Make the function that Spark's workers call, pickled by value as those of `_arrow_udf` are."""
     import pyarrow as pa
 
-    packed = _by_value((processing.visits_in, step, pa.schema(list(columns))), (processing, *_beside(step.function)))
+    packed = _by_value((processing.visits_in, step, pa.schema(list(columns)), dict(reached)), (processing, *_beside(step.function)))
 
     def call(batches: Iterable[Any]) -> Iterable[Any]:
         import pickle
 
-        visits_in, step, schema = pickle.loads(packed)  # noqa: S301 (packed above, by this driver)
-        yield from visits_in(step, schema, batches)
+        visits_in, step, schema, reached = pickle.loads(packed)  # noqa: S301 (packed above, by this driver)
+        yield from visits_in(step, schema, reached, batches)
 
     return call
 

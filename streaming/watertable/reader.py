@@ -27,7 +27,7 @@ from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
-from watertable.nodes import ForeignJoin, Source, TableAggregate, Versioned, Waiting
+from watertable.nodes import ForeignJoin, Source, Stored, TableAggregate, Versioned, Waiting
 from watertable.plan import TableDef, Topology, history_of, is_open, walk
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
@@ -190,7 +190,8 @@ class View:
             if isinstance(table.windows, TimeWindows):
                 rows = rows.where(f"window_end <= {moment(upto - table.windows.grace)}")
         else:
-            rows = _only(states_in(base, table, NEXT), keys, "left").where(f"__k0 IS NOT NULL OR {NEXT} < {moment(upto)}")
+            time = "at" if isinstance(table.root, Stored) else NEXT  # when a punctuator is due, or a window closes
+            rows = _only(states_in(base, table, time), keys, "left").where(f"__k0 IS NOT NULL OR {time} < {moment(upto)}")
         return merge(table, rows.select("key", "state", "epoch", "seq").unionByName(tail))
 
     def touched(self, table: TableDef) -> DataFrame:

@@ -258,6 +258,7 @@ class Stream:
         *,
         children: Mapping[str, str] | None = None,
         stores: Mapping[str, StoreShape] | None = None,
+        punctuators: Mapping[str, Callable[[Record, Context], object]] | None = None,
         version: str | None = None,
     ) -> Processed:
         """Call a function of your own for each record, key by key in log order: it puts into named stores, and forwards to named children.
@@ -268,7 +269,13 @@ class Stream:
         and then nothing was put or forwarded; one without a key is dropped and counted. What the function does must follow from what it is
         given alone: no clock, no random number, nothing kept elsewhere. Plans know it by its `version` or closure, as they do a `wt.udf`.
 
-        Without stores it is pure. With them it is pure where each key is of one partition; else it depends on arrival, and is marked so.
+        `punctuators` are functions by name that are called for a key once its time has come: `context.schedule(name, at=time)`. They are
+        called when the stream time of the record's partition has reached it, at its place in log order, before all records of that time:
+        what a punctuator does follows from the records (and advances), not from when that was noticed. Where it raises, that is
+        quarantined, and it isn't called again. There are none by the wall clock: what they did would follow from when the app ran.
+
+        Without stores and punctuators it is pure. With them it is pure where each key is of one partition; else it depends on arrival, and
+        is marked so.
 
         Raises `DefinitionError` for what can't be called so, for Changes and for neither children nor stores; `SchemaError` for bad names
         and DDL; `DuplicateName` for a store's name that a table has.
@@ -286,7 +293,7 @@ class Stream:
         >>> made["again"].value, made.tables["visits"].value
         (Schema('`page` STRING'), Schema('`n` BIGINT'))
         """
-        return self._processed(function, dict(children or {}), dict(stores or {}), version, "process", here())
+        return self._processed(function, dict(children or {}), dict(stores or {}), punctuators or {}, version, "process", here())
 
     def process_values(
         self,
@@ -295,19 +302,21 @@ class Stream:
         *,
         value: str,
         stores: Mapping[str, StoreShape] | None = None,
+        punctuators: Mapping[str, Callable[[Record, Context], object]] | None = None,
         version: str | None = None,
     ) -> Stream:
         """Call a function of your own for each record, as `process` does; what it forwards are rows of `value`, in one stream."""
-        made = self._processed(function, {"values": value}, dict(stores or {}), version, "process_values", here())
+        made = self._processed(function, {"values": value}, dict(stores or {}), punctuators or {}, version, "process_values", here())
         return made["values"]
 
     def _processed(
-        self, function: object, children: dict[str, str], stores: dict[str, StoreShape], version: str | None, operator: str, where: str
-    ) -> Processed:
+        self, function: object, children: dict[str, str], stores: dict[str, StoreShape], punctuators: Mapping[str, object],
+        version: str | None, operator: str, where: str,
+    ) -> Processed:  # fmt: skip
         if is_change(self.node):
             raise DefinitionError(f"{where}: {operator} wants records, and these are Changes: map_values them first")
         check_key(self.key, where, operator)
-        processor = processor_of(function, children, stores, version, operator, where)
+        processor = processor_of(function, children, stores, punctuators, version, operator, where)
         made = nodes.Process(parent=self.node, processor=processor, operator=operator, location=where)
         tables_: dict[str, tables.Table] = {}
         for name, shape in processor.stores:

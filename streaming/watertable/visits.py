@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from watertable.errors import EvaluationError
 from watertable.nodes import Process
-from watertable.processing import MOST, Held, Record, Step, reason, visit
-from watertable.records import Event, Key, Row
+from watertable.plan import key_of
+from watertable.processing import MOST, Held, Made, Record, Step, Times, next_tick, punctuate, reason, visit
+from watertable.records import Event, Key, Place, Row, key_tuple
 
 
 class Visits:
@@ -17,6 +18,7 @@ class Visits:
 
     def __init__(self, processors: Mapping[int, Process]) -> None:
         self._steps: dict[int, Step] = {number: node.processor.step for number, node in processors.items()}
+        self._keys = {number: key_of(node).names for number, node in processors.items()}
         self._held: dict[tuple[int, Key], Held] = {}
 
     def copied(self) -> Visits:
@@ -25,12 +27,16 @@ class Visits:
         other._held = {key: held.copied() for key, held in self._held.items()}
         return other
 
-    def visit(self, number: int, node: Process, key: Key, event: Event) -> Iterator[tuple[str, Event]]:
-        """Call a processor for a record; give what it forwards, by child, and what it puts, by store.
+    def call(self, number: int, node: Process, event: Event | None, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
+        """Call a processor for a record, or the punctuator that is due at a place; give what it forwards, by child, and puts, by store.
 
         Raises `EvaluationError` where the function raises; then nothing was put.
         """
-        held = self._held.setdefault((number, key), Held([{} for _ in node.processor.stores]))
+        return self._punctuate(number, node, at, reached) if event is None else self._visit(number, node, event)
+
+    def _visit(self, number: int, node: Process, event: Event) -> Iterator[tuple[str, Event]]:
+        key = key_tuple(event.key or {})
+        held = self._held.setdefault((number, key), Held([{} for _ in node.processor.kept]))
         record = Record(
             key=dict(event.key or {}), value=copy.deepcopy(event.value), timestamp=event.timestamp, stream_time=event.place.st,
             topic=event.place.topic, partition=event.place.partition, offset=event.place.offset,
@@ -38,12 +44,33 @@ class Visits:
         try:
             made = visit(self._steps[number], held, record)
         except Exception as error:  # whatever the user's code raises is the record's failure
-            raise EvaluationError(reason(self._steps[number], error)) from error
+            raise EvaluationError(reason(node.processor.function, error)) from error
+        yield from self._made(node, held, event, made)
+
+    def due(self, reached: Times) -> Iterator[Place]:
+        """Give the place of each key's next punctuator that is due."""
+        for (number, key), held in self._held.items():
+            row = dict(zip(self._keys[number], key, strict=True))
+            if (tick := next_tick(self._steps[number], held, row, reached)) is not None:
+                yield Place(*tick.place(self._steps[number], row))
+
+    def _punctuate(self, number: int, node: Process, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
+        step = self._steps[number]
+        for (of, key), held in self._held.items():
+            row = dict(zip(self._keys[number], key, strict=True)) if of == number else {}
+            tick = next_tick(step, held, row, reached) if of == number else None
+            if tick is not None and Place(*tick.place(step, row)) == at:
+                made, error = punctuate(step, held, dict(row), tick)
+                if error is not None:
+                    raise EvaluationError(reason(step.punctuators[tick.name], error)) from error
+                yield from self._made(node, held, Event(at, tick.at, row, None), made)
+
+    def _made(self, node: Process, held: Held, event: Event, made: Made) -> Iterator[tuple[str, Event]]:
         first = event.place.ord * MOST
         for n, (child, row) in enumerate(made.forwards):
             yield child, replace(event, value=row, place=event.place._replace(ord=first + n))
         for n, (number_, entry, row) in enumerate(made.puts):
-            store, shape = node.processor.stores[number_]
+            store, shape = node.processor.kept[number_]
             value: Row = {"order": (held.number,), "value": row}
             put = (event.key or {}) | dict(zip(shape.key.names, entry, strict=True))
             yield f"store {store}", replace(event, key=put, value=value, place=event.place._replace(ord=first + n))

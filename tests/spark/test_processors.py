@@ -12,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.runs import Run, cut, survives
-from tests.unit.test_processors import clocked, site, tale
+from tests.unit.test_processors import baskets, clocked, shopping, site, tale
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.windows import EPOCH
@@ -94,3 +94,31 @@ def test_window_and_versioned_stores_forget_the_same_whatever_the_cuts(spark: Sp
     topology = app.topology()
     batches = cut(records, rng, 5)
     assert run_interpreter(topology, batches).differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+
+
+def test_punctuators_do_the_same_whatever_the_cuts(spark: SparkSession) -> None:
+    records, rng = shopping(80), random.Random(2)
+    app, told = baskets()
+    told.to("told")
+    topology = app.topology()
+    for cuts in (0, 6):
+        batches = cut(records, rng, cuts)
+        wanted = run_interpreter(topology, batches)
+        assert any(offset < 0 for _, _, offset, *_ in wanted.quarantine)
+        assert len(wanted.outputs["told"]) > 10
+        assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+
+
+def test_what_is_kept_by_time_and_scheduled_is_the_same_after_crashes_and_rewinds(spark: SparkSession, tmp_path: Path) -> None:
+    app, told = baskets()
+    told.group_by_key().windowed_by(wt.tumbling(seconds=30)).agg(n=wt.count(), all=wt.collect_list("what")).materialized_as("told")
+    kinds = {"seen": wt.window_store("n INT", retention=wt.seconds(10)), "last": wt.versioned_store("n INT", history=wt.seconds(10))}
+    told.process(_remember, stores=kinds)
+    survives(tiny(spark), tmp_path, app.topology(), PARTITIONS, shopping(30), 9)
+
+
+def _remember(record: wt.Record, context: wt.Context) -> None:
+    assert record.value is not None
+    n = len(context.store("seen").fetch()) + (context.store("last").get(as_of=record.timestamp) or {"n": 0})["n"]
+    context.store("seen").put({"n": n})
+    context.store("last").put({"n": n + 1})

@@ -350,3 +350,114 @@ def test_window_stores_keep_by_time_and_versioned_ones_as_of_a_time_for_as_long_
 def test_what_a_store_of_times_gets_wrong_is_said_where_it_is(make: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=rf"test_processors.py:\d+: .*{words}"):
         make()
+
+
+def await_order(record: wt.Record, context: wt.Context) -> None:
+    """Remind of each basket that isn't ordered within ten seconds, then give it up five seconds later."""
+    basket = context.store("basket")
+    assert record.value is not None
+    what = record.value["what"]
+    if what == "order":
+        basket.delete()
+        context.cancel("remind")
+        context.cancel("give_up")
+        return
+    basket.put({"items": (basket.get() or {"items": 0})["items"] + 1})
+    context.schedule("remind", at=record.timestamp + wt.seconds(10))
+    if what == "bad":
+        raise ValueError("no such thing")
+
+
+def remind(record: wt.Record, context: wt.Context) -> None:
+    row = context.store("basket").get()
+    context.forward({"what": "remind", "items": row and row["items"]})
+    context.schedule("give_up", at=record.timestamp + wt.seconds(5))
+    if row and row["items"] > 2:
+        raise ValueError("too much to remind of")
+
+
+def give_up(record: wt.Record, context: wt.Context) -> None:
+    row = context.store("basket").delete()
+    context.forward({"what": f"give up at {record.timestamp:%M:%S}", "items": row and row["items"]})
+
+
+def baskets() -> tuple[wt.App, Stream]:
+    app = wt.App("site")
+    views = app.topic("views", key="who STRING", value="what STRING").stream()
+    stores, late = {"basket": wt.key_value_store("items INT")}, {"remind": remind, "give_up": give_up}
+    return app, views.process_values(await_order, value="what STRING, items INT", stores=stores, punctuators=late)
+
+
+def shopping(number: int) -> list[Record]:
+    rng, made, offsets = random.Random(11), [], [0, 0]
+    for n in range(number):
+        who = rng.choice("abcd")
+        partition = ord(who) % 2
+        what = rng.choice(["tea", "tea", "tea", "order", "bad"])
+        at = EPOCH + wt.seconds(20 * (n // 12) + n % 12 // 2 + rng.choice([0, 0, -3, 4]) + 50)
+        made.append(Record("views", partition, offsets[partition], at, who.encode(), f'{{"what": "{what}"}}'.encode()))
+        offsets[partition] += 1
+    return made
+
+
+def test_a_punctuator_is_called_for_its_key_when_the_partitions_stream_time_has_reached_its_time() -> None:
+    app, told = baskets()
+    told.to("out")
+    driver = TopologyTestDriver(app)
+    for second, who, what in [(0, "ann", "tea"), (2, "bob", "tea"), (5, "bob", "order"), (8, "ann", "tea"), (17, "eve", "tea")]:
+        driver.pipe_input("views", who, {"what": what}, timestamp=second * 1000)
+    assert driver.read_output("out") == []
+    driver.pipe_input("views", "eve", {"what": "order"}, timestamp=18_000)
+    assert [(s.key, s.value, s.timestamp.second) for s in driver.read_output("out")] == [("ann", {"what": "remind", "items": 2}, 18)]
+    assert driver.table("basket")["ann"]["items"] == 2
+    driver.advance("views", "1970-01-01T00:01:00Z")
+    assert [(s.key, s.value) for s in driver.read_output("out")] == [("ann", {"what": "give up at 00:23", "items": 2})]
+    assert driver.table("basket") == {}
+
+
+def test_a_punctuator_that_raises_is_quarantined_and_not_called_again() -> None:
+    app, told = baskets()
+    told.to("out")
+    driver = TopologyTestDriver(app)
+    for second in (0, 1, 2, 3, 60, 120):
+        driver.pipe_input("views", "ann" if second < 60 else "bob", {"what": "tea"}, timestamp=second * 1000)
+    (refused,) = driver.quarantine()
+    assert refused.reason == "remind raises ValueError: too much to remind of"
+    assert (refused.record.key, refused.record.value, refused.record.timestamp.second) == (None, None, 13)
+    assert [s.key for s in driver.read_output("out")] == ["bob", "bob"]
+
+
+def test_no_cut_between_batches_changes_what_punctuators_do() -> None:
+    records, rng = shopping(80), random.Random(1)
+    app, made = baskets()
+    made.to("out")
+    made.group_by_key().windowed_by(wt.tumbling(seconds=30)).agg(n=wt.count(), all=wt.collect_list("what")).materialized_as("told")
+    told = []
+    for cuts in (0, 1, 7, 30, 60):
+        engine = Interpreter(app.topology(), partitions=[("views", 0), ("views", 1)])
+        for batch in cut(records, rng, cuts):
+            engine.read(batch)
+        outputs = sorted((o.topic, *o.place, o.value or b"") for o in engine.outputs)
+        told.append((engine.tables, outputs, sorted((r.record.offset, r.reason) for r in engine.quarantine)))
+    assert told[1:] == told[:1] * 4
+    assert len(told[0][1]) > 20
+    assert any("remind" in reason for _, reason in told[0][2])
+    assert purity_of(made.node) is Purity.PURE
+
+
+def test_what_a_punctuator_is_scheduled_for_is_checked() -> None:
+    app, views, _ = site()
+    with pytest.raises(DefinitionError, match=r"test_processors.py:\d+: process: .* must take"):
+        views.process(visit, children={"c": "n INT"}, punctuators={"p": lambda: None})
+    with pytest.raises(SchemaError, match="'a b'"):
+        views.process(visit, children={"c": "n INT"}, punctuators={"a b": visit})
+
+    def wrong(record: wt.Record, context: wt.Context) -> None:
+        context.schedule("late", at=record.timestamp)
+
+    views.process_values(wrong, value="n INT", punctuators={"later": visit}).to("out")
+    driver = TopologyTestDriver(app)
+    driver.pipe_input("views", "ann", {"page": "home"}, timestamp=1)
+    assert [r.reason for r in driver.quarantine()] == [
+        "wrong raises KeyError: \"no punctuator 'late'; there are later: punctuators={...}\""
+    ]
