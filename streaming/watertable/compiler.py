@@ -1,12 +1,12 @@
 """Compile a plan and one batch of records into one DataFrame of changes per table: Spark's engine of a topology.
 
 The law: whatever the cuts between batches, merging the changes of all batches gives the rows of the interpreter. The same code runs a
-micro-batch, a backfill over a range and a full rebuild. Everything is built-in columnar functions.
+micro-batch, a backfill over a range and a full rebuild. Everything but the user's own Python is built-in columnar functions.
 
 The plan's layout says which columns to compute. One pass over the batch decodes, runs every stateless operator, finds every failure,
 counts, and keeps just what tables and outputs need. What is read more than once after that (changes of a table above all) is computed
 once and kept. Per batch: one job for that pass, one for each later segment that is kept, one for each look at the old rows of a table,
-whose changes are streamed or that a stream is joined with, and the writer's.
+whose changes are streamed, that a stream is joined with or that a processor keeps, and the writer's.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def label(node: Stream | nodes.Table) -> str:
             return f"latest value by key and event time, history {words(node.history)}"
         case nodes.Process():
             kept = "".join(f", store {name}" for name, _ in node.processor.stores)
-            return f"{node.operator} {node.processor.name}{kept} ({purity_of(node)})"
+            timed = "".join(f", punctuator {punctuator.name}" for punctuator in node.processor.punctuators)
+            return f"{node.operator} {node.processor.name}{kept}{timed} ({purity_of(node)})"
         case nodes.Forwarded():
             return f"forwarded to {node.child}"
         case nodes.Written():

@@ -220,7 +220,7 @@ def deduped(draw: st.DrawFn, stream: Stream, number: int) -> Stream:
     return stream.dedupe(name=f"seen{number}", within=within, by=by, grace=grace)
 
 
-def _remembering(name: str) -> Callable[[wt.Record, wt.Context], None]:
+def _remembering(name: str, later: bool) -> Callable[[wt.Record, wt.Context], None]:
     """Make a processor that counts by entries, forgets them all at a tombstone, and raises now and then after it has put."""
 
     def remember(record: wt.Record, context: wt.Context) -> None:
@@ -233,6 +233,8 @@ def _remembering(name: str) -> Callable[[wt.Record, wt.Context], None]:
         g, x, y = (record.value[column] for column in ("g", "x", "y"))
         n = (((store.get(g or "-") or {"kept_n": 0})["kept_n"] or 0) + (x or 1)) % 1000
         store.put({"kept_n": n, "kept_at": record.timestamp}, g or "-")
+        if later:
+            context.schedule("later", at=record.timestamp + timedelta(seconds=n % 9))
         context.forward({"g": g, "x": n, "y": y}, to="one" if n % 2 else "two")
         if n % 5 == 0:
             context.forward({"g": str(len(store.range())), "y": y}, to="one")
@@ -242,12 +244,29 @@ def _remembering(name: str) -> Callable[[wt.Record, wt.Context], None]:
     return remember
 
 
+def _forgetting(name: str) -> Callable[[wt.Record, wt.Context], None]:
+    """Make a punctuator that forgets one entry, and comes again for the next; and raises now and then."""
+
+    def forget(record: wt.Record, context: wt.Context) -> None:
+        store = context.store(name)
+        for entry, row in store.range()[:1]:
+            if row["kept_n"] % 4 == 1:
+                raise ValueError(entry)
+            store.delete(entry)
+            context.forward({"g": entry, "x": row["kept_n"]}, to="two")
+            context.schedule("later", at=record.timestamp + timedelta(seconds=3))
+
+    return forget
+
+
 @st.composite
 def processed(draw: st.DrawFn, stream: Stream, number: int) -> tuple[list[Stream], Table]:
     """Call a processor for each record; give its children and the table of its store."""
     name, store = f"kept{number}", wt.key_value_store("kept_n INT, kept_at TIMESTAMP", key=f"e{number} STRING")
     records = stream.map_values(**draw(basic(stream)))
-    made = records.process(_remembering(name), stores={name: store}, children={"one": BASIC, "two": BASIC})
+    later = {"later": _forgetting(name)} if draw(st.booleans()) else {}
+    children = {"one": BASIC, "two": BASIC}
+    made = records.process(_remembering(name, bool(later)), stores={name: store}, children=children, punctuators=later)
     return list(made.children.values()), made.tables[name]
 
 
