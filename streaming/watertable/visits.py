@@ -9,7 +9,7 @@ from dataclasses import replace
 from watertable.errors import EvaluationError
 from watertable.nodes import Process
 from watertable.plan import key_of
-from watertable.processing import MOST, Held, Made, Record, Step, Times, next_tick, punctuate, reason, visit
+from watertable.processing import MOST, Held, Made, Record, Step, Tick, Times, next_tick, punctuate, reason, visit
 from watertable.records import Event, Key, Place, Row, key_tuple
 
 
@@ -20,11 +20,12 @@ class Visits:
         self._steps: dict[int, Step] = {number: node.processor.step for number, node in processors.items()}
         self._keys = {number: key_of(node).names for number, node in processors.items()}
         self._held: dict[tuple[int, Key], Held] = {}
+        self._scheduled: set[tuple[int, Key]] = set()
 
     def copied(self) -> Visits:
         """Give others that go on from here, and leave these as they are."""
         other = copy.copy(self)
-        other._held = {key: held.copied() for key, held in self._held.items()}
+        other._held, other._scheduled = {key: held.copied() for key, held in self._held.items()}, set(self._scheduled)
         return other
 
     def call(self, number: int, node: Process, event: Event | None, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
@@ -45,25 +46,32 @@ class Visits:
             made = visit(self._steps[number], held, record)
         except Exception as error:  # whatever the user's code raises is the record's failure
             raise EvaluationError(reason(node.processor.function, error)) from error
+        self._schedule(number, key)
         yield from self._made(node, held, event, made)
 
     def due(self, reached: Times) -> Iterator[Place]:
         """Give the place of each key's next punctuator that is due."""
-        for (number, key), held in self._held.items():
-            row = dict(zip(self._keys[number], key, strict=True))
-            if (tick := next_tick(self._steps[number], held, row, reached)) is not None:
-                yield Place(*tick.place(self._steps[number], row))
+        yield from (place for *_, place in self._ticks(reached))
+
+    def _ticks(self, reached: Times) -> Iterator[tuple[int, Held, Row, Tick, Place]]:
+        for number, key in self._scheduled:
+            step, held, row = self._steps[number], self._held[number, key], dict(zip(self._keys[number], key, strict=True))
+            if (tick := next_tick(step, held, row, reached)) is not None:
+                yield number, held, row, tick, Place(*tick.place(step, row))
 
     def _punctuate(self, number: int, node: Process, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
         step = self._steps[number]
-        for (of, key), held in self._held.items():
-            row = dict(zip(self._keys[number], key, strict=True)) if of == number else {}
-            tick = next_tick(step, held, row, reached) if of == number else None
-            if tick is not None and Place(*tick.place(step, row)) == at:
-                made, error = punctuate(step, held, dict(row), tick)
-                if error is not None:
-                    raise EvaluationError(reason(step.punctuators[tick.name], error)) from error
-                yield from self._made(node, held, Event(at, tick.at, row, None), made)
+        for _, held, row, tick, _ in [found for found in self._ticks(reached) if (found[0], found[-1]) == (number, at)]:
+            made, error = punctuate(step, held, dict(row), tick)
+            self._schedule(number, key_tuple(row))
+            if error is not None:
+                raise EvaluationError(reason(step.punctuators[tick.name], error)) from error
+            yield from self._made(node, held, Event(at, tick.at, row, None), made)
+
+    def _schedule(self, number: int, key: Key) -> None:
+        """Note whether a key has a punctuator to wait for."""
+        waits = self._steps[number].punctuators and self._held[number, key].stores[-1]
+        (self._scheduled.add if waits else self._scheduled.discard)((number, key))
 
     def _made(self, node: Process, held: Held, event: Event, made: Made) -> Iterator[tuple[str, Event]]:
         first = event.place.ord * MOST
