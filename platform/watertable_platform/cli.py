@@ -14,7 +14,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +29,8 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from watertable.kafka.reading import Past
+    from watertable.plan import Topology
     from watertable.project import LoadedApp
     from watertable.reader import AppStatus
 
@@ -149,26 +151,24 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every record that made a row, the row after each, and what was late or refused; reads the topics, without Spark."""
+    """Show every record that made a row, the row after each, and what was late or refused; needs Spark for archived topics alone."""
     from watertable import testcase
     from watertable.explain import explain as tell
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
-    from watertable.kafka.reading import read_records
     from watertable.project import load_apps
     from watertable_platform import show
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
-    kafka = Admin(cluster := Cluster.of(settings))
-    partitions = kafka.partitions([topic.name for topic in topology.topics])
-    begin, end = kafka.earliest(partitions), kafka.latest(partitions) | kafka.mirrored(topology.app, partitions)
-    with err.status("reading the topics", spinner="dots"):
-        told = tell(topology, wanted, show.key_texts(key), read_records(cluster, begin, end))
-        if as_test:
-            again = read_records(cluster, begin, end)
-            command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
-            test = testcase.as_test(topology, wanted, show.key_texts(key), told, again, command)
+    with begin_session(settings) if topology.archived else nullcontext() as spark:
+        past = _past(settings, topology, spark)
+        begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
+        with err.status("reading the topics", spinner="dots"):
+            told = tell(topology, wanted, show.key_texts(key), past.records(begin, end))
+            if as_test:
+                command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
+                test = testcase.as_test(topology, wanted, show.key_texts(key), told, past.records(begin, end), command)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         err.print(f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there")
     if as_test:
@@ -188,9 +188,6 @@ def bisect(
 ) -> None:
     """Find the first commit after which a condition on a row was true, and the record of it that made it so."""
     from watertable import bisect as history
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
-    from watertable.kafka.reading import read_records
     from watertable.project import load_apps
     from watertable.reader import Reader
     from watertable_platform import show
@@ -206,12 +203,12 @@ def bisect(
             found = history.find(reader, wanted, judged, None if key is None else show.key_texts(key))
         if found.at is not None:
             try:
+                past = _past(settings, topology, spark)
                 begin, end = found.ranges(topology, wanted)
-                kept = Admin(cluster := Cluster.of(settings)).earliest(begin)
-                gone = [f"{topic}/{partition}" for (topic, partition), offset in begin.items() if offset < kept[topic, partition]]
-                if gone:
-                    raise UnknownPosition(f"Kafka has deleted records of {', '.join(gone)} that the commit read")
-                culprit = history.blame(reader, topology, wanted, judged, found, read_records(cluster, begin, end))
+                if gone := past.lacking(begin, end):
+                    named = ", ".join(f"{topic}/{partition}" for topic, partition in gone)
+                    raise UnknownPosition(f"Kafka has deleted records of {named} that the commit read")
+                culprit = history.blame(reader, topology, wanted, judged, found, past.records(begin, end))
             except (KafkaError, UnknownPosition) as error:
                 unknown = str(error)
     if as_json:
@@ -229,25 +226,21 @@ def preview(
 ) -> None:
     """Run a table's definition as it is here on the newest records, without a commit, and compare with the live table."""
     from watertable import preview as trial
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
-    from watertable.kafka.reading import read_records
     from watertable.project import load_apps
     from watertable.reader import Reader
     from watertable.testcase import upstream
     from watertable_platform import show
 
     topology, wanted = show.find_table(load_apps(settings := _settings()), table)
-    kafka = Admin(cluster := Cluster.of(settings))
-    partitions = kafka.partitions([topic.name for topic in upstream(topology, wanted).topics])
-    earliest, latest = kafka.earliest(partitions), kafka.latest(partitions)
     with begin_session(settings) as spark:
+        past = _past(settings, upstream(topology, wanted), spark)
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         live = trial.live_of(reader, topology, wanted)
-        end = latest | {p: max(offset, earliest[p]) for p, offset in (live.next if live else {}).items() if p in latest}
-        begin = trial.last(earliest, end, last)
+        reached = {p: max(offset, past.first[p]) for p, offset in (live.next if live else {}).items() if p in past.ends}
+        end = {**past.ends, **reached}
+        begin = trial.last(past.first, end, last)
         with err.status("reading the topics", spinner="dots"):
-            seen = trial.preview(reader, topology, wanted, begin, end, read_records(cluster, begin, end), live)
+            seen = trial.preview(reader, topology, wanted, begin, end, past.records(begin, end), live)
     if as_json:
         print(show.preview_json(seen))
     else:
@@ -424,6 +417,19 @@ def begin_session(settings: Settings) -> AbstractContextManager[SparkSession]:
 
     _quiet(settings.home_folder / "logs" / "query.log")
     return session(settings, err)
+
+
+def _past(settings: Settings, topology: Topology, spark: SparkSession | None) -> Past:
+    """Give what there is of the topics that an app, or a part of it, reads."""
+    from watertable.kafka.config import Cluster
+    from watertable.kafka.reading import Past
+
+    archives = None
+    if spark is not None and topology.archived:
+        from watertable.archive import Archives
+
+        archives = Archives(spark, settings.warehouse_uri, topology.archived)
+    return Past(Cluster.of(settings), [topic.name for topic in topology.topics], archives)
 
 
 def _escaped(text: str) -> str:

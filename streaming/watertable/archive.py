@@ -19,9 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Final, Self
 
 from delta.tables import DeltaTable
+from pyspark.sql import DataFrame
 
 from watertable import failpoints
 from watertable.changelog import FORMAT, Offsets, Partition
@@ -29,10 +32,12 @@ from watertable.deltalog import JVM_ERRORS, Commit, DeltaLog, Files, Snapshot, c
 from watertable.errors import Fenced, FormatError, StoreError
 from watertable.kafka.source import ONE_TASK, RECORDS, read_range
 from watertable.layout import literal
+from watertable.records import Record
 from watertable.schema import quote
+from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from watertable.kafka.config import Cluster
 
@@ -257,6 +262,18 @@ class Archives:
     def read(self, begin: Offsets, end: Offsets) -> Sequence[DataFrame]:
         """Read what a batch needs of archived topics."""
         return [frame for archive in self._of.values() if (frame := archive.read(begin, end)) is not None]
+
+    def records(self, begin: Offsets, end: Offsets) -> Iterator[Record]:
+        """Yield the records of [begin, end), of which archives hold all, to Python: partitions in turn, by the time each has come to."""
+        frames = self.read(begin, end)
+        if not frames:
+            return
+        so_far = "max(timestamp) OVER (PARTITION BY topic, partition ORDER BY offset)"
+        rows = reduce(DataFrame.unionByName, frames).selectExpr("*", f"{so_far} AS so_far", "unix_millis(timestamp) AS ms")
+        ordered = rows.orderBy("so_far", "topic", "partition", "offset").select("topic", "partition", "offset", "ms", "key", "value")
+        for row in ordered.toLocalIterator(prefetchPartitions=True):
+            key, value = (None if data is None else bytes(data) for data in row[4:])
+            yield Record(row[0], row[1], row[2], EPOCH + timedelta(milliseconds=row[3]), key, value)
 
     def beside(self, end: Offsets) -> dict[Partition, int]:
         """Give those of a batch's ends that are of topics without an archive."""

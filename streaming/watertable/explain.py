@@ -2,7 +2,7 @@
 
 The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
 the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
-No Spark: what it costs is reading the topics once, at the pace of plain Python.
+No Spark, unless a topic's archive is to be read: what it costs is reading the topics once, at the pace of plain Python.
 """
 
 from __future__ import annotations

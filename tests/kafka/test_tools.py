@@ -127,3 +127,24 @@ def test_an_edited_definition_is_shown_beside_the_live_table_and_nothing_is_comm
     assert Admin(Cluster(Settings.load(till.home).kafka)).mirrored("till", [(till.moves, 0), (till.moves, 1)])
     till.write(APP)
     assert till.json("preview", "stock", "--last", "100")["live"] == "till@1.3"
+
+
+def test_a_row_is_explained_from_the_archive_when_kafka_has_deleted_its_records(till: Till) -> None:
+    till.write(APP.replace('timestamp="at"', 'timestamp="at", archive=True'))
+    till.produce(("a", 100, "11:00"), ("b", 9, "11:05"))
+    till.run()
+    wanted = [("a", offset) for offset in range(6)]
+    told = till.json("explain", "stock", "--key", "a")
+    assert [(step["key"]["sku"], step["offset"]) for step in told["steps"]] == wanted
+    till.produce(("a", 7, "11:10"))
+    till.admin.delete_records({(till.moves, 0): 5, (till.moves, 1): 6})  # all that was committed
+    again = till.json("explain", "stock", "--key", "a")
+    assert again["steps"][:6] == told["steps"], "what is gone from Kafka is told from the archive"
+    assert [(step["offset"], step["row"]["qty"]) for step in again["steps"][6:]] == [], "what no commit has read isn't told"
+    found = till.json("bisect", "stock", "qty < 0")
+    assert (found["at"], found["record"]["offset"], found["record"]["record"]["qty"]) == ("till@1.2", 2, -9)
+    whole = till.json("preview", "stock", "--last", "100")
+    assert ({row["mark"] for row in whole["rows"]}, whole["records"]) == ({"same"}, 11)
+    (till.home / "test_a.py").write_text(till.said("explain", "stock", "--key", "a", "--as-test"))
+    told = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"], cwd=till.home, check=False)
+    assert told.returncode == 0
