@@ -16,7 +16,7 @@ from typing import Final, get_args
 from watertable import nodes
 from watertable.aggregates import FUNCTIONS
 from watertable.plan import Topology, walk
-from watertable.windows import Windows
+from watertable.windows import Lifetimes, Stretches, Windows
 
 LAWS: Final = {
     "one batch": "Spark computes what the interpreter does, with the whole log as one batch",
@@ -26,7 +26,7 @@ LAWS: Final = {
 }
 EVERY: Final = frozenset({
     *(name for name, kind in vars(nodes).items() if isinstance(kind, type) and issubclass(kind, nodes.Node)),
-    *(kind.__name__ for kind in get_args(Windows)), *(function for function in FUNCTIONS),
+    *(kind.__name__ for kind in (*get_args(Windows), Stretches, Lifetimes)), *(function for function in FUNCTIONS),
 } - {"Node", "JoinSide", "JoinBuffer", "History", "Waiting"})  # fmt: skip
 """All that a plan can be made of, but for what other nodes bring along."""
 

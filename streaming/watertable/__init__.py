@@ -48,6 +48,7 @@ from watertable.windows import (
     sliding,
     tumbling,
     unlimited,
+    until_time_limit,
     until_window_closes,
 )
 
@@ -104,6 +105,7 @@ __all__ = [
     "tumbling",
     "udf",
     "unlimited",
+    "until_time_limit",
     "until_window_closes",
     "versioned_store",
     "window_store",

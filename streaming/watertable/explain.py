@@ -63,14 +63,14 @@ class Explanation:
 def explain(topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record]) -> Explanation:
     """Run the app over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
-    Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table: its rows come of windows
-    that closed, and the story is that of the table above it.
+    Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
+    a time to live: its rows come of time that went by, and the story is that of the table above it.
     """
     wanted = columns_of(table, key)
     if any(isinstance(node, FinalRows) for node in walk(table.node)):
         raise StoreError(
-            f"{table.name!r} ({table.location}) shows what is final of a windowed table, and no record makes its rows: put "
-            ".materialized_as(name) before the suppress, without emit='on_close', and ask for the story of that table"
+            f"{table.name!r} ({table.location}) shows what is final of a windowed table, or after a time, and no record makes its rows: "
+            "put .materialized_as(name) before the suppress or ttl, without emit='on_close', and ask for the story of that table"
         )
     engine = Interpreter(topology, watch=frozenset({table.name}))
     steps: list[Step] = []

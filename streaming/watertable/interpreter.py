@@ -34,7 +34,7 @@ from watertable.rows import finished
 from watertable.rules import OnFail
 from watertable.stages import How, Stage
 from watertable.visits import Visits
-from watertable.windows import EPOCH, MILLISECOND, SlidingWindows
+from watertable.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time
 
 FAN_OUT: Final = 65536
 """Bounds the records that one record can become in one step, so that their places stay apart."""
@@ -549,7 +549,7 @@ class Interpreter:
         if root.windows is None:
             yield key_tuple(group), [state], event
             return
-        windows = root.windows.windows_of(event.timestamp)
+        windows = root.windows.windows_of(event.place.st if of_stream_time(root.windows) else event.timestamp)
         if not windows:
             self._drop(table, "before_start")
         for n, (start, end) in enumerate(windows):

@@ -20,8 +20,9 @@ from watertable.nodes import (
     ToStream,
     WaitingJoin,
 )
-from watertable.plan import key_of, leaves_of, parents_of, root_of, walk
+from watertable.plan import key_of, leaves_of, parents_of, root_of, walk, windows_of
 from watertable.scopes import is_change
+from watertable.windows import Stretches
 
 
 class Purity(StrEnum):
@@ -56,8 +57,8 @@ def purity_of(node: Stream | Table) -> Purity:
 
 
 def _keeps_partition(root: Root) -> bool:
-    if isinstance(root, Latest) and isinstance(root.parent, FinalRows):
-        return True  # a final row comes once
+    if isinstance(root, Latest) and _comes_in_order(root.parent):
+        return True
     for leaf in leaves_of(root):
         if isinstance(leaf, TableAggregate):
             return False
@@ -66,6 +67,13 @@ def _keeps_partition(root: Root) -> bool:
             if is_change(leaf.parent) or tuple(e.refs for _, e in leaf.group) != tuple((f"key.{n}",) for n in key.names):
                 return False
     return of_one_topic(root)
+
+
+def _comes_in_order(node: Stream) -> bool:
+    """Tell whether final rows come once, or, of stretches of stream time, one stretch after the other."""
+    if isinstance(node, Map) and isinstance(node.parent, FinalRows):
+        return isinstance(windows_of(node.parent.parent), Stretches)
+    return isinstance(node, FinalRows)
 
 
 def of_one_topic(node: Stream | Table) -> bool:

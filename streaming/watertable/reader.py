@@ -28,11 +28,11 @@ from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
 from watertable.nodes import ForeignJoin, Source, Stored, TableAggregate, Versioned, Waiting
-from watertable.plan import TableDef, Topology, history_of, is_open, walk
+from watertable.plan import TableDef, Topology, closing_of, history_of, is_open, walk
 from watertable.schema import quote
 from watertable.stages import How, Match, Stage, Where
 from watertable.versions import state_as_of
-from watertable.windows import EPOCH, TimeWindows
+from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -179,16 +179,22 @@ class View:
         """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
 
         A record in the tail has its marks there, too, so the tail is all that is wanted of its keys. Of rows that wait for their windows to
-        close, those are given whose windows are closed by then; of sessions and sliding windows, which others may join, all that wait.
+        close, those are given whose windows are closed by then; of sessions, which others may join, also those of their groups; of sliding
+        windows all that wait.
         """
         tail, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
         if base is None:
             return merge(table, tail)
         upto = EPOCH + ((due - EPOCH) // _DUE_STEP + 1) * _DUE_STEP  # a time in a plan is compiled into it: let it change seldom
-        if is_open(table):
-            rows = states_in(base, table, "window_end") if isinstance(table.windows, TimeWindows) else states_in(base, table)
-            if isinstance(table.windows, TimeWindows):
-                rows = rows.where(f"window_end <= {moment(upto - table.windows.grace)}")
+        if is_open(table) and table.sliding is not None:
+            rows = states_in(base, table)
+        elif is_open(table):
+            closed = f"window_end <= {moment(upto - closing_of(table.node).after)}"
+            rows = states_in(base, table, "window_end")
+            if table.sessions is not None:  # one that may be another's by now is in its group, and that is in the tail, or in the batch
+                groups = tail.select("key").unionByName(keys).selectExpr(f"{home(table)} AS key").distinct()
+                rows, closed = _only(rows, groups, "left"), f"__k0 IS NOT NULL OR {closed}"
+            rows = rows.where(closed)
         else:
             time = "at" if isinstance(table.root, Stored) else NEXT  # when a punctuator is due, or a window closes
             rows = _only(states_in(base, table, time), keys, "left").where(f"__k0 IS NOT NULL OR {time} < {moment(upto)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from watertable import nodes, plan, streams
+from watertable import elapsed, nodes, plan, streams
 from watertable.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
 from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
 from watertable.definitions import (
@@ -24,7 +24,7 @@ from watertable.plan import TableDef
 from watertable.schema import Schema
 from watertable.scopes import join_scope, scope_of
 from watertable.stages import How, Named
-from watertable.windows import UnlimitedWindows, UntilWindowCloses
+from watertable.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses
 
 if TYPE_CHECKING:
     from watertable.dsl import App
@@ -127,22 +127,47 @@ class Table:
         )  # fmt: skip
         return Table(self.app, nodes.ForeignJoin(how=how, left=left, right=right, columns=made, location=where))
 
-    def suppress(self, until: UntilWindowCloses, /) -> Table:
-        """Show each row of a windowed table only once its window has closed: when every partition that feeds it has passed it (KIP-328).
+    def suppress(self, until: UntilWindowCloses | UntilTimeLimit, /) -> Table:
+        """Show a row only once its window has closed, or a changed row at most once in a while (KIP-328).
 
-        The table's key has the window's bounds as columns; it has no windows itself. `to_stream` of it gives each window's result once.
-        The row's event time is the last moment of its window. Raises `DefinitionError` for a table without windows, and for windows that
-        never close.
+        `until_window_closes()` is of windowed tables: a row shows when every partition that feeds it has passed its window. The table's key
+        has the window's bounds as columns; it has no windows itself. `to_stream` of it gives each window's result once. The row's event
+        time is the last moment of its window. Raises `DefinitionError` for a table without windows, and for windows that never close.
+
+        `until_time_limit(limit)` is of any table with a name: a row that changed shows at the end of the stretch of stream time that it
+        changed in, as it is then; so does its deletion. Raises `DefinitionError` for a table without a name, as `to_stream` does, and for a
+        negative limit; zero is no limit.
         """
         where = here()
+        if isinstance(until, UntilTimeLimit):
+            if until.limit < timedelta(0):
+                raise DefinitionError(f"{where}: suppress: a time limit must not be negative; got {until.limit}")
+            if not until.limit:
+                return self
+            return Table(self.app, elapsed.settled(self._changes("suppress", where), until.limit, where))
         if not isinstance(until, UntilWindowCloses):
-            raise DefinitionError(f"{where}: suppress wants wt.until_window_closes(); got {until!r}")
+            raise DefinitionError(f"{where}: suppress wants wt.until_window_closes() or wt.until_time_limit(...); got {until!r}")
         windows = plan.windows_of(self.node)
         if windows is None:
-            raise DefinitionError(f"{where}: suppress wants a table of windows, with windowed_by(...) above it: other rows are never final")
+            raise DefinitionError(
+                f"{where}: suppress wants a table of windows, with windowed_by(...) above it: other rows are never final; "
+                "wt.until_time_limit(...) shows their changes once in a while"
+            )
         if isinstance(windows, UnlimitedWindows):
             raise DefinitionError(f"{where}: suppress: a window that is {windows} never closes, so no row would ever show")
         return Table(self.app, nodes.Latest(parent=nodes.FinalRows(parent=self.node, location=where), location=where))
+
+    def ttl(self, duration: timedelta, /) -> Table:
+        """Let a row go that hasn't changed for a duration of stream time: a tombstone deletes it, at the moment when the time is over.
+
+        Stream time is that which every partition that feeds the table has reached. A key that comes back has a row again, as the table
+        above has it. Raises `DefinitionError` for a duration that isn't longer than zero, and for a table without a name, as `to_stream`
+        does.
+        """
+        where = here()
+        if duration <= timedelta(0):
+            raise DefinitionError(f"{where}: a time to live must be longer than zero; got {duration}")
+        return Table(self.app, elapsed.mortal(self._changes("ttl", where), duration, where))
 
     def materialized_as(self, name: str, *, description: str = "", history: timedelta | None = None) -> Table:
         """Keep the table under a name: it becomes a Delta table, an asset, and something to read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from watertable.layout import Fold
 from watertable.nodes import Aggregate
 from watertable.schema import quote
-from watertable.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, microseconds
+from watertable.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, microseconds, of_stream_time
 
 
 def window_starts(fold: Fold) -> list[str]:
@@ -17,7 +17,7 @@ def window_starts(fold: Fold) -> list[str]:
         start = f"{microseconds(windows.start - EPOCH)}L"
         return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
     size, advance, grace = (microseconds(d) for d in (windows.size, windows.advance, windows.grace))
-    now = "unix_micros(ts)"
+    now = "unix_micros(st)" if of_stream_time(windows) else "unix_micros(ts)"
     if isinstance(windows, SessionWindows | SlidingWindows):
         reached = "unix_micros(st)"
         if isinstance(windows, SlidingWindows):

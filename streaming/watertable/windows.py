@@ -277,7 +277,37 @@ class SlidingWindows:
         return f"{shape} grace {words(self.grace)}" if self.grace else shape
 
 
+@dataclass(frozen=True, slots=True)
+class Stretches(TimeWindows):
+    """Cut stream time itself into stretches of one length: a record is in that of its stream time, and late for none."""
+
+    def __str__(self) -> str:
+        return f"stretches of {words(self.size)} of stream time"
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes(SessionWindows):
+    """Bring the records of a key together that are at most `gap` of stream time apart; none is late.
+
+    A lifetime ends with the first moment in which no record can join it any more, and what it gives is of that moment.
+    """
+
+    @property
+    def closing(self) -> Closing:
+        """Give how long a lifetime goes on after its last record."""
+        longer = self.gap + timedelta(microseconds=1)
+        return Closing(longer, -longer)
+
+    def __str__(self) -> str:
+        return f"lifetimes of {words(self.gap + timedelta(microseconds=1))} of stream time"
+
+
 Windows = TimeWindows | UnlimitedWindows | SessionWindows | SlidingWindows
+
+
+def of_stream_time(windows: Windows) -> bool:
+    """Tell whether a record is in the windows of its stream time, rather than of its event time."""
+    return isinstance(windows, Stretches | Lifetimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +354,21 @@ class UntilWindowCloses:
 def until_window_closes() -> UntilWindowCloses:
     """Say to `suppress` when a row is to be shown: once its window has closed."""
     return UntilWindowCloses()
+
+
+@dataclass(frozen=True, slots=True)
+class UntilTimeLimit:
+    """Ask that a row be shown at most once in each stretch of stream time; made by `until_time_limit`."""
+
+    limit: timedelta
+
+
+def until_time_limit(limit: timedelta) -> UntilTimeLimit:
+    """Say to `suppress` when a changed row is to be shown: at the end of each stretch of so much stream time, counted from 1970.
+
+    A limit of zero shows every change.
+    """
+    return UntilTimeLimit(limit)
 
 
 def tumbling(

@@ -325,6 +325,13 @@ def grouped_rows(draw: st.DrawFn, table: Table) -> Table:
 
 
 @st.composite
+def elapsed(draw: st.DrawFn, table: Table) -> Table:
+    """Show the rows of a named table once in a while, or for a while."""
+    time = wt.seconds(draw(st.sampled_from([2, 10, 40])))
+    return draw(derived(table.suppress(wt.until_time_limit(time)) if draw(st.booleans()) else table.ttl(time)))
+
+
+@st.composite
 def derived(draw: st.DrawFn, table: Table) -> Table:
     """Derive another table at times."""
     match draw(st.integers(0, 7)):
@@ -442,8 +449,11 @@ def topologies(draw: st.DrawFn) -> Topology:
             continue
         sources = [table for table in kept if _level(table.node) < MAX_DEPTH and _streamed(table)]
         named = [table for table in sources if all(c.type.kind in ("string", "int", "bigint") for c in table.key)]
-        choice = draw(st.integers(0, 7)) if sources else 0
-        if choice > 5 and named:
+        choice = draw(st.integers(0, 8)) if sources else 0
+        if choice == 8:
+            table = draw(elapsed(draw(st.sampled_from(sources))))
+            depth = _level(table.node)
+        elif choice > 5 and named:
             table = draw(joined_on(draw(st.sampled_from(sources)), draw(st.sampled_from(named))))
             depth = _level(table.node)
         elif choice > 2:
