@@ -394,6 +394,21 @@ class Changelog:
             abandoned=frozenset(r.epoch for r in rows if r.kind == "abandoned"), holds=tuple(holds),
         )  # fmt: skip
 
+    def advances(self, topic_ids: Mapping[str, str]) -> tuple[Advance, ...]:
+        """List the advances that any epoch has recorded for these topics, the furthest for each place: they are part of the log.
+
+        Those of a topic that has been created anew since are of another log.
+        """
+        rows = self.snapshot().frame().where(f"`table` = '{COMMIT_TABLE}'").selectExpr("commit_v1 AS c").where("size(c.advances) > 0")
+        each = rows.selectExpr("explode(c.advances) AS a", "map_from_entries(c.topics) AS ids").selectExpr(
+            "a.topic AS topic", "a.partition AS partition", "a.before AS before", "ids[a.topic] AS id",
+            "unix_micros(a.stream_time) AS micros",
+        )  # fmt: skip
+        furthest = each.groupBy("topic", "partition", "before", "id").agg(F.max("micros").alias("micros")).collect()
+        return tuple(
+            Advance(r["topic"], r["partition"], r["before"], _micros(r["micros"])) for r in furthest if topic_ids.get(r["topic"]) == r["id"]
+        )  # fmt: skip
+
     def hint(self, snapshot: Snapshot) -> int:
         """Give a seq to look for the head from, by the last commit's own words; 0 when log clean-up or OPTIMIZE has taken them."""
         for version in range(snapshot.version, max(-1, snapshot.version - 10), -1):

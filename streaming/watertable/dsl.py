@@ -12,6 +12,7 @@ name is looked up in the value first, then in the key, and can be qualified (`ke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from watertable import nodes
 from watertable.definitions import (
@@ -59,6 +60,7 @@ class App:
         key_format: str | None = None,
         value_format: str | None = None,
         archive: bool = False,
+        idle_after: timedelta | None = None,
         description: str = "",
     ) -> TopicSource:
         """Declare a topic that the app reads.
@@ -68,12 +70,21 @@ class App:
         TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp. `archive` keeps the raw
         records in the warehouse, each once, so that a replay has what Kafka has deleted.
 
-        Raises `SchemaError` for a bad DDL, name, format or time column, and `DuplicateName` for a topic declared twice.
+        A partition without records holds what waits for the stream time of all, windows above all. With `idle_after`, one that has had
+        nothing to read for so long (of wall clock) is let go by a recorded advance, up to where the topic's others are, and a replay does
+        the same. What comes to it later, of an earlier time, is late for what was closed.
+
+        Raises `SchemaError` for a bad DDL, name, format or time column, `DuplicateName` for a topic declared twice, and `DefinitionError`
+        for an `idle_after` that isn't longer than zero.
         """
         where = here()
         check_topic_name(name, where)
         if name in self._topics:
             raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
+        if idle_after is not None and idle_after <= timedelta(0):
+            raise DefinitionError(
+                f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
+            )
         keys, values = declared(key, where, "key"), declared(value, where, "value")
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
@@ -86,6 +97,7 @@ class App:
             value_format=chosen_format(value_format, values, where, default=Format.JSON),
             timestamp=timestamp,
             archive=archive,
+            idle_after=idle_after,
             description=description,
             location=where,
         )

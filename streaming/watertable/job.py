@@ -10,6 +10,9 @@ on from where they put the app, within the same process. One that is asked to wa
 over. A shadow is brought on by the same loop with a writer of its own, up to where its app stands and no further; nobody folds or
 publishes what it commits.
 
+A partition that is idle, where its topic says so, is let go by an advance in the commit; a replay cuts its batches at those that were
+recorded (`advances`).
+
 Where a batch fails because of its data, halves of it are tried until the one record is known: what comes before it is committed, and
 the error names it.
 """
@@ -33,8 +36,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 
 from watertable import failpoints
+from watertable.advances import Advances
 from watertable.archive import Archives
-from watertable.changelog import OUT_PREFIX, CommitInfo, Offsets, Partition, Position
+from watertable.changelog import OUT_PREFIX, Advance, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
 from watertable.deployment import classify
 from watertable.errors import BreakingChange, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
@@ -187,6 +191,7 @@ class _Job:
         self.compiler = Compiler(topology)
         retention = Retention(timedelta(days=settings.horizon_days))
         self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.kept, retention, topology.archived)
+        self.advances = Advances.of(topology)
         self.archives = Archives(spark, settings.warehouse_uri, topology.archived)
         self.position: Position | None = None
         self.offsets: dict[Partition, int] = {}
@@ -232,8 +237,10 @@ class _Job:
         """Commit a batch, or wait a little where there is none; a bounded run that has reached its goal gives the reason to end."""
         began = time.monotonic()
         ends = goal or self._ends()
-        end = bounded(self.offsets, ends, self.pace.records)
-        if end == self.offsets:
+        if goal is None:
+            self.advances.look(self.offsets, ends, began)
+        end = self.advances.upto(self.offsets, bounded(self.offsets, ends, self.pace.records))
+        if end == self.offsets and not self.advances.due(self.offsets, self.stream_times):
             if goal is not None:
                 return self._caught_up()
             self._rest(ends)
@@ -306,6 +313,12 @@ class _Job:
         self.archives.look({topic: state.id for topic, state in found.items()})
         self.offsets |= self.archives.earliest(self.admin.earliest(self.admin.partitions(new)))
         self.topics |= found
+        self._look_for_advances()
+
+    def _look_for_advances(self) -> None:
+        """Find the advances of other epochs; those of its own are in its stream times."""
+        if self.writer.known.head.next_epoch > 2:
+            self.advances.recorded = self.store.changelog.advances({name: state.id for name, state in self.topics.items()})
 
     def _check_topics(self) -> None:
         """Raise `TopicChanged` when the topics are no longer those that were read, or have lost what no archive holds."""
@@ -410,7 +423,7 @@ class _Job:
         try:
             self._batch(end, ends)
         except Exception as error:
-            if not self._is_data(error):
+            if end == self.offsets or not self._is_data(error):
                 raise
             if (middle := midway(self.offsets, end)) is None:
                 raise self._blame(end, error) from error
@@ -445,10 +458,13 @@ class _Job:
         ):
             failpoints.hit("job.batch.begin")
             records = self._records(end)
-            batch = self.compiler.batch(records, {p: self.stream_times.get(p) for p in self.offsets}, self.writer.lookup())
+            times = {p: self.stream_times.get(p) for p in self.offsets}
+            advances = self.advances.due(self.offsets, times)
+            carry = times | {(a.topic, a.partition): a.stream_time for a in advances}
+            batch = self.compiler.batch(records, carry, self.writer.lookup(), times)
             try:
                 failpoints.hit("job.batch.compiled")
-                self._commit(batch, end, began)
+                self._commit(batch, end, began, advances)
             finally:
                 batch.close()
             failpoints.hit("job.batch.end")
@@ -477,7 +493,7 @@ class _Job:
         live = [read_range(self.spark, self.cluster, self.offsets, beside)] if beside or not kept else []
         return reduce(DataFrame.unionByName, [*live, *kept])
 
-    def _commit(self, batch: Batch, end: dict[Partition, int], began: float) -> None:
+    def _commit(self, batch: Batch, end: dict[Partition, int], began: float, advances: tuple[Advance, ...]) -> None:
         stats = batch.stats
         times = {p: found.stream_time for p, found in stats.partitions.items()}
         counters = {"records": sum(p.records for p in stats.partitions.values()), "quarantined": stats.quarantined}
@@ -486,7 +502,7 @@ class _Job:
         counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
         info = CommitInfo(
             begin=self.offsets, next=end, stream_times={p: times.get(p, self.stream_times.get(p)) for p in self.offsets},
-            topic_ids={name: state.id for name, state in self.topics.items()}, counters=counters,
+            topic_ids={name: state.id for name, state in self.topics.items()}, counters=counters, advances=advances,
         )  # fmt: skip
         self.position = self.writer.commit(
             batch.tables, info, outbox=batch.outbox, quarantine=batch.quarantine, dropped=batch.dropped, records=counters["records"]
@@ -585,7 +601,8 @@ class _Replay(_Job):
                 return reason
 
     def _goal(self) -> dict[Partition, int]:
-        """Give the offsets at which the app stands; of topics that it doesn't read, the ends."""
+        """Give the offsets at which the app stands; of topics that it doesn't read, the ends. What it has let go by then goes here, too."""
+        self._look_for_advances()
         found = self._given
         if found is None:
             last = self.store.head().last

@@ -32,7 +32,8 @@ class Topic:
     """Declare a Kafka topic: the columns of its key and value, how they are written, and where its event time is.
 
     `timestamp` names a TIMESTAMP column of the value; without one, event time is the Kafka record's own timestamp (so it is for a
-    tombstone, which has no value). `archive` keeps its raw records in the lakehouse beyond the topic's retention.
+    tombstone, which has no value). `archive` keeps its raw records in the lakehouse beyond the topic's retention. After `idle_after` a
+    partition with nothing to read holds nobody back any more; what is computed depends on the advances that come of it, not on it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Topic:
     value_format: Format
     timestamp: str | None = None
     archive: bool = False
+    idle_after: timedelta | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
     location: str = field(default="", compare=False)
 
