@@ -69,6 +69,7 @@ def _lines(topology: Topology) -> Iterator[str]:
     yield f"app {topology.app}  fingerprint {topology.fingerprint}" + (f"  owner {topology.owner}" if topology.owner else "")
     for topic in topology.topics:
         time = f"event time {topic.timestamp}" if topic.timestamp else "event time of the record"
+        time += f", partitions let go after {words(topic.idle_after)}" if topic.idle_after else ""
         yield f"  topic {topic.name}  key ({_plain(topic.key.sql())}) {topic.key_format}, value {topic.value_format}, {time}"
         yield f"        ({_plain(topic.value.sql())})"
     for table in topology.tables:

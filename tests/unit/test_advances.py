@@ -18,6 +18,7 @@ from watertable.advances import Advances, let_go
 from watertable.changelog import Advance
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
+from watertable.lineage import describe
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
@@ -95,6 +96,7 @@ def test_an_idle_after_of_no_time_says_where_and_the_fingerprint_doesnt_move_wit
         return app.topology().fingerprint
 
     assert of(None) == of(wt.minutes(1))
+    assert "event time of the record, partitions let go after 5m" in describe(shop())
 
 
 # -- what was recorded ---------------------------------------------------------------------------------------------------------------
