@@ -121,7 +121,7 @@ class CommitInfo:
     `begin` and `next` are offsets by (topic, partition): this commit read [begin, next). `stream_times` are those after it. Kinds:
     `batch` (takes a seq), `fence` (a writer begins), `fold` (tables were folded), `epoch` (an epoch becomes current; `parent`, `fork`),
     `shadow` (an epoch begins beside the current one; `parent`, `fork`), `abandoned` (a shadow is given up), `hold` (the app's writer is
-    asked to wait for what comes next).
+    asked to wait for what comes next), `advances` (those of commits that were trimmed).
     """
 
     kind: str = "batch"
@@ -394,12 +394,13 @@ class Changelog:
             abandoned=frozenset(r.epoch for r in rows if r.kind == "abandoned"), holds=tuple(holds),
         )  # fmt: skip
 
-    def advances(self, topic_ids: Mapping[str, str]) -> tuple[Advance, ...]:
+    def advances(self, topic_ids: Mapping[str, str], where: str = "true") -> tuple[Advance, ...]:
         """List the advances that any epoch has recorded for these topics, the furthest for each place: they are part of the log.
 
-        Those of a topic that has been created anew since are of another log.
+        Those of a topic that has been created anew since are of another log. `where` is a condition over epoch and bucket.
         """
-        rows = self.snapshot().frame().where(f"`table` = '{COMMIT_TABLE}'").selectExpr("commit_v1 AS c").where("size(c.advances) > 0")
+        rows = self.snapshot().frame().where(f"`table` = '{COMMIT_TABLE}' AND {where}").selectExpr("commit_v1 AS c")
+        rows = rows.where("size(c.advances) > 0")
         each = rows.selectExpr("explode(c.advances) AS a", "map_from_entries(c.topics) AS ids").selectExpr(
             "a.topic AS topic", "a.partition AS partition", "a.before AS before", "ids[a.topic] AS id",
             "unix_micros(a.stream_time) AS micros",

@@ -17,11 +17,11 @@ from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.archive import Archives
-from watertable.changelog import BUCKET, Position, batches
+from watertable.changelog import BUCKET, CommitInfo, Position, batches
 from watertable.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.errors import StoreError
 from watertable.layout import moment
-from watertable.reader import Base, Reader, base_name, forgets
+from watertable.reader import Base, Reader, View, base_name, forgets
 
 if TYPE_CHECKING:
     from watertable.plan import TableDef
@@ -93,9 +93,18 @@ class Upkeep:
         if bucket > 0:
             log = self._reader.changelog.log
             apart = f" AND epoch <> {shadow.epoch}" if shadow is not None else ""
-            DeltaTable.forPath(log.spark, log.path).delete(f"bucket >= 0 AND bucket < {bucket}{apart}")
+            goes = f"bucket >= 0 AND bucket < {bucket}{apart}"
+            self._keep_advances(view, goes)
+            DeltaTable.forPath(log.spark, log.path).delete(goes)
         failpoints.hit("trim.after_delete")
         return bucket
+
+    def _keep_advances(self, view: View, goes: str) -> None:
+        """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon."""
+        changelog, ids = self._reader.changelog, view.commit.topic_ids if view.commit else {}
+        if advances := changelog.advances(ids, goes):
+            info = CommitInfo(kind="advances", epoch=view.position.epoch, seq=view.position.seq, topic_ids=ids, advances=advances)
+            changelog.log.append(changelog.append_rows([], info, bucket=-1).coalesce(1), note="advances of what is trimmed")
 
     def _oldest_base(self, table: TableDef, base: Base, marks: list[tuple[int, int]], wanted: int) -> int:
         """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.ledger import Ledger, minute
 from watertable import changelog, fold, reader, upkeep
-from watertable.changelog import CommitInfo, Position
+from watertable.changelog import Advance, CommitInfo, Position
 from watertable.errors import TableNotFound, UnknownPosition
 from watertable.reader import event_time
 from watertable.store import WRITER_LINE, Retention
@@ -158,6 +158,23 @@ def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSe
     again = ledger.restart()
     again.sell(a=1)
     assert again.read("stock") == {"a": 9}
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_advances_outlive_the_commits_that_made_them(ledger: Ledger) -> None:
+    made = (Advance("moves", 0, 3, minute(5)), Advance("moves", 0, 3, minute(9)), Advance("moves", 1, 0, minute(2)))
+    ledger.writer.commit({}, CommitInfo(topic_ids={"moves": "id-m"}, advances=made))
+    for _ in range(3):
+        ledger.sell(a=1)
+    ledger.store.folder.fold_all()
+    log, ids = ledger.store.changelog, {"moves": "id-m", "names": "id-n"}
+    assert set(log.advances(ids)) == {*made[1:]}
+    ledger.sell(a=1)
+    assert ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30)) > 0
+    assert log.rows(log.snapshot(), "c.kind = 'batch' AND seq = 1") == []
+    assert set(log.advances(ids)) == {*made[1:]}
+    assert log.advances({"moves": "another"}) == ()
+    assert ledger.restart().store.head().position.seq == 5
 
 
 def test_upkeep_beside_a_writer_changes_no_row_and_stops_nobody(ledger: Ledger) -> None:
