@@ -44,7 +44,7 @@ from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
 from watertable.pythons import register, visited
 from watertable.schema import quote
-from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, session_changes
+from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, never_paired, session_changes
 from watertable.udfs import called_in
 from watertable.versions import as_of, is_due, waiting_rows
 from watertable.windowing import sliding_key, window_starts, windowed_key
@@ -585,7 +585,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             return found.selectExpr(*made)
         found = self._once(found)
         paired = found.selectExpr("key", "explode(array(earlier, later)) AS at")
-        given = self._once(self._closed(node, every, old, paired, reached))
+        given = self._once(never_paired(node, every, old, paired, reached))
         marks = paired.unionByName(given.select("key", "at")).where(f"at.ord % 2 IN ({', '.join(map(str, node.how.alone))})")
         marked = marks.groupBy("key").agg(F.expr("array_sort(collect_set(at)) AS places"), F.expr("max(at.st) AS st"))
         self.done[buffer.name] = marked.selectExpr("key", f"{done_with(buffer, 'places')} AS state", "st")
@@ -595,17 +595,6 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
             f"at.ord % {PAIRS}L AS ord", *RAW,
         )  # fmt: skip
         return found.selectExpr(*made).unionByName(alone)
-
-    def _closed(
-        self, node: nodes.OuterStreamJoin, every: DataFrame, old: DataFrame, paired: DataFrame, reached: datetime | None
-    ) -> DataFrame:
-        """Give what waits, has never paired, and can't any more: what comes is later in log order, and late."""
-        ends = ", ".join(f"{microseconds(duration)}L" for duration in node.within.open_for)
-        now = 0 if reached is None else (reached - EPOCH) // timedelta(microseconds=1)
-        over = f"greatest(unix_micros(at.st), unix_micros(ts) + array({ends})[side]) < array({now}L, {now}L)[side]"
-        waits = every.where(f"side IN ({', '.join(map(str, node.how.alone))}) AND {over}")
-        done = paired.unionByName(old.selectExpr("key", f"explode(state.{quote(plan.DONE)}) AS at"))
-        return waits.join(done, ["key", "at"], "left_anti")
 
     def _final(self, node: nodes.FinalRows, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Give the rows of a table whose windows this batch closes: each once, at the last moment of its window, as it is now."""

@@ -1,4 +1,4 @@
-"""Tell what each record of a batch does to rows that several states make (sessions, foreign-key joins), and which rows it makes final."""
+"""Tell what each record of a batch does to rows that several states make, and which rows and records it makes final."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 
 from watertable.algebra import company, finish, home, in_sessions, merged_state
 from watertable.layout import encoded
-from watertable.nodes import Format
-from watertable.plan import TableDef
+from watertable.nodes import Format, OuterStreamJoin
+from watertable.plan import DONE, TableDef
 from watertable.schema import quote
 from watertable.windows import EPOCH, Closing, SessionWindows, microseconds
 
@@ -115,3 +115,13 @@ def final_rows(table: TableDef, closing: Closing, rows: DataFrame, since: dateti
         "TRUE AS present", "key", f"named_struct({value}) AS value", f"{at} AS ts", f"{at} AS st",
         f"{topic} AS topic", "-1 AS partition", number, "0L AS ord", *nothing,
     )  # fmt: skip
+
+
+def never_paired(node: OuterStreamJoin, every: DataFrame, old: DataFrame, paired: DataFrame, reached: datetime | None) -> DataFrame:
+    """Give what waits in an outer join, has never paired, and can't any more: what comes is later in log order, and late."""
+    ends = ", ".join(f"{microseconds(duration)}L" for duration in node.within.open_for)
+    now = 0 if reached is None else (reached - EPOCH) // timedelta(microseconds=1)
+    over = f"greatest(unix_micros(at.st), unix_micros(ts) + array({ends})[side]) < array({now}L, {now}L)[side]"
+    waits = every.where(f"side IN ({', '.join(map(str, node.how.alone))}) AND {over}")
+    done = paired.unionByName(old.selectExpr("key", f"explode(state.{quote(DONE)}) AS at"))
+    return waits.join(done, ["key", "at"], "left_anti")
