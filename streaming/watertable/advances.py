@@ -38,7 +38,7 @@ class Advances:
     @classmethod
     def of(cls, topology: Topology) -> Self:
         """Begin for an app."""
-        roots = [topics_above(part.node) for part in (*topology.kept, *topology.sinks)]
+        roots = [*(topics_above(table.node) for table in topology.kept), *(topics_above(sink.node) for sink in topology.sinks)]
         names = [topic.name for topic in topology.topics]
         peers = {name: frozenset({name}).union(*(fed for fed in roots if name in fed)) for name in names}
         return cls({topic.name: topic.idle_after for topic in topology.topics if topic.idle_after is not None}, peers)

@@ -458,10 +458,10 @@ class _Job:
         ):
             failpoints.hit("job.batch.begin")
             records = self._records(end)
-            times = {p: self.stream_times.get(p) for p in self.offsets}
-            advances = self.advances.due(self.offsets, times)
-            carry = times | {(a.topic, a.partition): a.stream_time for a in advances}
-            batch = self.compiler.batch(records, carry, self.writer.lookup(), times)
+            since = {p: self.stream_times.get(p) for p in self.offsets}
+            advances = self.advances.due(self.offsets, since)
+            carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
+            batch = self.compiler.batch(records, carry, self.writer.lookup(), since)
             try:
                 failpoints.hit("job.batch.compiled")
                 self._commit(batch, end, began, advances)

@@ -11,7 +11,7 @@ import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
 from tests.spark.runs import Run, survives, through_folds
-from tests.spark.test_stream_joins import PARTITIONS, TOPICS, tale
+from tests.spark.test_stream_joins import TOPICS, tale
 from tests.spark.test_suppress import waiting
 from watertable import fold
 from watertable.plan import Topology
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+PARTITIONS = [(TOPICS[0], 0)]
+VIEWS = [record for record in tale(35) if record.topic == TOPICS[0]]
 
 
 def shop() -> Topology:
-    """Show the last view of each key once in a while, and for a while; count clicks, and show those counts for a while."""
+    """Show the last view of each key once in a while, and for a while; count those that show."""
     app = wt.App("shop")
     views = app.topic(TOPICS[0], key="k STRING", value="v STRING").table().materialized_as("views")
     views.suppress(wt.until_time_limit(wt.minutes(3))).materialized_as("slow").to_stream().to("slow")
     recent = views.ttl(wt.minutes(3)).materialized_as("recent")
     recent.group_by(k="substr(k, 1, 1)").count("n").materialized_as("alive")
-    counts = app.topic(TOPICS[1], key="k STRING", value="v STRING").stream().group_by_key().count("n").materialized_as("counts")
-    counts.ttl(wt.minutes(2)).materialized_as("active")
     return app.topology()
 
 
@@ -42,12 +42,12 @@ def test_rows_come_and_go_with_the_time_through_folds_that_forget_it(
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
     run = Run(tiny(spark), tmp_path, shop(), PARTITIONS)
-    oracle, sizes = through_folds(run, tale(40), 18, waiting)
+    oracle, sizes = through_folds(run, VIEWS, 8, waiting)
     assert oracle.tables["slow"]
-    assert any(row["n"] for row in oracle.tables["counts"].values())
+    assert 0 < len(oracle.tables["recent"]) < len(oracle.tables["views"])
     assert max(map(max, zip(*sizes, strict=True))) <= 12, f"what waits grows: {sizes}"
 
 
 @pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_the_same_rows_show(spark: SparkSession, tmp_path: Path) -> None:
-    survives(tiny(spark), tmp_path, shop(), PARTITIONS, tale(15), 11)
+    survives(tiny(spark), tmp_path, shop(), PARTITIONS, VIEWS[:15], 5)
