@@ -228,12 +228,11 @@ def preview(
     from watertable import preview as trial
     from watertable.project import load_apps
     from watertable.reader import Reader
-    from watertable.testcase import upstream
     from watertable_platform import show
 
     topology, wanted = show.find_table(load_apps(settings := _settings()), table)
     with begin_session(settings) as spark:
-        past = _past(settings, upstream(topology, wanted), spark)
+        past = _past(settings, topology.above({wanted.name}), spark)
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         live = trial.live_of(reader, topology, wanted)
         reached = {p: max(offset, past.first[p]) for p, offset in (live.next if live else {}).items() if p in past.ends}

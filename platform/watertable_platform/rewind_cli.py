@@ -6,6 +6,7 @@ Each shows first what it would do; `--apply` does it.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -45,6 +46,10 @@ def rewind(
     ] = None,
     by: Annotated[str | None, typer.Option(metavar="DURATION", help="Back to what was committed so long ago: 10 min, 2 h, 1 d.")] = None,
     shift_by: Annotated[int | None, typer.Option(metavar="N", help="Back by so many records.")] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="TABLE", help="Rebuild this table and what is made of it, beside the app, and nothing else."),
+    ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan, as --json printed it, rather than making one.")] = None,
     apply: Apply = False,
     keep_old_code_before: OldCode = False,
@@ -59,7 +64,10 @@ def rewind(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself."""
+    """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself.
+
+    With --table, some tables alone are made anew beside the app, from the first record on, and joined when they are level with it.
+    """
     from watertable.rewind import RewindPlan, Target
 
     made: RewindPlan | Target | None
@@ -70,19 +78,21 @@ def rewind(
         _abandon(name, apply=apply, reason=reason, as_json=as_json)
         return
     if plan is not None:
-        if not untold or shadow:
-            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by and --shadow")
+        if not untold or shadow or table:
+            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table and --shadow")
         try:
             made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
         except OSError as error:
             raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
+    elif untold and table:
+        made = Target("earliest")
     elif shadow and untold:
         made = None
     else:
         made = Target.parse(to, by=by, shift_by=shift_by)
     _rewind(
         name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=shadow, reason=reason, as_json=as_json,
+        shadow=shadow, tables=table or [], reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
@@ -110,31 +120,45 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Show what the shadow would change; with --apply, let it take the app's place: all tables at once, if its checks are green."""
-    from watertable import job
-    from watertable import shadow as beside
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.store import Store
-    from watertable_platform import show
-    from watertable_platform.progress import JsonLines, Progress
 
     settings, loaded = cli.find_app(name)
     Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
-    with cli.begin_session(settings) as spark, cli.stop_on_signals(within=STOPS_WITHIN) as stop:
-        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
+    with cli.begin_session(settings) as spark:
+        store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept)
+        _promote(settings, loaded, spark, store, apply=apply, despite_checks=despite_checks, reason=reason, as_json=as_json)
+
+
+def _promote(
+    settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, apply: bool, despite_checks: bool, reason: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Bring the shadow level with its app, show what it would change, and let it take its place where that was asked for."""
+    from watertable import job
+    from watertable import shadow as beside
+    from watertable_platform import show
+    from watertable_platform.progress import JsonLines, Progress
+
+    name = loaded.name
+    with cli.stop_on_signals(within=STOPS_WITHIN) as stop:
 
         def replay(goal: Offsets | None) -> None:
             with JsonLines(stop) if as_json else Progress(cli.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
                 job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
             if stop.is_set():
-                raise RewindRefused(f"stopped before the shadow took the place of {loaded.name}; nothing is changed")
+                raise RewindRefused(
+                    f"stopped before the shadow took its place; nothing is changed, and `watertable promote {name} --apply` goes on with it"
+                )
 
-        words = beside.current(store).writer
+        row = beside.current(store)
+        words = row.writer
         if apply:
             replay(None)
         found = beside.diff(store, loaded.topology)
         show.tell_diff(cli.out, found, as_json=as_json)
-        red = _red(settings, loaded, store, found.shadow)
+        red = _red(settings, loaded, store, found.shadow, row.of)
         if red and (not apply or despite_checks):
             cli.err.print(f"[yellow]red[/] at {found.shadow}: {', '.join(red)}", highlight=False, soft_wrap=True)
         if not apply:
@@ -143,8 +167,8 @@ def promote(
             return
         if red and not despite_checks:
             raise RewindRefused(
-                f"the shadow of {loaded.name} isn't promoted: at {found.shadow} these checks are red: {', '.join(red)}. Mend the code and "
-                "begin another shadow, or say --despite-checks; nothing is changed"
+                f"the shadow of {name} isn't promoted: at {found.shadow} these checks are red: {', '.join(red)}. Mend the code and begin "
+                f"another shadow, or `watertable promote {name} --apply --despite-checks`; nothing is changed"
             )
         before, position = beside.promote(store, loaded.topology, replay, reason=reason)
         store.fold_all()  # other Delta readers needn't wait for the app's next fold
@@ -167,13 +191,13 @@ def undo(
 
     _rewind(
         name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=False, reason=reason, as_json=as_json,
+        shadow=False, tables=[], reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
 def _rewind(
     name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
-    shadow: bool, reason: str, as_json: bool,
+    shadow: bool, tables: list[str], reason: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
     from watertable import rewind as acts
@@ -203,7 +227,7 @@ def _rewind(
         else:
             plan = acts.plan(
                 store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow,
+                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables,
             )  # fmt: skip
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
@@ -216,6 +240,9 @@ def _rewind(
         position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
         if plan.shadow:
             _replay(settings, loaded, spark, store, words=plan.words, as_json=as_json)
+            return
+        if plan.rebuilds:
+            _promote(settings, loaded, spark, store, apply=True, despite_checks=False, reason="", as_json=as_json)
             return
     if as_json:
         print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
@@ -246,13 +273,14 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
         )  # fmt: skip
 
 
-def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str) -> list[str]:
-    """Name the checks of an app's suites that are red at a position."""
+def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of: Collection[str]) -> list[str]:
+    """Name the checks of an app's suites that are red at a position; those of these tables, or of all."""
     from watertable.changelog import Position
     from watertable.project import load_apps
     from watertable_platform.suites import find_suites, own_name, red
 
-    suites = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))
+    found = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))
+    suites = [suite for suite in found if not of or suite.name in of]
     return red(store.reader, suites, Position.parse(position)) if suites else []
 
 

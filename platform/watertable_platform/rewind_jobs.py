@@ -53,11 +53,15 @@ class RewindConfig(UndoConfig):
     mode: Literal["in_place", "shadow"] = Field(
         "in_place", description="in_place: the app goes on from there. shadow: beside it, to be compared and promoted, or given up"
     )
+    tables: list[str] = Field(
+        [], description="rebuild these tables and what is made of them, from earliest, and nothing else; in_place: join them at once"
+    )
 
     def options(self) -> list[str]:
         """Write it as the command line takes it."""
         where = [("--to", self.to), ("--by", self.by), ("--shift-by", str(self.shift_by) if self.shift_by else "")]
         said = [word for option, value in where if value for word in (option, value)]
+        said += [word for table in self.tables for word in ("--table", table)]
         return [*said, *(["--shadow"] if self.mode == "shadow" else []), *super().options()]
 
 
@@ -90,7 +94,8 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
         _job(
             app, "rewind", act("rewind"), RewindConfig, "Plan a rewind; carry it out unless it is a dry run.",
             f"Go back in {app.name}'s topics and read again from there. With dry_run, the default, only the plan is shown. "
-            "All tables move together, nothing is deleted; the plan says what becomes of output topics. A live stream goes on by itself.",
+            "All tables move together, but for those named in `tables`, which are rebuilt beside the stream and joined alone; nothing is "
+            "deleted; the plan says what becomes of output topics. A live stream goes on by itself.",
         ),
         _job(
             app, "undo", act("undo"), UndoConfig, "Plan taking the last rewind back; do it unless it is a dry run.",

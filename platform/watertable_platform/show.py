@@ -195,7 +195,8 @@ def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, M
 
 def print_plan(console: Console, plan: RewindPlan) -> None:
     """Print what a rewind will do: from where to where, what is read again, what becomes of each table, and what stands in the way."""
-    from watertable.rewind import eta_text, source_text
+    from watertable.estimates import eta_text
+    from watertable.rewind import source_text
 
     console.print(
         Text.assemble((plan.app, "bold"), f"  {plan.words}  ", (plan.head, "cyan"), ("  →  ", "dim"), (plan.becomes, "bold cyan"))
@@ -203,7 +204,10 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
-    facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.commits:,} commits are left behind, none is deleted"))
+    if plan.rebuilds:
+        facts.add_row("beside", Text.assemble((plan.head, "cyan"), "  which goes on as it is until they are joined"))
+    else:
+        facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.commits:,} commits are left behind, none is deleted"))
     facts.add_row("replay", Text.assemble((f"{plan.records:,} records", "bold"), f"  {eta_text(plan.eta)}"))
     code = Text(plan.fingerprint)
     if plan.partial:

@@ -34,7 +34,7 @@ from watertable.reader import Base, Reader, View, base_name
 from watertable.records import Advance, Key, Place, Record, Row
 from watertable.schema import Schema, quote
 from watertable.scopes import scope_of
-from watertable.testcase import Watched, upstream
+from watertable.testcase import Watched
 from watertable.windows import TimeWindows, UnlimitedWindows
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Found:
 
     def ranges(self, topology: Topology, table: TableDef) -> tuple[Offsets, Offsets]:
         """Give the offsets [begin, end) that the commit read of the topics that the table comes from."""
-        topics = {topic.name for topic in upstream(topology, table).topics}
+        topics = {topic.name for topic in topology.above({table.name}).topics}
         commit = self.commit or CommitInfo()
         begin = {p: offset for p, offset in commit.begin.items() if p[0] in topics and p in commit.next}
         return begin, {p: commit.next[p] for p in begin}
@@ -160,7 +160,7 @@ def blame(reader: Reader, topology: Topology, table: TableDef, condition: Condit
     Raises `UnknownPosition` when it can't be told: what the commit found is trimmed, or the code as it is loaded makes other rows.
     """
     assert found.at is not None
-    part, names = upstream(topology, table), table.key.names
+    part, names = topology.above({table.name}), table.key.names
     if others := [t.name for t in part.tables if not _by_key(t)]:
         raise UnknownPosition(f"which record of {found.at} it was can't be told: what {', '.join(others)} keeps isn't by its rows' keys")
     if set(Interpreter(part).states) - {t.name for t in part.tables}:
@@ -245,12 +245,12 @@ def _from_the_beginning(view: View, reader: Reader, table: TableDef) -> View:
     kept = snapshot.frame().where(f"`table` = '__commit' AND {lineage.where(0, view.position.seq)} AND commit_v1.kind = 'batch'")
     oldest = kept.agg(F.min("seq")).head()
     first = int(oldest[0]) if oldest is not None and oldest[0] is not None else view.position.seq + 1
-    base = Base(None, 0, 0)
-    if first > 1:
+    base, own = Base(None, 0, 0), view.along(table)
+    if first > own.after + 1:
         base = view.bases[table.name]
         marks = [
             m for row in reader.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(max(0, first - 2), view.position.seq)}")
-            for m in row.folds if m.table == base_name(table) and first - 1 <= m.seq < base.seq and lineage.holds(m.epoch, m.seq)
+            for m in row.folds if m.table == base_name(table) and first - 1 <= m.seq < base.seq and own.holds(m.epoch, m.seq)
         ]  # fmt: skip
         for mark in sorted(marks, key=lambda m: m.seq):
             if (pinned := reader.log(base_name(table)).at(mark.version)) is not None:

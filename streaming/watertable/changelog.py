@@ -9,7 +9,8 @@
 `__commit` rows are the only truth about progress. Rows of kind `batch` take the next seq; `fence` and `fold` rows are notes at the seq
 that they found. An epoch is (parent, fork): its rows are the parent's up to the fork and its own after that, so along a lineage seq is
 contiguous, and every read names the spans of seq that each epoch gives it. A shadow is an epoch that no lineage of a reader holds: it has
-a writer of its own, and becomes part of the app by being the parent of a newer epoch, or not at all.
+a writer of its own, and becomes part of the app by being the parent of a newer epoch, or not at all. A shadow of some tables only is
+copied: the epoch that takes them over begins with one commit of all that they keep, and nothing from before that is theirs in it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ COMMIT_TABLE: Final = "__commit"
 QUARANTINE_TABLE: Final = "__quarantine"
 DROPPED_TABLE: Final = "__dropped"
 OUT_PREFIX: Final = "__out_"
+
+OF: Final = "of:"
+"""In the counters of a shadow's and an epoch's row: begins the names of the tables that it is of, where it isn't of all."""
+JOINED: Final = "joined"
+"""In the counters of an epoch's row: the shadow whose tables it takes over."""
 
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
@@ -144,6 +150,11 @@ class CommitInfo:
     format: int = FORMAT
 
     @property
+    def of(self) -> frozenset[str]:
+        """Name the tables that a shadow makes, or that an epoch has anew; none stands for all of them, and for none."""
+        return frozenset(name.removeprefix(OF) for name in self.counters if name.startswith(OF))
+
+    @property
     def low_stream_time(self) -> datetime | None:
         """Give the stream time that every partition has reached; None while one has none."""
         times = list(self.stream_times.values())
@@ -201,13 +212,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Follow one epoch back to the first: which commits of which epoch its rows are."""
+    """Follow one epoch back to the first: which commits of which epoch its rows are.
+
+    `rebuilt` says behind which commits which tables begin anew: of those, nothing before that is theirs any more.
+    """
 
     spans: tuple[Span, ...]
+    rebuilt: tuple[tuple[int, frozenset[str]], ...] = ()
 
     @classmethod
     def of(cls, epoch: int, forks: Iterable[CommitInfo]) -> Lineage:
         """Build the lineage of an epoch from the rows of kind `epoch` and `shadow`."""
+        forks = tuple(forks)
         parents = {row.epoch: (row.parent, row.fork) for row in forks}
         spans: list[Span] = []
         upto: int | None = None
@@ -218,7 +234,26 @@ class Lineage:
             fork = fork if upto is None else min(fork, upto)
             spans.insert(0, Span(epoch, fork, upto))
             epoch, upto = parent, fork
-        return cls((Span(epoch, 0, upto), *spans))
+        found = {span.epoch: span.after for span in spans if span.upto is None or span.after < span.upto}
+        rebuilt = ((found[row.epoch], row.of) for row in forks if row.kind == "epoch" and row.of and row.epoch in found)
+        return cls((Span(epoch, 0, upto), *spans), tuple(sorted(rebuilt, key=lambda cut: cut[0])))
+
+    def of_table(self, table: str, seq: int) -> Lineage:
+        """Give the lineage of one table's rows as they are at commit `seq`: from where it was begun anew on.
+
+        >>> joined = Lineage((Span(1, 0, 500), Span(3, 500, None)), ((500, frozenset({"stock"})),))
+        >>> joined.of_table("stock", 501).spans, joined.of_table("stock", 500) == joined.of_table("names", 501) == joined
+        ((Span(epoch=3, after=500, upto=None),), True)
+        """
+        begins = max((after for after, tables in self.rebuilt if table in tables and after < seq), default=0)
+        if not begins:
+            return self
+        return Lineage(tuple(Span(s.epoch, max(s.after, begins), s.upto) for s in self.spans if s.upto is None or s.upto > begins))
+
+    @property
+    def after(self) -> int:
+        """Give the commit behind which it begins."""
+        return self.spans[0].after
 
     @property
     def epoch(self) -> int:
@@ -283,8 +318,8 @@ class Head:
 
     @property
     def shadow(self) -> CommitInfo | None:
-        """Give the shadow that replays beside the current epoch; None where there is none, or it was promoted or given up."""
-        over = self.abandoned | {fork.parent for fork in self.forks}
+        """Give the shadow that replays beside the current epoch; None where there is none, or it was promoted, joined or given up."""
+        over = self.abandoned | {epoch for fork in self.forks for epoch in (fork.parent, fork.counters.get(JOINED))}
         return next((row for row in reversed(self.shadows) if row.epoch not in over), None)
 
     @property

@@ -38,7 +38,8 @@ POINTS: Final = (
     # rewind
     "rewind.before_commit", "rewind.after_commit",
     # promote
-    "rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.promote.after_commit",
+    "rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.join.before_write",
+    "rewind.join.after_write", "rewind.promote.after_commit",
     # give a shadow up
     "rewind.abandon.before_commit", "rewind.abandon.after_commit",
 )  # fmt: skip

@@ -137,7 +137,7 @@ class Folder:
     def _fold(self, table: TableDef, view: View) -> FoldMark | None:
         base, position, name = view.bases[table.name], view.position, base_name(table)
         newest = self.reader.newest(table)
-        ancestor = newest.snapshot is not None and view.lineage.holds(newest.epoch, newest.seq)
+        ancestor = newest.snapshot is not None and view.along(table).holds(newest.epoch, newest.seq)
         if ancestor and newest.seq >= position.seq:
             return None
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint

@@ -38,9 +38,8 @@ from pyspark.sql import DataFrame
 from watertable import failpoints
 from watertable.advances import Advances
 from watertable.archive import Archives
-from watertable.changelog import OUT_PREFIX, Advance, CommitInfo, Offsets, Partition, Position
+from watertable.changelog import OUT_PREFIX, Advance, Changelog, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
-from watertable.deployment import classify
 from watertable.errors import BreakingChange, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
 from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
 from watertable.kafka.admin import Admin, TopicState
@@ -278,12 +277,8 @@ class _Job:
 
     def _refuse_breaking_code(self) -> None:
         """Raise `BreakingChange` where the states are of code that this one can't go on from, and nobody has rewound them for it."""
-        head, ours = self.store.head(), self.topology.fingerprint
-        current = next((fork.fingerprint for fork in head.forks if fork.epoch == head.position.epoch), "")
-        if head.last is None or ours in (head.last.fingerprint, current):
-            return
-        found = classify(self.store.reader.deployed(head.last.fingerprint), self.topology)
-        if found.words:
+        found = self.store.deployment(self.topology)
+        if found is not None and found.words:
             raise BreakingChange(found.words)
 
     def _take_place(self) -> None:
@@ -582,13 +577,17 @@ class _Job:
 
 
 class _Replay(_Job):
-    """Bring a shadow to where its app stands: the same loop, by the shadow's writer, with nobody beside it to fold or publish."""
+    """Bring a shadow to where its app stands: the same loop, by the shadow's writer, with nobody beside it to fold or publish.
+
+    Of a shadow of some tables, it runs the part of the app that makes them.
+    """
 
     def __init__(
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None
     ) -> None:
-        super().__init__(topology, settings, spark, emit, stop)
-        self._given, self._let = goal, timedelta(seconds=settings.shadow_lag_seconds)
+        row = Changelog(spark, settings.warehouse_uri, topology.app).head().shadow
+        super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
+        self._given, self._code, self._let = goal, topology.fingerprint, timedelta(seconds=settings.shadow_lag_seconds)
 
     def run(self, *, available_now: bool) -> str:
         """Read up to the goal; without one, up to the app's own position, until what it has moved meanwhile fits one batch."""
@@ -613,7 +612,7 @@ class _Replay(_Job):
         return {**{p: found[p] for p in self.offsets if p in found}, **(self.admin.latest(beyond) if beyond else {})}
 
     def _new_writer(self) -> Writer:
-        return self.store.start_writer(self.topology.fingerprint, shadow=True)
+        return self.store.start_writer(self._code, shadow=True)
 
     def _make_outputs(self) -> None:
         """Make none: it publishes nothing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -268,6 +268,18 @@ class Topology:
     def table(self, name: str) -> TableDef:
         """Give the table of that name; raise `KeyError` when there is none."""
         return {table.name: table for table in self.tables}[name]
+
+    def above(self, names: Collection[str]) -> Topology:
+        """Cut the app down to tables and what makes them of records: those whose changes or rows they are computed from; no outputs."""
+        needed = set(names)
+        while more := dataclasses.replace(self, tables=tuple(t for t in self.tables if t.name in needed), sinks=()).streamed - needed:
+            needed |= more
+        return dataclasses.replace(self, tables=tuple(t for t in self.tables if t.name in needed), sinks=())
+
+    def below(self, names: Collection[str]) -> tuple[str, ...]:
+        """Name tables and all that are computed from them."""
+        chosen = [self.table(name).node for name in names]
+        return tuple(t.name for t in self.tables if t.name in names or any(node in chosen for node in walk(t.node)))
 
     def _roots(self) -> tuple[Stream | Table, ...]:
         return (*(t.node for t in self.tables), *(s.node for s in self.sinks))

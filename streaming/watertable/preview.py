@@ -30,7 +30,6 @@ from watertable.purity import of_one_topic
 from watertable.reader import Reader
 from watertable.records import Key, Record, Row
 from watertable.schema import Schema, quote
-from watertable.testcase import upstream
 
 COMPARED: Final = 10_000
 """Rows that are looked up in the live table at most."""
@@ -93,7 +92,7 @@ def live_of(reader: Reader, topology: Topology, table: TableDef) -> Live | None:
         return None
     where = f"c.kind = 'batch' AND epoch = {base.epoch} AND seq = {base.seq}"
     commits = reader.changelog.rows(reader.changelog.snapshot(), where)
-    topics = {topic.name for topic in upstream(topology, table).topics}
+    topics = {topic.name for topic in topology.above({table.name}).topics}
     reached = {p: offset for p, offset in (commits[0] if commits else CommitInfo()).next.items() if p[0] in topics}
     return Live(Position(reader.changelog.app, base.epoch, base.seq), base.snapshot.version, reached, base.snapshot.columns)
 
@@ -117,7 +116,7 @@ def preview(
     reader: Reader | None, topology: Topology, table: TableDef, begin: Offsets, end: Offsets, records: Iterable[Record], live: Live | None
 ) -> Preview:
     """Run the definition over the records [begin, end) and compare with the live table; without one, nothing is compared."""
-    part = upstream(topology, table)
+    part = topology.above({table.name})
     engine, dropped, refused, count = Interpreter(part, partitions=end), Counter[str](), Counter[tuple[str, str]](), 0
     for chunk in chunks(records):
         engine.read(chunk)

@@ -131,6 +131,10 @@ class View:
     recent: Recent | None = None
     _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
 
+    def along(self, table: TableDef) -> Lineage:
+        """Give the lineage of one table's rows: shorter than the app's where it was rebuilt by itself."""
+        return self.lineage.of_table(table.name, self.position.seq)
+
     @property
     def commit(self) -> CommitInfo | None:
         """Find the commit that this is a view of."""
@@ -244,15 +248,22 @@ class View:
 
     def changes(self, table: TableDef, after: int, upto: int, *, each: bool = False) -> DataFrame:
         """Read the changelog's rows of a table in commits (after, upto] of this lineage, those of `each` commit apart if asked for."""
+        return spread(table, self.deltas(table, after, upto), each=each)
+
+    def deltas(self, table: TableDef, after: int, upto: int) -> DataFrame:
+        """Read the changelog's rows of a table in commits (after, upto] as they were written."""
         column, files = quote(table.state_column), self._files(table, after, upto)
         if files.number:
             rows = self.snapshot.frame(files)
-            rows = rows if files.whole else rows.where(self.lineage.where(after, upto))
+            rows = rows if files.whole else rows.where(self.along(table).where(after, upto))
         else:
             nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
             rows = self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq")
-        wanted = (f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq")
-        return spread(table, rows.selectExpr(*wanted), each=each)
+        return rows.selectExpr(f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq")
+
+    def whole(self, table: TableDef) -> DataFrame:
+        """Give all that a table without a base keeps as the changes of one commit: `key`, `state`, `st`."""
+        return merge(table, self.deltas(table, 0, self.position.seq), "max(st) AS st").select("key", "state", "st")
 
     def _files(self, table: TableDef, after: int, upto: int) -> Files:
         """List the changelog's files for a table and a range of commits, once a view."""
@@ -261,7 +272,7 @@ class View:
         place = (table.name, after, upto)
         if place not in self._listed:
             known = self.recent.files(table.name, after, upto) if self.recent is not None else None
-            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {self.lineage.where(after, upto)}")
+            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {self.along(table).where(after, upto)}")
         return self._listed[place]
 
 
@@ -329,10 +340,12 @@ class Reader:
         """
         older, newer = self.view([table], start), self.view([table], end)
         wanted = self.tables[table]
-        common = _common(older, newer)
-        touched = [v.changes(wanted, common, v.position.seq) for v in (older, newer) if v.position.seq > common]
+        common = _common(older, newer, wanted)
+        touched = [v.changes(wanted, common, v.position.seq).select("key") for v in (older, newer) if v.position.seq > common]
+        if not common and older.position.seq:  # of a past that they don't share, the changelog may be trimmed
+            touched = [v.states(wanted).select("key") for v in (older, newer)]
         if not touched:
-            touched = [newer.changes(wanted, 0, 0)]
+            touched = [newer.changes(wanted, 0, 0).select("key")]
         keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{company(wanted)} AS key").distinct())
         values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
         sides = [
@@ -419,12 +432,12 @@ class Reader:
 
     def _pinned(self, table: TableDef, newest: Base, position: Position, head: Head, snapshot: Snapshot) -> Base:
         """Give the base to read a table from at a position: the newest one, unless that is beyond it or on a branch that was left."""
-        base = newest
-        if newest.snapshot is not None and (newest.seq > position.seq or not head.lineage.holds(newest.epoch, newest.seq)):
-            base = self._older(table, position, head, snapshot)
-            self._check_tail(table.name, base, position, head, snapshot)
+        base, lineage = newest, head.lineage.of_table(table.name, position.seq)
+        if newest.snapshot is not None and (newest.seq > position.seq or not lineage.holds(newest.epoch, newest.seq)):
+            base = self._older(table, position, lineage, snapshot)
+            self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
-        return self._with_tombstones(table, base, head, snapshot)
+        return self._with_tombstones(table, base, lineage, head.folds, snapshot)
 
     def deployed(self, fingerprint: str) -> Outline:
         """Outline the code that has folded the app's tables, of those that the topology has; `fingerprint` is the app's.
@@ -453,28 +466,28 @@ class Reader:
                 f"`watertable rewind {self.changelog.app} --to earliest --apply`"
             )
 
-    def _older(self, table: TableDef, position: Position, head: Head, snapshot: Snapshot) -> Base:
+    def _older(self, table: TableDef, position: Position, lineage: Lineage, snapshot: Snapshot) -> Base:
         """Find the newest base at or below a position, by the fold rows; the empty one when Delta can't go back to any."""
         name, log = base_name(table), self.log(base_name(table))
         for after in (max(0, position.seq - 2 * BUCKET), 0):
             marks = [
-                m for row in self.changelog.rows(snapshot, f"c.kind = 'fold' AND {head.lineage.where(after, position.seq)}")
-                for m in row.folds if m.table == name and m.seq <= position.seq and head.lineage.holds(m.epoch, m.seq)
+                m for row in self.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(after, position.seq)}")
+                for m in row.folds if m.table == name and m.seq <= position.seq and lineage.holds(m.epoch, m.seq)
             ]  # fmt: skip
             for mark in sorted(marks, key=lambda m: -m.seq)[:1]:
                 if (pinned := log.at(mark.version)) is not None:
                     return Base(pinned, mark.epoch, mark.seq)
         return _EMPTY
 
-    def _check_tail(self, name: str, base: Base, position: Position, head: Head, snapshot: Snapshot) -> None:
+    def _check_tail(self, name: str, base: Base, position: Position, lineage: Lineage, snapshot: Snapshot) -> None:
         """Make sure that every commit between an older base and the position is still in the changelog.
 
         Of the newest base, and of a table that never had one, trims see to that.
         """
-        wanted = position.seq - base.seq
+        wanted = position.seq - max(base.seq, lineage.after)
         if wanted <= 0:
             return
-        found = batches(snapshot, head.lineage, base.seq, position.seq).select("seq").distinct()
+        found = batches(snapshot, lineage, base.seq, position.seq).select("seq").distinct()
         there = found.agg(F.count("*").alias("n"), F.min("seq").alias("first")).head()
         assert there is not None
         if there["n"] != wanted:
@@ -483,17 +496,19 @@ class Reader:
                 f"and the changelog is trimmed up to seq {(there['first'] or position.seq + 1) - 1}; read at a later position"
             )
 
-    def _with_tombstones(self, table: TableDef, base: Base, head: Head, snapshot: Snapshot) -> Base:
+    def _with_tombstones(
+        self, table: TableDef, base: Base, lineage: Lineage, folds: Sequence[FoldMark], snapshot: Snapshot
+    ) -> Base:  # fmt: skip
         if not forgets(table) or base.snapshot is None:
             return base
 
         def best(marks: Sequence[FoldMark]) -> int:
             return max((m.tombstones_from for m in marks if m.table == table.name and m.seq <= base.seq), default=0)
 
-        found = best([m for m in head.folds if m.seq == base.seq])
+        found = best([m for m in folds if m.seq == base.seq])
         for after in (base.seq - 1, 0):  # all of them, where the fold isn't confirmed because it died right after its merge
             if not found:
-                rows = self.changelog.rows(snapshot, f"c.kind = 'fold' AND {head.lineage.where(after, base.seq)}")
+                rows = self.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(after, base.seq)}")
                 found = best([m for row in rows for m in row.folds])
         return Base(base.snapshot, base.epoch, base.seq, found)
 
@@ -633,9 +648,9 @@ def _alive(finished: DataFrame) -> DataFrame:
     return finished.where("alive").select("row.*")
 
 
-def _common(older: View, newer: View) -> int:
-    """Give the last seq that two views share."""
-    return min(older.lineage.common(newer.lineage), older.position.seq, newer.position.seq)
+def _common(older: View, newer: View, table: TableDef) -> int:
+    """Give the last seq that two views share of a table."""
+    return min(older.along(table).common(newer.along(table)), older.position.seq, newer.position.seq)
 
 
 def offsets_passed(offsets: Offsets) -> str:

@@ -8,7 +8,9 @@ leaves it again: whoever writes the app goes on from the fork, in the same proce
 committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
 replay every table is what it was, and nothing that was published is published again, but for what joins of two streams make.
 
-A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`.
+A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`. So
+does a rebuild of some tables, which makes them, and all that is computed from them, from the first record on, and is promoted by
+joining them alone: no other table moves, and nobody's offsets do.
 
 `apply` takes exactly the plan. It refuses, and says what moved, when the app, its code or Kafka's records are no longer what was planned.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,8 +30,10 @@ from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.archive import Archives
-from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
+from watertable.changelog import OF, CommitInfo, Head, Offsets, Position, batches, now_after
+from watertable.deployment import Kind as Change
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.estimates import Estimate, estimate, eta_text
 from watertable.layout import moment
 from watertable.purity import Purity, purity_of
 from watertable.reader import offsets_passed, time_passed
@@ -165,15 +169,6 @@ class Effect:
     effect: str
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Say how many seconds a replay will take: most likely, and from where to where."""
-
-    low: float
-    likely: float
-    high: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindPlan:
     """Say all that a rewind will do; made by `plan`, carried out by `apply`, and never changed in between.
@@ -207,12 +202,27 @@ class RewindPlan:
     reason: str = ""
     made_at: str = ""
     shadow: bool = False
+    rebuilds: tuple[str, ...] = ()
+    """The tables that are made anew beside the app, and then joined, or of which the shadow is; none stands for a rewind of the app."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Tell whether it begins a shadow, to be promoted at once or when somebody says so."""
+        return self.shadow or bool(self.rebuilds)
 
     @property
     def words(self) -> str:
         """Say in one line what is done and why, as the epoch's row keeps it."""
         what = "undo" if self.target.kind == "undo" else f"{'shadow rewind' if self.shadow else 'rewind'} {self.target}"
+        what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {', '.join(self.rebuilds)}" if self.rebuilds else what
         return f"{what}: {self.reason}" if self.reason else what
+
+    @property
+    def way(self) -> str:
+        """Say from where to where it leads, as Markdown."""
+        if self.rebuilds:
+            return f"at `{self.becomes}`, beside `{self.head}`"
+        return f"from `{self.head}` to `{self.becomes}`, forked at `{self.fork}`"
 
     def publishing(self, sink: str) -> str:
         """Say what the replay publishes to an output topic."""
@@ -228,6 +238,13 @@ class RewindPlan:
     @property
     def readers(self) -> str:
         """Say what readers will see."""
+        if self.rebuilds:
+            until, names = "promoted" if self.shadow else "level with the app", ", ".join(self.rebuilds)
+            return (
+                f"nothing of it until it is {until}: then wt.read has {names} as made anew from one moment to the next, all together, and "
+                "every other table as it is; offsets don't move, and output topics get nothing of it. Other Delta readers keep each table "
+                f'as it is until the first fold after that. What was can still be read: at="{self.head}".'
+            )
         if self.shadow:
             return f"nothing of it until it is promoted; {self.app} goes on as it is. What it makes can be read from {self.becomes} on."
         empty = Position.parse(self.fork).seq == 0
@@ -250,7 +267,7 @@ class RewindPlan:
             return cls(**body | {
                 "target": Target(**body["target"]), "ranges": tuple(Range(**r) for r in body["ranges"]),
                 "tables": tuple(Effect(**t) for t in body["tables"]), "eta": Estimate(**body["eta"]) if body["eta"] else None,
-                **{name: tuple(body[name]) for name in ("sinks", "again", "accepted", "refusals")},
+                **{name: tuple(body.get(name, ())) for name in ("sinks", "again", "accepted", "refusals", "rebuilds")},
             })  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RewindRefused(
@@ -260,7 +277,7 @@ class RewindPlan:
     def markdown(self) -> str:
         """Write the plan as Markdown, as Dagster shows it."""
         lines = [
-            f"**{self.words}** of `{self.app}`: from `{self.head}` to `{self.becomes}`, forked at `{self.fork}`.",
+            f"**{self.words}** of `{self.app}`: {self.way}.",
             "",
             f"{self.commits:,} commits are left behind, {self.records:,} records are read again, {eta_text(self.eta)}.",
             "",
@@ -302,19 +319,47 @@ class Facts:
 def plan(
     store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
+    tables: Sequence[str] = (),
 ) -> RewindPlan:  # fmt: skip
-    """Say what a rewind will do, in place or in the shadow; nothing is changed.
+    """Say what a rewind will do, in place or in the shadow; nothing is changed. With `tables`, it rebuilds those and what is made of them.
 
     What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
     isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
     `KafkaError` when the cluster doesn't answer.
     """
-    facts = survey(store, topology, kafka, target)
-    effects, stale = _effects(store, topology, facts)
+    rebuilds = _rebuilt(topology, target, tables) if tables else ()
+    facts = survey(store, topology.above(rebuilds) if rebuilds else topology, kafka, target)
+    effects, stale = _effects(store, topology, facts, rebuilds)
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
-        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow,
+        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds,
+        misfit=misfit(store, topology, facts.head, rebuilds) if rebuilds else "",
     )  # fmt: skip
+
+
+def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:
+    """Say which other tables can't go on under the code that some tables are to be made anew by; "" where all can."""
+    found = store.deployment(topology, head)
+    wrong = [c for c in found.of(Change.BREAKING) if c.name not in tables] if found is not None else []
+    if not wrong:
+        return ""
+    return (
+        f"the code has changed what {', '.join(c.name for c in wrong)} would hold, too ({wrong[0].name}: {wrong[0].reason}): rebuild "
+        f"{'it' if len(wrong) == 1 else 'them'} as well, or rewind all of {topology.app} to earliest"
+    )
+
+
+def _rebuilt(topology: Topology, target: Target, tables: Sequence[str]) -> tuple[str, ...]:
+    """Name the tables that are made anew: the chosen ones and all that is computed from them."""
+    names = [t.name for t in topology.tables]
+    if unknown := [name for name in tables if name not in names]:
+        raise RewindRefused(f"--table {', '.join(unknown)}: {topology.app} has no such table; it has {', '.join(sorted(names))}")
+    if target.kind != "earliest":
+        raise RewindRefused(
+            f"--table goes {target}: some tables alone are made anew from the first record on, since the others don't go back; "
+            "leave the target out, or rewind all tables"
+        )
+    return topology.below(tables)
 
 
 def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Facts:
@@ -369,8 +414,12 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
 def draw(
     topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
     accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
+    rebuilds: tuple[str, ...] = (), misfit: str = "",
 ) -> RewindPlan:  # fmt: skip
-    """Draw the plan from the facts; `stale` are tables whose state at the fork has another layout than the code's."""
+    """Draw the plan from the facts.
+
+    `stale` are tables whose state at the fork has another layout than the code's; `misfit` says which can't go on beside those rebuilt.
+    """
     head, ends = facts.head, facts.head.last.next if facts.head.last else {}
     ranges = ranges_of(facts, ends)
     names = {r.topic for r in ranges} | {r.name for r in ranges}
@@ -384,7 +433,8 @@ def draw(
         f"--accept-loss {r.name}: the gap is recorded"
         for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
     ]  # fmt: skip
-    if shadow and head.shadow is not None:
+    refusals += [misfit] if misfit else []
+    if (shadow or rebuilds) and head.shadow is not None:
         refusals.append(
             f"{topology.app} has a shadow, of {head.shadow.writer!r}: promote it, go on with it (--shadow without a target), or give it "
             "up with --abandon-shadow"
@@ -404,16 +454,19 @@ def draw(
             "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
         )
     epoch = head.next_epoch
-    records = facts.records if facts.records is not None else sum(r.records for r in ranges)
+    records = facts.records if facts.records is not None and not rebuilds else sum(r.records for r in ranges)
+    sinks = () if rebuilds else topology.sinks
     return RewindPlan(
         app=topology.app, target=target, head=str(head.position), generation=head.generation,
         recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
         becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
-        commits=head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges, tables=tuple(effects),
-        sinks=tuple(sink.topic for sink in topology.sinks), again=tuple(sink.topic for sink in topology.sinks if sink.is_of_pairs),
+        commits=0 if rebuilds else head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges,
+        tables=tuple(effects),
+        sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if sink.is_of_pairs),
         eta=estimate(facts.samples, records, batch_records), partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
         refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
+        rebuilds=rebuilds,
     )  # fmt: skip
 
 
@@ -429,31 +482,10 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def estimate(samples: Sequence[tuple[int, int]], records: int, batch_records: int) -> Estimate | None:
-    """Estimate the seconds of a replay from commits that were measured: (records, milliseconds) of each.
-
-    A batch costs something whatever its size, and something for each record; a line through the samples tells both. Where all of them
-    are much smaller than a replay's batches, the line is drawn far beyond what it was drawn from, and the range says so.
-    """
-    kept = [(n, ms) for n, ms in samples if n > 0 and ms > 0]
-    if not kept or records <= 0:
-        return None if records > 0 else Estimate(0.0, 0.0, 0.0)
-    mean_n, mean_ms = sum(n for n, _ in kept) / len(kept), sum(ms for _, ms in kept) / len(kept)
-    spread = sum((n - mean_n) ** 2 for n, _ in kept)
-    largest, its_ms = max(kept)
-    each = sum((n - mean_n) * (ms - mean_ms) for n, ms in kept) / spread if spread else 0.0
-    each = min(max(each, 0.1 * its_ms / largest), its_ms / largest)
-    batch = max(0.0, mean_ms - each * mean_n)
-    batches = -(-records // batch_records)
-    likely = (batches * batch + records * each) / 1000
-    beyond = min(records, batch_records) > 3 * largest
-    return Estimate(0.75 * likely, likely, max(1.35 * likely, records * its_ms / largest / 1000 if beyond else 0.0))
-
-
 def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False) -> Position:
     """Carry out a plan: one control row; give the position from which the app goes on.
 
-    The app's writer, if one runs, is fenced by it and takes up its place again at the fork; of a rewind in the shadow it learns nothing,
+    The app's writer, if one runs, is fenced by it and takes up its place again at the fork; of a shadow, or a rebuild, it learns nothing,
     and the position is where the shadow's writer begins. With `follow`, what the run that was
     planned for has committed since then is no reason to refuse: it is read again like all the rest. Raises `RewindRefused` for a plan
     with refusals, `PlanOutdated` when the app, its code or what Kafka holds isn't what was planned.
@@ -475,15 +507,15 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
         head = store.changelog.head(snapshot)
         refuse_if_moved(plan, head, fingerprint, gone, follow=follow)
         info = CommitInfo(
-            kind="shadow" if plan.shadow else "epoch", epoch=becomes.epoch, seq=fork.seq,
-            generation=1 if plan.shadow else head.generation + 1, writer=plan.words,
+            kind="shadow" if plan.is_beside else "epoch", epoch=becomes.epoch, seq=fork.seq,
+            generation=1 if plan.is_beside else head.generation + 1, writer=plan.words,
             commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
             begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
-            counters={BACK: plan.back, "records": plan.records},
+            counters={BACK: plan.back, "records": plan.records, **{f"{OF}{name}": 1 for name in plan.rebuilds}},
         )  # fmt: skip
         failpoints.hit("rewind.before_commit")
-        note = f"{f'shadow beside {head.position}' if plan.shadow else 'epoch'} {becomes} generation {info.generation} {plan.words}"
-        return Act(info, shadow_line(info.epoch) if plan.shadow else WRITER_LINE, note, {EPOCH_LINE: info.epoch})
+        note = f"{f'shadow beside {head.position}' if plan.is_beside else 'epoch'} {becomes} generation {info.generation} {plan.words}"
+        return Act(info, shadow_line(info.epoch) if plan.is_beside else WRITER_LINE, note, {EPOCH_LINE: info.epoch})
 
     store.act(look, _TRIES)
     failpoints.hit("rewind.after_commit")
@@ -506,13 +538,6 @@ def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequen
         moved.append(f"the code changed: {plan.fingerprint} was planned for, {fingerprint} is loaded")
     if moved:
         raise PlanOutdated(f"the plan of {plan.made_at} is out of date: {'; '.join(moved)}. Make a new one", moved=tuple(moved))
-
-
-def eta_text(eta: Estimate | None) -> str:
-    """Write an estimate for people."""
-    if eta is None:
-        return "no time is known: this app has measured none yet"
-    return f"about {_span(eta.likely)} ({_span(eta.low)} to {_span(eta.high)})"
 
 
 def source_text(part: Range) -> str:
@@ -603,9 +628,12 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
     )
 
 
-def _effects(store: Store, topology: Topology, facts: Facts) -> tuple[list[Effect], list[str]]:
+def _effects(store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str]) -> tuple[list[Effect], list[str]]:
     """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
     tables, fork = topology.tables, facts.fork
+    if rebuilds:
+        anew = "rebuilt from nothing, and joined"
+        return [Effect(t.name, f"{anew}{_by_arrival(t)}" if t.name in rebuilds else "as it is") for t in tables], []
     if not fork.seq:
         return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []
     columns = store.changelog.snapshot().columns
@@ -664,10 +692,3 @@ def _canonical_offsets(text: str) -> str:
 
 def _offsets(text: str) -> Mapping[tuple[str, int], int]:
     return {(topic, int(p)): offset for topic, parts in json.loads(text).items() for p, offset in parts.items()}
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -8,7 +8,12 @@
 A shadow is an epoch that isn't current: rows of the same changelog by a writer of its own, which no lineage of a reader, a fold, a
 publisher or the app's writer holds. To promote it is to begin one more epoch whose parent it is, forked where it has read exactly what
 the app has read; the app's writer is asked to wait for that long. So it is one `__commit` row, atomic over all tables, and `undo` takes
-it back like any rewind. The law: whatever dies at whatever point, readers see the old epoch whole or the new one whole, at the same
+it back like any rewind.
+
+A shadow may be of some tables alone: the others, and the offsets, don't move. Then the epoch's parent is the current one, forked at its
+end, and begins with one commit, in the same append, of all that the shadow's tables keep: nothing from before it is theirs any more.
+
+The law: whatever dies at whatever point, readers see the old epoch whole or the new one whole, at the same
 offsets; and a promote that didn't come to its row has changed nothing.
 """
 
@@ -27,12 +32,12 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.changelog import CommitInfo, Head, Offsets, Position, batches, now_after
+from watertable.changelog import JOINED, OF, CommitInfo, Head, Offsets, Position, batches, now_after, table_part
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
-from watertable.reader import ROWS_PROPERTY, differing, materialise, number_of, offsets_passed
-from watertable.rewind import BACK
+from watertable.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of, offsets_passed
+from watertable.rewind import BACK, misfit
 from watertable.schema import Column, Type, quote
 from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
@@ -193,6 +198,8 @@ def promote(
 ) -> tuple[Position, Position]:
     """Let the shadow take the app's place, with one row over all tables; give where the app was and where it is.
 
+    One of some tables takes the place of those; it is asked of the others that they can go on under the code of both.
+
     `replay` brings the shadow to these offsets, or with None to where the app stands at the moment. The app's writer, if one runs, waits
     from the last look until the row is there, `hold` seconds at most, and goes on behind it. What was published isn't published again,
     but for what joins of two streams make. Raises `RewindRefused` where there is no shadow, it's of other code than what is loaded, or
@@ -205,9 +212,9 @@ def promote(
         )
     words = f"promote {shadow.writer}" + (f": {reason}" if reason else "")
     replay(None)
-    for _ in range(_TRIES):
+    for attempt in range(_TRIES):
         failpoints.hit("rewind.promote.before_hold")
-        held = store.hold(words, hold)
+        held = store.hold(words, hold * 2**attempt)  # what is large takes long to be joined
         failpoints.hit("rewind.promote.after_hold")
         try:
             if held.last is None:
@@ -228,7 +235,9 @@ def promote(
 
 
 def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, words: str) -> Position | None:
-    """Begin the epoch whose parent is the shadow; None where the app has gone on meanwhile."""
+    """Begin the epoch whose parent is the shadow, or that takes its tables over; None where the app has gone on meanwhile."""
+    part = topology.above(shadow.of) if shadow.of else topology
+    becomes: list[Position] = []
 
     def look(snapshot: Snapshot) -> Act | None:
         head, own = store.changelog.head(snapshot), store.changelog.head(snapshot, epoch=shadow.epoch)
@@ -236,7 +245,7 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             raise RewindRefused(f"the shadow of {store.app} was given up while it was to be promoted; nothing is changed")
         if head.generation != held.generation:
             return None
-        names = {topic.name for topic in topology.topics}
+        names = {topic.name for topic in part.topics}
         live, ours = head.last or CommitInfo(), own.last or CommitInfo()
         apart = [f"{t}/{p}: {offset:,}, not {live.next[t, p]:,}" for (t, p), offset in ours.next.items()
                  if t in names and live.next.get((t, p), offset) != offset]  # fmt: skip
@@ -246,21 +255,59 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
                 f"the shadow of {store.app} hasn't read what the app has read ({'; '.join(apart[:3])}); was the app rewound since? "
                 "It can be promoted when the app has read as much again"
             )
-        becomes = Position(store.app, head.next_epoch, own.position.seq)
         info = CommitInfo(
-            kind="epoch", epoch=becomes.epoch, seq=becomes.seq, generation=head.generation + 1, writer=words,
+            kind="epoch", epoch=head.next_epoch, seq=own.position.seq, generation=head.generation + 1, writer=words,
             commit_time=now_after(max(live.commit_time, ours.commit_time)), fingerprint=topology.fingerprint, parent=shadow.epoch,
-            fork=becomes.seq, next=shadow.next if ours.epoch != shadow.epoch else {}, counters={BACK: head.position.epoch},
+            fork=own.position.seq, next=shadow.next if ours.epoch != shadow.epoch else {}, counters={BACK: head.position.epoch},
         )  # fmt: skip
+        rows = None
+        if shadow.of:
+            if wrong := misfit(store, topology, head, shadow.of):
+                raise RewindRefused(f"{', '.join(sorted(shadow.of))} can't be joined: {wrong}")
+            info, joins, rows = _joining(store, part, head, own, shadow, info)
+        becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]
         failpoints.hit("rewind.promote.before_commit")
-        also = {EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, info.seq)}
-        return Act(info, WRITER_LINE, f"epoch {becomes} generation {info.generation} {words}", also)
+        also = {EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, own.position.seq)}
+        return Act(
+            info,
+            WRITER_LINE,
+            f"epoch {becomes[0]} generation {info.generation} {words}",
+            also,
+            point="rewind.join" if shadow.of else "",
+            rows=rows,
+        )
 
     try:
         done = store.act(look)
     except Fenced:
         return None
-    return Position(store.app, done[0].info.epoch, done[0].info.seq) if done is not None else None
+    return becomes[0] if done is not None else None
+
+
+def _joining(
+    store: Store, part: Topology, head: Head, own: Head, shadow: CommitInfo, info: CommitInfo
+) -> tuple[CommitInfo, CommitInfo, DataFrame]:
+    """Give the row of the epoch that takes a shadow's tables over, and its first commit, of all that they keep: its row, and its rows.
+
+    What joins keep beside them comes along; it is the same function of the same records. Partitions that the app hasn't read are the
+    shadow's.
+    """
+    live, ours = head.last or CommitInfo(), own.last or CommitInfo()
+    tables = (*(table for table in part.tables if table.name in shadow.of), *part.buffers)
+    view = Reader(store.spark, store.warehouse, store.app, tables).view(at=own.position)
+    parts = [table_part(table, materialise(view.whole(table))) for table in tables]
+    counters = {BACK: head.position.epoch, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
+    begins = dataclasses.replace(
+        info, seq=head.position.seq, parent=head.position.epoch, fork=head.position.seq, next={}, counters=counters
+    )
+    more = [p for p in ours.next if p not in live.next]
+    offsets = {**live.next, **{p: ours.next[p] for p in more}}
+    commit = dataclasses.replace(
+        info, kind="batch", seq=head.position.seq + 1, parent=None, fork=None, suite_hash=live.suite_hash, begin=offsets, next=offsets,
+        stream_times={**live.stream_times, **{p: ours.stream_times.get(p) for p in more}}, topic_ids={**ours.topic_ids, **live.topic_ids},
+        counters={"records": 0},
+    )  # fmt: skip
+    return begins, commit, store.changelog.append_rows(parts, commit)
 
 
 def abandon(store: Store, reason: str = "") -> Position:
@@ -297,8 +344,9 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     snapshot = store.changelog.snapshot()
     head = store.changelog.head(snapshot)
     shadow = current(store, head)
+    made = topology.above(shadow.of) if shadow.of else topology
     own = store.changelog.head(snapshot, epoch=shadow.epoch)
-    names = {topic.name for topic in topology.topics}
+    names = {topic.name for topic in made.topics}
     read = {p: offset for p, offset in (own.last.next if own.last else {}).items() if p[0] in names}
     there = head.last.next if head.last else {}
     shared = {p: offset for p, offset in read.items() if p in there}
@@ -312,7 +360,8 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     seq = int(found[0])
     here = store.changelog.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(seq - 1, seq)}")[0]
     live = Position(store.app, head.position.epoch, seq)
-    tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in topology.tables]
+    of = [table for table in topology.tables if not shadow.of or table.name in shadow.of]
+    tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in of]
     return Diff(
         app=store.app, shadow=str(own.position), live=str(live), exact={p: here.next.get(p) for p in shared} == shared,
         missing=sum(max(0, there[p] - offset) for p, offset in shared.items()), words=shadow.writer, old_code=here.fingerprint,

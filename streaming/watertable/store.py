@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 from watertable import failpoints
 from watertable.changelog import Changelog, CommitInfo, Head, Position, now_after, system_parts, table_part
+from watertable.deployment import Deployment, classify
 from watertable.errors import Fenced, StoreError
 from watertable.fold import Folder, TableFold
-from watertable.plan import TableDef
+from watertable.plan import TableDef, Topology
 from watertable.reader import Known, Reader, Recent, materialise, number_of
 from watertable.upkeep import Upkeep
 
@@ -57,7 +58,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Hold the one row that an act on an app is, and the transaction lines that it is of."""
+    """Hold the one row that an act on an app is, what is committed with it, and the transaction lines that it is of."""
 
     info: CommitInfo
     line: str
@@ -65,6 +66,7 @@ class Act:
     also: Mapping[str, int] = field(default_factory=dict)
     bucket: int | None = -1
     point: str = ""
+    rows: DataFrame | None = None
 
 
 class Store:
@@ -145,9 +147,11 @@ class Store:
             act = look(snapshot)
             if act is None:
                 return None
+            rows = self.changelog.append_rows([], act.info, bucket=act.bucket)
+            rows = rows if act.rows is None else rows.unionByName(act.rows, allowMissingColumns=True)
             try:
                 made = self.changelog.log.append(
-                    self.changelog.append_rows([], act.info, bucket=act.bucket), line=act.line, note=act.note, point=act.point,
+                    rows, line=act.line, note=act.note, point=act.point,
                     number=number_of(act.info.generation, act.info.seq), also=act.also, since=snapshot.version,
                 )  # fmt: skip
             except Fenced:  # whether it matters, the next look tells
@@ -183,6 +187,14 @@ class Store:
         last = head.generation if before is None else before - 1
         acts = sorted((row for row in (*head.forks, *head.holds) if generation < row.generation <= last), key=lambda row: row.generation)
         return acts if len(acts) == last - generation else ()
+
+    def deployment(self, topology: Topology, head: Head | None = None) -> Deployment | None:
+        """Say what code means for the states there are; None where they are its own, or somebody has rewound the app for it."""
+        head = head or self.head()
+        current = next((fork.fingerprint for fork in head.forks if fork.epoch == head.position.epoch), "")
+        if head.last is None or topology.fingerprint in (head.last.fingerprint, current):
+            return None
+        return classify(self.reader.deployed(head.last.fingerprint), topology)
 
     def fold_all(self, known: Known | None = None, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
         """Fold all tables to one position; see `Folder.fold_all`."""

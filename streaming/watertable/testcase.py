@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -78,14 +78,6 @@ class _Seen:
     changed: set[State] = field(default_factory=set)
 
 
-def upstream(topology: Topology, table: TableDef) -> Topology:
-    """Cut an app down to a table and those that it is computed from."""
-    needed = {table.name}
-    while more := replace(topology, tables=tuple(t for t in topology.tables if t.name in needed), sinks=()).streamed - needed:
-        needed |= more
-    return replace(topology, tables=tuple(t for t in topology.tables if t.name in needed), sinks=())
-
-
 def as_test(topology: Topology, table: TableDef, key: Sequence[str], told: Explanation, records: Iterable[Record], command: str) -> str:
     """Write the test of a row that was explained, from the same records read once more; what was left out is piped in as well.
 
@@ -117,7 +109,7 @@ def _needed(
     topology: Topology, table: TableDef, wanted: Mapping[str, str], told: Explanation, records: Iterable[Record]
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
     """Read the records again and keep those that the row needs, in the order in which they count; give the rows beside them."""
-    part = upstream(topology, table)
+    part = topology.above({table.name})
     engine, topics = Interpreter(part), {topic.name for topic in part.topics}
     seen: dict[Offset, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}

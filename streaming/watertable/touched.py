@@ -71,7 +71,8 @@ class Touched:
             if not windowed(table):
                 logged.append(table)
             elif table.state_column in snapshot.columns:
-                rows = snapshot.frame().where(f"`table` = '{table.name}' AND {lineage.where(after, upto)}")
+                own = lineage.of_table(table.name, upto)
+                rows = snapshot.frame().where(f"`table` = '{table.name}' AND {own.where(after, upto)}")
                 day = f"to_date({quote(table.state_column)}.key.window_start) AS day"
                 yield rows.selectExpr(f"'{table.name}' AS name", day, "seq")
         if logged:
@@ -100,7 +101,10 @@ class Touched:
             for topic in topics_of(table.node):
                 names.setdefault(topic.name, []).append(table.name)
         named = " ".join(f"WHEN '{t}' THEN array({', '.join(repr(n) for n in ns)})" for t, ns in sorted(names.items()))
-        return days.selectExpr(f"explode(CASE topic {named} END) AS name", "day", "seq")
+        anew = {name: lineage.of_table(name, upto).after for names_of in names.values() for name in names_of}
+        whens = " ".join(f"WHEN '{name}' THEN {seq + 1}L" for name, seq in sorted(anew.items()) if seq > after)
+        seq = f"greatest(seq, CASE name {whens} ELSE 0L END) AS seq" if whens else "seq"  # where a table was rebuilt, all its days were
+        return days.selectExpr(f"explode(CASE topic {named} END) AS name", "day", "seq").selectExpr("name", "day", seq)
 
 
 def windowed(table: TableDef) -> bool:

@@ -99,6 +99,38 @@ def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward
     assert Counter(world.published()) == Counter(emitted)
 
 
+def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_nothing_twice(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+    topology, said, stop = world.topology(), list[Event](), threading.Event()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+    live = threading.Thread(
+        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
+    )
+    world.produce(("a", 5), ("b", -1), ("a", -7))
+    live.start()
+    try:
+        wait(lambda: world.stock() == {"a": (-2, 2), "b": (-1, 1)})
+        plan = rewind.plan(store, topology, world.admin, Target("earliest"), tables=["stock"], reason="a test")
+        rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
+        world.produce(("b", -2), ("c", 3))
+        _, after = shadow.promote(store, topology, lambda goal: job.run(topology, world.settings, shadow=True, goal=goal, spark=spark))
+        wait(lambda: any(isinstance(e, Rewound) for e in said))
+        moved = next(e for e in said if isinstance(e, Rewound))
+        assert (moved.position, moved.by) == (str(after), "promote rebuild of stock: a test")
+        assert not store.reader.view().lineage.of_table("stock", after.seq).holds(1, 1)
+        world.produce(("c", -4), ("a", 1))
+        wait(lambda: world.stock() == {"a": (-1, 3), "b": (-3, 2), "c": (-1, 2)})
+    finally:
+        stop.set()
+        live.join(60)
+    assert isinstance(said[-1], Stopped)
+    assert not any(isinstance(e, Failed) for e in said)
+    world.run()
+    assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("c", -1), ("a", -1)])
+
+
 def test_a_live_run_that_was_asked_to_wait_goes_on_when_nobody_comes(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
     topology, said, stop = world.topology(), list[Event](), threading.Event()
@@ -233,3 +265,13 @@ def test_the_commands_replay_beside_compare_promote_and_give_up(
     said("rewind", "till", "--shadow", "--apply")
     assert "is given up" in said("rewind", "till", "--abandon-shadow", "--apply", "--reason", "only a test")
     assert "has no shadow" in said("promote", "till", "--apply", code=1)
+    assert "no such table; it has stock" in said("rewind", "till", "--table", "stok", code=1)
+    assert "leave the target out" in said("rewind", "till", "--table", "stock", "--by", "1 h", code=1)
+    assert "rebuilt from nothing, and joined" in said("rewind", "till", "--table", "stock")
+    refused = " ".join(said("rewind", "till", "--table", "stock", "--apply", code=1).split())
+    assert "these checks are red: qty_between of stock" in refused
+    done = json.loads(said("promote", "till", "--apply", "--despite-checks", "--json").splitlines()[-1])
+    assert (done["event"], done["by"]) == ("promoted", "promote rebuild of stock")
+    told = said("rewind", "till", "--table", "stock", "--shadow", "--apply")
+    assert "the same code, the same rows" in " ".join(told.split())
+    assert "is given up" in said("rewind", "till", "--abandon-shadow", "--apply")

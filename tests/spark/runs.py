@@ -98,12 +98,10 @@ class Run:
         return [r for r in records if r.offset >= self.next[r.topic, r.partition]]
 
     def tables(self) -> Tables:
-        """Read all tables, fresh, as the oracle holds them."""
-        found: Tables = {}
-        for table in self.topology.tables:
-            rows = self.store.reader.read(table.name).toArrow().to_pylist()
-            found[table.name] = {tuple(row[name] for name in table.key.names): row for row in rows}
-        return found
+        """Read all tables, fresh and at one position, as the oracle holds them."""
+        frames = self.store.reader.read_all([table.name for table in self.topology.tables])
+        names = {table.name: table.key.names for table in self.topology.tables}
+        return {name: {tuple(row[n] for n in names[name]): row for row in frame.toArrow().to_pylist()} for name, frame in frames.items()}
 
     def plain(self, table: str) -> list[dict[str, Any]]:
         """Read a table as it is folded, without a JVM."""

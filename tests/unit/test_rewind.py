@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import watertable as wt
 from watertable.changelog import CommitInfo, Head, Lineage, Position
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
+from watertable.estimates import estimate
 from watertable.plan import Topology
-from watertable.rewind import Effect, Facts, RewindPlan, Target, draw, estimate, refuse_if_moved
+from watertable.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
 
 
 def shop(*, twice: bool = False) -> Topology:
@@ -264,3 +265,57 @@ def test_an_undo_to_other_code_asks_for_that_code() -> None:
     assert "of the code wt1:old" in told
     assert "load that code" in told
     assert planned(facts(fork_fingerprint="wt1:old"), target=Target("undo"), keep_old_code_before=True).refusals == ()
+
+
+# -- some tables alone ---------------------------------------------------------------------------------------------------------------
+
+
+def wide() -> Topology:
+    app = wt.App("wide")
+    sales = app.topic("sales", key="k STRING", value="shop STRING, qty BIGINT").stream()
+    rates = app.topic("rates", key="shop STRING", value="rate BIGINT").table()
+    kept = rates.materialized_as("kept", history=wt.hours(1))
+    stock = sales.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    stock.filter("qty < 10").materialized_as("low")
+    stock.group_by("qty").agg(n=wt.count()).materialized_as("levels")
+    named = sales.select_key(shop="shop")
+    named.join(kept, qty="value.qty", rate="right.rate").group_by_key().agg(worth=wt.sum("qty * rate")).materialized_as("worth")
+    app.topic("returns", key="shop STRING", value="qty BIGINT").stream().join(kept, rate="right.rate").to("told")
+    return app.topology()
+
+
+def test_what_is_below_tables_is_rebuilt_with_them_and_what_is_above_is_read_beside() -> None:
+    app = wide()
+    assert app.below({"stock"}) == ("stock", "low", "levels")
+    assert app.below({"low", "kept"}) == ("kept", "low", "worth")
+    part = app.above({"levels"})
+    assert ([t.name for t in part.tables], [t.name for t in part.topics], part.sinks) == (["stock", "levels"], ["sales"], ())
+    assert {b.name for b in app.above({"worth"}).buffers} == {b.name for b in app.buffers}, "known by what they keep, not by who looks"
+
+
+def test_a_table_that_was_joined_begins_there_in_the_epochs_that_hold_the_joining_commit() -> None:
+    forks = (
+        CommitInfo(kind="epoch", epoch=3, seq=10, parent=1, fork=10, counters={"joined": 2, "of:stock": 1}),
+        CommitInfo(kind="epoch", epoch=4, seq=11, parent=3, fork=11),
+        CommitInfo(kind="epoch", epoch=5, seq=10, parent=3, fork=10),
+        CommitInfo(kind="epoch", epoch=6, seq=4, parent=4, fork=4),
+    )
+    for epoch, begins in ((1, 0), (3, 10), (4, 10), (5, 0), (6, 0)):
+        lineage = Lineage.of(epoch, forks)
+        assert (lineage.of_table("stock", 12).after, lineage.of_table("names", 12).after) == (begins, 0), epoch
+    joined = Lineage.of(3, forks)
+    assert joined.of_table("stock", 10) == joined, "before the join it is what it was"
+    assert not joined.of_table("stock", 11).holds(1, 10)
+    assert joined.of_table("stock", 11).where(0, 11) == "(epoch = 3 AND bucket BETWEEN 0 AND 0 AND seq > 10 AND seq <= 11)"
+    shadows = (CommitInfo(kind="shadow", epoch=2, parent=1, fork=0, counters={"of:stock": 1}),)
+    assert dataclasses.replace(head(forks=forks[:1]), shadows=shadows).shadow is None
+
+
+def test_a_plan_of_some_tables_leaves_the_rest_alone_and_says_so() -> None:
+    made = planned(facts(0), target=Target("earliest"), rebuilds=("stock",), reason="it was wrong")
+    assert (made.words, made.is_beside, made.shadow, made.commits) == ("rebuild of stock: it was wrong", True, False, 0)
+    assert (made.sinks, made.again, made.records) == ((), (), 1500)
+    assert "output topics get nothing of it" in made.readers
+    assert "at `shop@2.0`, beside `shop@1.10`" in made.markdown()
+    assert RewindPlan.from_json(made.to_json()) == made
+    assert planned(facts(0), target=Target("earliest"), rebuilds=("stock",), misfit="no").refusals == ("no",)

@@ -130,6 +130,13 @@ def test_a_rewind_in_the_shadow_shows_its_diff_on_the_run_and_touches_no_table(
         launch(app, instance, monkeypatch, "", to="earliest", mode="aside")
 
 
+def test_tables_that_are_chosen_are_rebuilt_alone(app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = f"print({PLAN!r}); print({DIFFERS!r})"
+    result, asked = launch(app, instance, monkeypatch, says, tables=["stock", "low"])
+    assert result.success
+    assert asked == ["rewind", "shop", "--json", "--table", "stock", "--table", "low"]
+
+
 def test_a_promote_notes_its_diff_on_every_table_and_a_shadow_is_given_up_by_the_same_job(
     app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
