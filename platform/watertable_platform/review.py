@@ -207,17 +207,17 @@ def _app_text(app: AppReview) -> Iterator[str]:
         case AppReview(old=None):
             says += "A new app: it starts stopped, and reads its topics from the beginning."
         case AppReview(kind=Kind.BREAKING):
-            says += f"Rows from before would be the old code's, so it needs `watertable rewind {app.app} --to {app.rewind} --apply`."
+            says += f"Rows from before would be the old code's, so it needs `watertable rewind {app.app} {app.rewind} --apply`."
         case AppReview(rewind=str()):
             says += (
-                "It goes on from its place. To fill what is new from the beginning too: "
-                f"`watertable rewind {app.app} --to {app.rewind} --apply`."
+                "It goes on from its place. To fill what is new from the beginning too, while the others stay live: "
+                f"`watertable rewind {app.app} {app.rewind} --apply`."
             )
         case _:
             says += "It goes on from its place with the next commit; no rewind is needed."
     yield from (says, "")
     if app.rewind is not None:
-        yield from (f"How long that takes, by the app's own measured commits: `watertable rewind {app.app} --to {app.rewind}`.", "")
+        yield from (f"How long that takes, by the app's own measured commits: `watertable rewind {app.app} {app.rewind}`.", "")
     yield from ("| | change | why | columns | checks | made from it |", "|---|---|---|---|---|---|")
     for line in app.lines:
         name = f"→ `{line.name}`" if line.is_topic else f"`{line.name}`"

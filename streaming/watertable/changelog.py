@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 FORMAT: Final = 1
-"""Counts the layout of changelog and tables; a greater one found in a store is refused."""
+"""Counts the layout of changelog and tables; what is greater than `KNOWN`, found in a store, is refused."""
+KNOWN: Final = 2
+"""The greatest format that is understood: that of an epoch's row which has some tables begin anew."""
 BUCKET: Final = 1000
 """Commits per partition: the grain of trimming, and what OPTIMIZE makes one file of."""
 COMMIT_TABLE: Final = "__commit"
@@ -185,8 +187,8 @@ class CommitInfo:
     def from_row(cls, row: Row) -> CommitInfo:
         """Read a row (epoch, seq, c); raise `FormatError` when a newer release wrote it."""
         c = row["c"]
-        if c["format"] > FORMAT:
-            raise FormatError(f"commit {row['epoch']}.{row['seq']} has store format {c['format']}; this release knows {FORMAT}: upgrade it")
+        if c["format"] > KNOWN:
+            raise FormatError(f"commit {row['epoch']}.{row['seq']} has store format {c['format']}; this release knows {KNOWN}: upgrade it")
         parts = {(p["topic"], p["partition"]): p for p in c["partitions"]}
         return cls(
             kind=c["kind"], epoch=row["epoch"], seq=row["seq"], generation=c["generation"], writer=c["writer"],
@@ -384,8 +386,8 @@ class Changelog:
         if snapshot is None:
             raise TableNotFound(f"no app {self.app!r} in warehouse {self.warehouse}: it has never been started there")
         written = int(snapshot.property("watertable.format") or 0)
-        if written > FORMAT:
-            raise FormatError(f"{self.path} has store format {written}; this release knows {FORMAT}: upgrade it")
+        if written > KNOWN:
+            raise FormatError(f"{self.path} has store format {written}; this release knows {KNOWN}: upgrade it")
         return snapshot
 
     def rows(self, snapshot: Snapshot, where: str) -> list[CommitInfo]:

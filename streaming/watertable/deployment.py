@@ -146,16 +146,20 @@ class Deployment:
 
     @property
     def rewind(self) -> str | None:
-        """Give the rewind that makes all tables whole under the new code; None where none is needed."""
-        wanting = (c for c in self.changes if c.kind in (Kind.ADDITIVE, Kind.BREAKING) and not c.is_topic)
-        return "earliest" if any(wanting) else None
+        """Give the rewind that makes all tables whole under the new code, as the command takes it; None where none is needed.
+
+        New tables are made from history beside the others, which stay as they are.
+        """
+        if any(not c.is_topic for c in self.of(Kind.BREAKING)):
+            return "--to earliest"
+        return " ".join(f"--table {c.name}" for c in self.of(Kind.ADDITIVE) if not c.is_topic) or None
 
 
 def classify(old: Topology | Outline, new: Topology) -> Deployment:
     """Compare the code that an app runs, or ran, with the code that it shall run: table by table, then its output topics.
 
-    `same`: the state goes on under the new code from the next commit on. `additive`: new; it holds what comes after, and all of it after
-    a rewind to earliest. `breaking`: its state would be neither the old code's nor the new one's. `removed`: kept no more.
+    `same`: the state goes on under the new code from the next commit on. `additive`: new; it holds what comes after, and all of it once
+    it is rebuilt. `breaking`: its state would be neither the old code's nor the new one's. `removed`: kept no more.
     """
     before = Outline.of(old) if isinstance(old, Topology) else old
     after = Outline.of(new)
@@ -167,7 +171,7 @@ def classify(old: Topology | Outline, new: Topology) -> Deployment:
 def _table(name: str, before: Outline, after: Outline) -> Change:
     old, new = before.tables.get(name), after.tables.get(name)
     if old is None:
-        return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it after a rewind to earliest")
+        return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it once it is rebuilt (rewind --table)")
     if new is None:
         return Change(name, Kind.REMOVED, "kept no more: its Delta table stays as it is")
     if before.dialect != after.dialect:

@@ -32,7 +32,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.changelog import JOINED, OF, CommitInfo, Head, Offsets, Position, batches, now_after, table_part
+from watertable.changelog import JOINED, KNOWN, OF, CommitInfo, Head, Offsets, Position, batches, now_after, table_part
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
@@ -298,7 +298,13 @@ def _joining(
     parts = [table_part(table, materialise(view.whole(table))) for table in tables]
     counters = {BACK: head.position.epoch, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
     begins = dataclasses.replace(
-        info, seq=head.position.seq, parent=head.position.epoch, fork=head.position.seq, next={}, counters=counters
+        info,
+        seq=head.position.seq,
+        parent=head.position.epoch,
+        fork=head.position.seq,
+        next={},
+        counters=counters,
+        format=KNOWN,
     )
     more = [p for p in ours.next if p not in live.next]
     offsets = {**live.next, **{p: ours.next[p] for p in more}}

@@ -67,7 +67,7 @@ def test_other_state_is_breaking_and_names_what_differs(new: Topology, says: str
     assert kind is Kind.BREAKING
     assert says in reason
     assert found.kind is Kind.BREAKING
-    assert found.rewind == "earliest"
+    assert found.rewind == "--to earliest"
 
 
 def test_a_condition_that_changes_is_written_out() -> None:
@@ -135,7 +135,7 @@ def test_tables_and_outputs_come_and_go() -> None:
         "stock": (Kind.SAME, False), "dearest": (Kind.ADDITIVE, False), "hourly": (Kind.REMOVED, False), "loud": (Kind.REMOVED, True),
     }  # fmt: skip
     assert found.kind is Kind.ADDITIVE
-    assert found.rewind == "earliest"
+    assert found.rewind == "--table dearest"
     only_out = classify(shop(), shop(out="qty > 9"))
     assert only_out.kind is Kind.ADDITIVE
     assert only_out.rewind is None

@@ -306,7 +306,7 @@ def test_a_table_that_was_joined_begins_there_in_the_epochs_that_hold_the_joinin
     joined = Lineage.of(3, forks)
     assert joined.of_table("stock", 10) == joined, "before the join it is what it was"
     assert not joined.of_table("stock", 11).holds(1, 10)
-    assert joined.of_table("stock", 11).where(0, 11) == "(epoch = 3 AND bucket BETWEEN 0 AND 0 AND seq > 10 AND seq <= 11)"
+    assert joined.of_table("stock", 11).where(0, 11) == "((epoch = 3 AND bucket BETWEEN 0 AND 0 AND seq > 10 AND seq <= 11))"
     shadows = (CommitInfo(kind="shadow", epoch=2, parent=1, fork=0, counters={"of:stock": 1}),)
     assert dataclasses.replace(head(forks=forks[:1]), shadows=shadows).shadow is None
 
