@@ -46,7 +46,7 @@ def shop(factor: int = 1, *more: str) -> Topology:
     stock = sales.group_by("key.item").agg(qty=wt.sum(f"qty * {factor}")).materialized_as("stock")
     stock.group_by("qty").agg(items=wt.count()).materialized_as("levels")
     stock.join(prices, worth="left.qty * right.price").materialized_as("worth")
-    sales.group_by("shop").windowed_by(wt.hopping(minutes=10, advance=wt.minutes(5))).agg(n=wt.count()).materialized_as("busy")
+    sales.group_by("shop").windowed_by(wt.hopping(minutes=10, every=wt.minutes(5))).agg(n=wt.count()).materialized_as("busy")
     sales.group_by("shop").windowed_by(wt.sessions(gap=wt.minutes(2))).agg(n=wt.count()).materialized_as("visits")
     prices.materialized_as("prices")
     if more:
