@@ -272,13 +272,19 @@ class Topology:
     def above(self, names: Collection[str]) -> Topology:
         """Cut the app down to tables and what makes them of records: those whose changes or rows they are computed from; no outputs."""
         needed = set(names)
-        while more := dataclasses.replace(self, tables=tuple(t for t in self.tables if t.name in needed), sinks=()).streamed - needed:
+        while True:
+            found = dataclasses.replace(self, tables=tuple(t for t in self.tables if t.name in needed), sinks=())
+            called = [n for root in found._roots() for n in walk(root) if isinstance(n, Process)]
+            stores = (t.name for t in self.tables if isinstance(t.root, Stored) and t.root.parent.parent in called)
+            more = found.streamed.union(stores) - needed
+            if not more:
+                return found
             needed |= more
-        return dataclasses.replace(self, tables=tuple(t for t in self.tables if t.name in needed), sinks=())
 
     def below(self, names: Collection[str]) -> tuple[str, ...]:
-        """Name tables and all that are computed from them."""
-        chosen = [self.table(name).node for name in names]
+        """Name tables and all that are computed from them; with a processor's store, all that the processor makes."""
+        chosen: list[Stream | Table] = [self.table(name).node for name in names]
+        chosen += [root.parent.parent for name in names if isinstance(root := self.table(name).root, Stored)]
         return tuple(t.name for t in self.tables if t.name in names or any(node in chosen for node in walk(t.node)))
 
     def _roots(self) -> tuple[Stream | Table, ...]:

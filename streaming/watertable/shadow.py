@@ -268,14 +268,8 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
         becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]
         failpoints.hit("rewind.promote.before_commit")
         also = {EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, own.position.seq)}
-        return Act(
-            info,
-            WRITER_LINE,
-            f"epoch {becomes[0]} generation {info.generation} {words}",
-            also,
-            point="rewind.join" if shadow.of else "",
-            rows=rows,
-        )
+        note = f"epoch {becomes[0]} generation {info.generation} {words}"
+        return Act(info, WRITER_LINE, note, also, point="rewind.join" if shadow.of else "", rows=rows)
 
     try:
         done = store.act(look)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-PARTITIONS = [("sales", 0), ("sales", 1), ("prices", 0)]
 POINTS = ("rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.join.before_write",
           "rewind.join.after_write", "rewind.promote.after_commit")  # fmt: skip
 EARLIEST = Target("earliest")
@@ -38,7 +37,7 @@ WRONG = {"stock", "levels", "worth"}
 """What `shop(3)` makes wrong."""
 
 
-def shop(factor: int = 1, *more: str) -> Topology:
+def shop(factor: int = 1) -> Topology:
     """Define an app: sums, a table of them, hopping windows, sessions, a join, what leaves and enters groups, and two others."""
     app = wt.App("shop")
     sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
@@ -49,6 +48,15 @@ def shop(factor: int = 1, *more: str) -> Topology:
     sales.group_by("shop").windowed_by(wt.hopping(minutes=10, every=wt.minutes(5))).agg(n=wt.count()).materialized_as("busy")
     sales.group_by("shop").windowed_by(wt.sessions(gap=wt.minutes(2))).agg(n=wt.count()).materialized_as("visits")
     prices.materialized_as("prices")
+    return app.topology()
+
+
+def till(factor: int = 1, *more: str) -> Topology:
+    """Define a small one: sums, and others that are made of the same records."""
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
+    sales.group_by("key.item").agg(qty=wt.sum(f"qty * {factor}")).materialized_as("stock")
+    sales.group_by("shop").agg(n=wt.count()).materialized_as("sold")
     if more:
         sales.group_by("shop").agg(most=wt.max("qty")).materialized_as("most")
     return app.topology()
@@ -62,6 +70,26 @@ for n in range(40):
     if n % 5 == 0:
         price = None if n == 25 else json.dumps({"price": n + 1}).encode()
         RECORDS.append(Record("prices", 0, n // 5, at, b"abcd"[n // 5 % 4 : n // 5 % 4 + 1], price))
+
+
+class App(Run):
+    """Run an app whose records are known."""
+
+    def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, records: list[Record] | None = None) -> None:
+        self.records = records or [r for r in RECORDS if r.topic in {topic.name for topic in topology.topics}]
+        super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in self.records}))
+
+    def under(self, topology: Topology) -> App:
+        """Give the same app under other code, on the same store, without a writer."""
+        other = App.__new__(App)
+        other.__dict__ |= self.__dict__ | {"topology": topology, "compiler": Compiler(topology)}
+        other.store = Store.open(self.spark, str(self.warehouse), "shop", topology.kept)
+        return other
+
+    def wrong(self, upto: int) -> set[str]:
+        """Name the tables that aren't what the oracle says."""
+        there, wanted = self.tables(), told(self.topology, self.records[:upto]).tables
+        return {name for name in there if there[name] != wanted[name]}
 
 
 class Beside(Run):
@@ -80,70 +108,75 @@ class Beside(Run):
     def store_of(self, topology: Topology) -> Store:
         return Store.open(self.spark, str(self.warehouse), topology.app, topology.kept)
 
-    def upto(self, goal: Offsets, size: int) -> None:
-        left = [r for r in self.left([r for r in RECORDS if (r.topic, r.partition) in self.next]) if r.offset < goal[r.topic, r.partition]]
+    def upto(self, goal: Offsets, records: list[Record], size: int) -> None:
+        left = [r for r in self.left([r for r in records if (r.topic, r.partition) in self.next]) if r.offset < goal[r.topic, r.partition]]
         for batch in by(left, size):
             self.read(batch)
 
 
-def replay(run: Run, size: int = 25) -> Callable[[Offsets | None], None]:
-    """Bring the shadow to these offsets, or to where the app stands."""
+def replay(run: Run, size: int = 50) -> Callable[[Offsets | None], None]:
+    """Bring the shadow to these offsets, or as far as it goes."""
 
     def bring(goal: Offsets | None) -> None:
         last = run.store.head().last
         assert last is not None
-        Beside(run.spark, run.warehouse, run.topology, PARTITIONS).upto(goal or last.next, size)
+        Beside(run.spark, run.warehouse, run.topology, run.partitions).upto(goal or last.next, run.records, size)
 
     return bring
 
 
-def planned(run: Run, *tables: str, target: Target = EARLIEST, **options: Any) -> RewindPlan:
-    kafka: Any = Kafka(PARTITIONS)
+def planned(run: App, *tables: str, target: Target = EARLIEST, **options: Any) -> RewindPlan:
+    kafka: Any = Kafka(run.partitions)
     return rewind.plan(run.store, run.topology, kafka, target, tables=tables, **options)
 
 
-def begun(run: Run, *tables: str, plan: RewindPlan | None = None) -> Position:
-    kafka: Any = Kafka(PARTITIONS)
+def begun(run: App, *tables: str, plan: RewindPlan | None = None) -> Position:
+    kafka: Any = Kafka(run.partitions)
     return rewind.apply(run.store, plan or planned(run, *tables), run.topology.fingerprint, kafka)
 
 
-def joined(run: Run, size: int = 25) -> tuple[Position, Position]:
+def joined(run: App, size: int = 50) -> tuple[Position, Position]:
     found = shadow.promote(run.store, run.topology, replay(run, size))
     run.start()
     assert run.writer.position == found[1]
     return found
 
 
-def wrongly(run: Run, *batches: list[Record]) -> None:
+def wrongly(run: App, code: Topology, *batches: list[Record]) -> None:
     """Read by code that is wrong, and says that it is the same."""
-    run.compiler = Compiler(shop(3))
+    run.compiler = Compiler(code)
     for batch in batches:
         run.read(batch)
     run.compiler = Compiler(run.topology)
 
 
 @pytest.fixture
-def run(spark: SparkSession, tmp_path: Path) -> Run:
+def run(spark: SparkSession, tmp_path: Path) -> App:
     """Give an app that has read most of its records, some wrongly, half of them folded."""
-    made = Run(tiny(spark), tmp_path, shop(), PARTITIONS)
+    made = App(tiny(spark), tmp_path, till())
+    wrongly(made, till(3), made.records[:15])
+    made.store.fold_all()
+    made.read(made.records[15:30])
+    return made
+
+
+def everything(spark: SparkSession, folder: Path) -> App:
+    """Give one with tables of every kind."""
+    made = App(tiny(spark), folder, shop())
     batches = by(RECORDS[:36], 9)
-    wrongly(made, *batches[:2])
+    wrongly(made, shop(3), *batches[:2])
     made.store.fold_all()
     made.read(batches[2])
     made.read(batches[3])
     return made
 
 
-def differing(run: Run, upto: int) -> set[str]:
-    """Name the tables that aren't what the oracle says."""
-    there, wanted = run.tables(), told(run.topology, RECORDS[:upto]).tables
-    return {name for name in there if there[name] != wanted[name]}
-
-
-def test_what_is_rebuilt_is_what_the_oracle_says_and_nothing_else_moves(run: Run) -> None:
+@pytest.mark.slow
+def test_what_is_rebuilt_is_what_the_oracle_says_and_nothing_else_moves(spark: SparkSession, tmp_path: Path) -> None:
+    run = everything(spark, tmp_path)
     head = run.store.head()
     before = run.tables()
-    assert differing(run, 36) == WRONG
+    assert run.wrong(36) == WRONG
     plan = planned(run, "stock")
     assert (set(plan.rebuilds), {e.table for e in plan.tables if e.effect == "as it is"}) == (WRONG, {"busy", "visits", "prices"})
     assert (plan.commits, plan.sinks, plan.refusals, plan.records) == (0, (), (), 36)
@@ -159,7 +192,7 @@ def test_what_is_rebuilt_is_what_the_oracle_says_and_nothing_else_moves(run: Run
     assert head.last is not None
     assert after.last is not None
     assert (after.last.next, after.last.stream_times, after.shadow) == (head.last.next, head.last.stream_times, None)
-    assert differing(run, 36) == set()
+    assert run.wrong(36) == set()
     changed = {n: run.store.reader.changes(n, old, new).count() for n in before}
     assert {name for name, count in changed.items() if count} == WRONG
     for name in before:  # what was left is read as it was, by its position and at those before it
@@ -170,84 +203,109 @@ def test_what_is_rebuilt_is_what_the_oracle_says_and_nothing_else_moves(run: Run
     run.store.fold_all()
     for name in before:
         assert len(run.plain(name)) == len(told(run.topology, RECORDS[:36]).tables[name])
-    assert differing(run, 36) == set()
+    assert run.wrong(36) == set()
     for batch in by(RECORDS[36:], 5):
         run.read(batch)
         run.start()
-    assert differing(run, len(RECORDS)) == set()
+    assert run.wrong(len(RECORDS)) == set()
     run.store.fold_all()
-    assert differing(run, len(RECORDS)) == set()
+    assert run.wrong(len(RECORDS)) == set()
 
 
-def test_tables_of_every_kind_are_rebuilt_and_rewound_over(run: Run) -> None:
+@pytest.mark.slow
+def test_tables_of_every_kind_are_rebuilt_and_rewound_over(spark: SparkSession, tmp_path: Path) -> None:
+    run = everything(spark, tmp_path)
     begun(run, "stock", "busy", "visits", "prices")
     joined(run, 11)
     agree(run, told(run.topology, RECORDS[:36]))
     run.read(RECORDS[36:41])
     joint = run.writer.position.seq - 1
     begun(run, "visits", "busy")
-    joined(run, 50)
-    for to in (joint + 1, joint, 3):  # behind the first join, at it, and before it, where the wrong rows are still
+    joined(run)
+    for to, upto in ((joint + 1, 41), (joint, 36), (3, 27)):  # behind the first join, at it, and before it, where the wrong rows are still
         run.rewind(to)
-        assert differing(run, len(RECORDS) if to > 40 else {joint + 1: 41, joint: 36, 3: 27}[to]) == (WRONG if to == 3 else set())
+        assert run.wrong(upto) == (WRONG if to == 3 else set())
     for batch in by(run.left(RECORDS), 20):
         run.read(batch)
-    assert differing(run, len(RECORDS)) == WRONG, "as they were before the rebuild"
+    assert run.wrong(len(RECORDS)) == WRONG, "as they were before the rebuild"
     run.rewind(0)
     for batch in by(RECORDS, 30):
         run.read(batch)
     agree(run, told(run.topology, RECORDS))
 
 
-def test_a_rebuild_is_undone_like_any_rewind(run: Run) -> None:
-    before = run.tables()
+@pytest.mark.parametrize("points", [POINTS[-2:], pytest.param(POINTS, marks=pytest.mark.slow)], ids=["at its commit", "anywhere"])
+def test_a_rebuild_that_dies_leaves_the_old_rows_or_the_new_and_can_be_gone_on_with_and_undone(run: App, points: Sequence[str]) -> None:
+    before, position = run.tables(), run.writer.position
+    assert run.wrong(30) == {"stock"}
     begun(run, "stock")
-    joined(run)
-    run.read(RECORDS[36:40])
-    kafka: Any = Kafka(PARTITIONS)
-    plan = rewind.plan(run.store, run.topology, kafka, Target("undo"))
-    rewind.apply(run.store, plan, run.topology.fingerprint, kafka)
+    for point in points:
+        with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
+            shadow.promote(run.store, run.topology, replay(run))
+        if point != points[-1]:
+            assert (run.store.head().position, run.store.reader.read("stock").count()) == (position, len(before["stock"])), point
+    run.start()
+    assert (run.wrong(30), run.store.head().shadow, run.writer.position) == (set(), None, Position("shop", 3, position.seq + 1))
+    run.read(run.records[30:])
+    assert run.wrong(40) == set()
+    kafka: Any = Kafka(run.partitions)
+    rewind.apply(run.store, rewind.plan(run.store, run.topology, kafka, Target("undo")), run.topology.fingerprint, kafka)
     run.start()
     assert run.tables() == before
-    run.read(RECORDS[36:])
-    assert differing(run, len(RECORDS)) == WRONG
+    run.store.fold_all()
+    assert run.tables() == before
+
+
+def test_what_the_app_reads_while_it_is_joined_is_in_it_and_new_tables_come_under_new_code(run: App) -> None:
     begun(run, "stock")
-    joined(run)
-    agree(run, told(run.topology, RECORDS))
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_a_rebuild_that_dies_leaves_the_old_rows_or_the_new_and_can_be_gone_on_with(run: Run, point: str) -> None:
-    before = run.tables()
-    begun(run, "stock")
-    with failpoints.armed(point, "raise"), pytest.raises(failpoints.FailpointHit):
-        shadow.promote(run.store, run.topology, replay(run))
-    run.start()
-    done = point == "rewind.promote.after_commit"
-    assert (run.tables() == before, differing(run, 36) == set()) == (not done, done)
-    run.read(RECORDS[36:40])  # the app goes on either way
-    if not done:
-        joined(run)
-    assert (differing(run, 40), run.store.head().shadow) == (set(), None)
-
-
-def test_what_the_app_reads_while_it_is_joined_is_in_it(run: Run) -> None:
-    begun(run, "stock")
-    replay(run)(None)
-    run.read(RECORDS[36:39])
 
     def late() -> None:
         run.start()  # a writer that doesn't wait
-        run.read(RECORDS[39:42])
+        run.read(run.records[30:33])
 
     with failpoints.armed("rewind.promote.before_commit", late):
-        _, after = joined(run)
-    assert after.seq == 7
-    assert differing(run, 42) == set()
+        joined(run)
+    assert run.wrong(33) == set()
+    run.store.fold_all()  # whose outline says what the old code is
+    more = run.under(till(1, "most"))
+    begun(more, "most")
+    replay(more)(None)
+    with failpoints.armed(
+        "rewind.promote.before_hold", lambda: run.read(run.records[33:36])
+    ):  # by the old code, while the new table is made
+        joined(more)
+    with pytest.raises(Fenced):
+        run.writer.check()
+    assert more.wrong(36) == set()
+    assert more.store.head().forks[-1].fingerprint == more.topology.fingerprint
+    more.read(more.records[36:])
+    more.store.fold_all()
+    assert more.wrong(40) == set()
+    other = more.under(till(2, "most"))
+    assert "has changed what stock would hold, too" in planned(other, "most").refusals[0]
+    assert planned(other, "stock").refusals == ()
 
 
-def test_a_reader_that_polls_sees_all_of_the_old_rows_or_all_of_the_new(run: Run) -> None:
-    old, new = run.tables(), told(run.topology, RECORDS[:36]).tables
+def test_what_cannot_be_rebuilt_is_refused_with_the_way_out(run: App) -> None:
+    with pytest.raises(RewindRefused, match="no such table; it has sold, stock"):
+        planned(run, "stok")
+    with pytest.raises(RewindRefused, match="leave the target out"):
+        planned(run, "stock", target=Target("commit", "2"))
+    plan = planned(run, "stock")
+    begun(run, "sold")
+    with pytest.raises(PlanOutdated, match="a shadow of shop was begun since"):
+        begun(run, plan=plan)
+    assert "has a shadow, of 'rebuild of sold'" in planned(run, "stock").refusals[0]
+    replay(run)(None)
+    run.rewind(1)
+    with pytest.raises(RewindRefused, match="was the app rewound since"):
+        shadow.promote(run.store, run.topology, lambda goal: None)
+    shadow.abandon(run.store)
+
+
+@pytest.mark.slow
+def test_a_reader_that_polls_sees_all_of_the_old_rows_or_all_of_the_new(run: App) -> None:
+    old, new = run.tables(), told(run.topology, run.records[:30]).tables
     stop, seen, wrong = threading.Event(), list[str](), list[object]()
 
     def poll() -> None:
@@ -262,7 +320,7 @@ def test_a_reader_that_polls_sees_all_of_the_old_rows_or_all_of_the_new(run: Run
     polling.start()
     try:
         begun(run, "stock")
-        joined(run)
+        shadow.promote(run.store, run.topology, replay(run))
         run.store.fold_all()
         done = len(seen)
         while len(seen) < done + 2 and polling.is_alive():
@@ -273,46 +331,3 @@ def test_a_reader_that_polls_sees_all_of_the_old_rows_or_all_of_the_new(run: Run
     assert wrong == []
     assert seen == sorted(seen, reverse=True), "the old, then the new"
     assert {seen[0], seen[-1]} == {"old", "new"}
-
-
-def test_new_tables_are_filled_while_the_old_ones_stay_live_under_the_old_code(run: Run) -> None:
-    """And under other code, tables are rebuilt alone only where no other would be wrong."""
-    more = Run.__new__(Run)
-    more.__dict__ |= run.__dict__ | {"topology": shop(1, "most"), "compiler": Compiler(shop(1, "most"))}
-    more.store = Store.open(run.spark, str(run.warehouse), "shop", more.topology.kept)
-    run.store.fold_all()  # whose outline says what the old code is
-    begun(more, "most")
-    replay(more)(None)
-    run.read(RECORDS[36:40])  # by the old code
-    with failpoints.armed("rewind.promote.before_hold", lambda: run.read(RECORDS[40:42])):
-        joined(more)
-    with pytest.raises(Fenced):
-        run.writer.check()
-    assert differing(more, 42) == WRONG
-    assert more.store.head().forks[-1].fingerprint == more.topology.fingerprint
-    more.read(RECORDS[42:])
-    more.store.fold_all()
-    assert differing(more, len(RECORDS)) == WRONG
-    other = Run.__new__(Run)
-    other.__dict__ |= more.__dict__ | {"topology": shop(2, "most")}
-    assert "has changed what stock, levels, worth would hold, too" in planned(other, "most").refusals[0]
-    assert planned(other, "stock").refusals == ()
-    begun(other, "stock")
-    joined(other)
-    assert differing(other, len(RECORDS)) == set()
-
-
-def test_what_cannot_be_rebuilt_is_refused_with_the_way_out(run: Run) -> None:
-    with pytest.raises(RewindRefused, match="no such table; it has busy, levels"):
-        planned(run, "stok")
-    with pytest.raises(RewindRefused, match="leave the target out"):
-        planned(run, "stock", target=Target("commit", "2"))
-    plan = planned(run, "stock")
-    begun(run, "visits")
-    with pytest.raises(PlanOutdated, match="a shadow of shop was begun since"):
-        begun(run, plan=plan)
-    assert "has a shadow, of 'rebuild of visits'" in planned(run, "stock").refusals[0]
-    run.rewind(2)
-    with pytest.raises(RewindRefused, match="was the app rewound since"):
-        shadow.promote(run.store, run.topology, lambda goal: replay(run)({("sales", 0): 18, ("sales", 1): 18, ("prices", 0): 8}))
-    shadow.abandon(run.store)

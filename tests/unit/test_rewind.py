@@ -293,6 +293,20 @@ def test_what_is_below_tables_is_rebuilt_with_them_and_what_is_above_is_read_bes
     assert {b.name for b in app.above({"worth"}).buffers} == {b.name for b in app.buffers}, "known by what they keep, not by who looks"
 
 
+def test_the_stores_of_a_processor_are_rebuilt_together_with_what_it_forwards() -> None:
+    app = wt.App("site")
+    views = app.topic("views", key="who STRING", value="page STRING").stream()
+    stores = {"seen": wt.key_value_store("n INT"), "pages": wt.key_value_store("n INT", key="page STRING")}
+    made = views.process(lambda record, context: None, stores=stores, children={"fresh": "page STRING"})
+    made["fresh"].group_by("value.page").agg(n=wt.count()).materialized_as("first")
+    views.group_by_key().agg(n=wt.count()).materialized_as("all")
+    topology = app.topology()
+    chosen = next(t.name for t in topology.tables if t.name.endswith("seen"))
+    rebuilt = topology.below({chosen})
+    assert {t.name for t in topology.tables} - set(rebuilt) == {"all"}
+    assert {t.name for t in topology.above({"first"}).tables} == set(rebuilt), "it can't be called without what it keeps"
+
+
 def test_a_table_that_was_joined_begins_there_in_the_epochs_that_hold_the_joining_commit() -> None:
     forks = (
         CommitInfo(kind="epoch", epoch=3, seq=10, parent=1, fork=10, counters={"joined": 2, "of:stock": 1}),
