@@ -111,6 +111,7 @@ def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_not
     world.produce(("a", 5), ("b", -1), ("a", -7))
     live.start()
     try:
+        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
         wait(lambda: world.stock() == {"a": (-2, 2), "b": (-1, 1)})
         plan = rewind.plan(store, topology, world.admin, Target("earliest"), tables=["stock"], reason="a test")
         rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
