@@ -95,7 +95,7 @@ class App(Run):
 class Beside(Run):
     """Run a shadow as a new process does: the part of the app that it is of, by its writer, up to these offsets and no further."""
 
-    def start(self) -> None:
+    def open(self) -> None:
         row = shadow.current(self.store_of(self.topology))
         part = self.topology.above(row.of) if row.of else self.topology
         self.store, self.compiler = self.store_of(part), Compiler(part)
