@@ -4,10 +4,11 @@
 read what was there at the click; else `watertable run --available-now` does it, for all tables of the app at once, as they only move
 together. Acts of one app run one at a time, in the pool `act__<app>`.
 
-With days, it is a rewind in place, and says so: the app goes back to the start of the first of them, in event time, and everything from
-there on is read again, up to where the topics end. The windows of those days need no record from before that; a table without windows is
-what it was then, and goes on. So days before are as they were, days after are made anew too, and no table is left out. The plan is
-shown first; a live stream is rewound while it runs, and goes on by itself. Then those of the days that are closed are reported.
+With days of windowed tables alone, their windows that start on these days are made anew beside the app, and joined: nothing else moves.
+With days of other tables, or where something is made of the changes of a windowed one, it is a rewind in place, and says so: the app goes
+back to the start of the first of them, in event time, and everything from there on is read again, up to where the topics end. Then days
+before are as they were, days after are made anew too, and no table is left out. The plan is shown first; a live stream goes on by
+itself behind either. Then those of the days that are closed are reported.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
@@ -29,7 +30,7 @@ from watertable_platform.child import Child, Event, birth, run_command
 from watertable_platform.days import Days
 from watertable_platform.lease import Lease
 from watertable_platform.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
-from watertable_platform.rewind_jobs import UndoConfig, carry_out, shown
+from watertable_platform.rewind_jobs import SHOWN, UndoConfig, carry_out, shown
 from watertable_platform.stream_job import environment
 from watertable_platform.translator import TableData, WatertableTranslator, table_key
 
@@ -119,17 +120,23 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
 
 
 def _backfill(act: _Act) -> None:
-    """Rewind the app to the start of the days, see it replayed, and report those that are closed."""
+    """Make the windows of the days anew, or rewind the app to the start of them and see it replayed; report the days that are closed."""
     from watertable.changelog import Position
 
     context, app, settings = act.context, act.app, act.settings
     assert act.days is not None
     first = act.asked[0]
-    to = "earliest" if first == act.days.first.isoformat() else f"{first}T00:00:00+00:00"
+    where = ["--to", "earliest" if first == act.days.first.isoformat() else f"{first}T00:00:00+00:00"]
+    if not _why_all(act):
+        where = [word for name in _names(act) for word in ("--table", name)] + ["--days", f"{first}/{act.asked[-1]}"]
     becomes: Position | None = None
     try:
         said, done = carry_out(
-            app, settings, "rewind", ["--to", to, *act.config.options()], lambda plan: act.observe(**shown(plan), act=_words(act))
+            app,
+            settings,
+            "rewind",
+            [*where, *act.config.options()],
+            lambda said: act.observe(**shown(said), act=_words(act)) if said["event"] in SHOWN else None,
         )
     except dg.Failure as refused:
         if not (refused.description or "").startswith(NOTHING):
@@ -141,8 +148,9 @@ def _backfill(act: _Act) -> None:
             return
         context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}. {_words(act)}")
         becomes = Position.parse(done["position"])
-        records = int(said["plan"]["records"])
-        act.replay = Progress(records, time.monotonic(), records)
+        if done["event"] == "rewound":
+            records = int(said["plan"]["records"])
+            act.replay = Progress(records, time.monotonic(), records)
     if act.config.dry_run:
         return
     held = leases.read(settings, app.name)
@@ -159,12 +167,25 @@ def _words(act: _Act) -> str:
     of = {table_key(name, t.name): windowed(t) for t in act.app.topology.tables}
     windows = [key.path[-1] for key in act.selected if of[key]]
     others = [key.path[-1] for key in act.selected if not of[key]]
+    if not (why := _why_all(act)):
+        return f"Asked for {span}: the windows of {', '.join(windows)} that start then, and what is made of them; nothing else moves."
     parts = [f"the windows of {', '.join(windows)} that start then"] if windows else []
     parts += [f"the log days of {', '.join(others)}"] if others else []
     return (
-        f"Asked for {span}: {' and '.join(parts)}. {name}'s tables move together, so this is a rewind of all of {name} to the start of "
+        f"Asked for {span}: {' and '.join(parts)}. {why[0].upper()}{why[1:]}, so this is a rewind of all of {name} to the start of "
         f"{asked[0]}: everything from there on is read again, up to where the topics end, and days after {asked[-1]} are made anew too."
     )
+
+
+def _names(act: _Act) -> list[str]:
+    return [key.path[-1] for key in act.selected]
+
+
+def _why_all(act: _Act) -> str:
+    """Say why the days of the chosen tables can't be made anew by themselves; "" where they can."""
+    from watertable.rebuild import unbounded
+
+    return unbounded(act.app.topology, _names(act))
 
 
 def _report_days(act: _Act, told: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from watertable_platform.cli import STOPS_WITHIN, AppName, AsJson
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.changelog import Offsets
+    from watertable.changelog import DaySpan, Offsets
     from watertable.project import LoadedApp
     from watertable.rewind import RewindPlan, Target
     from watertable.settings import Settings
@@ -50,6 +50,10 @@ def rewind(
         list[str] | None,
         typer.Option("--table", metavar="TABLE", help="Rebuild this table and what is made of it, beside the app, and nothing else."),
     ] = None,
+    days: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST/LAST", help="With --table, of windowed tables: the windows that start on these days, and no others."),
+    ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan, as --json printed it, rather than making one.")] = None,
     apply: Apply = False,
     keep_old_code_before: OldCode = False,
@@ -66,12 +70,17 @@ def rewind(
 ) -> None:
     """Show what going back and reading again from there would do; with --apply, do it. A running app goes on from there by itself.
 
-    With --table, some tables alone are made anew beside the app, from the first record on, and joined when they are level with it.
+    With --table, some tables alone are made anew beside the app, from the first record on, and joined when they are level with it; with
+    --days, the windows that start on these.
     """
+    from watertable.rebuild import parse_days
     from watertable.rewind import RewindPlan, Target
 
     made: RewindPlan | Target | None
     untold = to is None and by is None and shift_by is None
+    span = None if days is None else parse_days(days)
+    if span is not None and (not table or not untold):
+        raise RewindRefused("--days go with --table, and say where to")
     if abandon_shadow:
         if not untold or plan is not None or shadow:
             raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
@@ -85,14 +94,14 @@ def rewind(
         except OSError as error:
             raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
     elif untold and table:
-        made = Target("earliest")
+        made = Target("earliest") if span is None else Target.parse(span[0].isoformat())
     elif shadow and untold:
         made = None
     else:
         made = Target.parse(to, by=by, shift_by=shift_by)
     _rewind(
         name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=shadow, tables=table or [], reason=reason, as_json=as_json,
+        shadow=shadow, tables=table or [], days=span, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
@@ -191,13 +200,13 @@ def undo(
 
     _rewind(
         name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=False, tables=[], reason=reason, as_json=as_json,
+        shadow=False, tables=[], days=None, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
 def _rewind(
     name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
-    shadow: bool, tables: list[str], reason: str, as_json: bool,
+    shadow: bool, tables: list[str], days: DaySpan | None, reason: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
     from watertable import rewind as acts
@@ -227,7 +236,7 @@ def _rewind(
         else:
             plan = acts.plan(
                 store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables,
+                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days,
             )  # fmt: skip
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)

@@ -23,7 +23,7 @@ from watertable_platform.supervisor import Tag
 from watertable_platform.translator import table_key
 
 GRACE = 40.0
-_SHOWN = ("plan", "diff")
+SHOWN = ("plan", "diff")
 _DONE = ("rewound", "promoted", "abandoned", "shadow")
 
 
@@ -56,12 +56,14 @@ class RewindConfig(UndoConfig):
     tables: list[str] = Field(
         [], description="rebuild these tables and what is made of them, from earliest, and nothing else; in_place: join them at once"
     )
+    days: str = Field("", description="with tables, of windows: those that start on these days alone, 2011-01-02/2011-01-03")
 
     def options(self) -> list[str]:
         """Write it as the command line takes it."""
         where = [("--to", self.to), ("--by", self.by), ("--shift-by", str(self.shift_by) if self.shift_by else "")]
         said = [word for option, value in where if value for word in (option, value)]
         said += [word for table in self.tables for word in ("--table", table)]
+        said += ["--days", self.days] if self.days else []
         return [*said, *(["--shadow"] if self.mode == "shadow" else []), *super().options()]
 
 
@@ -132,7 +134,7 @@ def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act
     kept: dict[str, dg.MetadataValue] = {}
 
     def heard(event: Event) -> None:
-        if event["event"] in _SHOWN:
+        if event["event"] in SHOWN:
             kept.update(shown(event))
         elif event["event"] == "batch":
             context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
@@ -169,7 +171,7 @@ def carry_out(
             if event["event"] in _DONE:
                 done = event
                 continue
-            if event["event"] in _SHOWN:
+            if event["event"] in SHOWN:
                 said[event["event"]] = event
             heard(event)
         code = child.exit_code()

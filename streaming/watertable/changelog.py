@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark.sql import functions as F
@@ -51,6 +51,12 @@ OF: Final = "of:"
 JOINED: Final = "joined"
 """In the counters of an epoch's row: the shadow whose tables it takes over."""
 
+DAYS: Final = ("days:first", "days:last")
+"""In the counters of these rows: the days, counted from the year 1 on, whose windows alone are made anew."""
+UNTIL: Final = "until"
+"""In the counters of a shadow's row: the commit of the app up to which it reads; where it isn't there, as far as the app does."""
+
+DaySpan = tuple[date, date]
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
 
@@ -157,6 +163,12 @@ class CommitInfo:
         return frozenset(name.removeprefix(OF) for name in self.counters if name.startswith(OF))
 
     @property
+    def days(self) -> DaySpan | None:
+        """Give the first and the last of the days whose windows alone are made anew; None where all is."""
+        first, last = (self.counters.get(name, 0) for name in DAYS)
+        return (date.fromordinal(first), date.fromordinal(last)) if first else None
+
+    @property
     def low_stream_time(self) -> datetime | None:
         """Give the stream time that every partition has reached; None while one has none."""
         times = list(self.stream_times.values())
@@ -213,14 +225,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """Follow one epoch back to the first: which commits of which epoch its rows are.
+class Anew:
+    """Say that tables begin anew behind a commit: nothing before it is theirs any more. Of `days`, only their windows may differ."""
 
-    `rebuilt` says behind which commits which tables begin anew: of those, nothing before that is theirs any more.
-    """
+    after: int
+    tables: frozenset[str]
+    days: DaySpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Follow one epoch back to the first: which commits of which epoch its rows are, and which tables begin anew on the way."""
 
     spans: tuple[Span, ...]
-    rebuilt: tuple[tuple[int, frozenset[str]], ...] = ()
+    rebuilt: tuple[Anew, ...] = ()
 
     @classmethod
     def of(cls, epoch: int, forks: Iterable[CommitInfo]) -> Lineage:
@@ -237,19 +255,23 @@ class Lineage:
             spans.insert(0, Span(epoch, fork, upto))
             epoch, upto = parent, fork
         found = {span.epoch: span.after for span in spans if span.upto is None or span.after < span.upto}
-        rebuilt = ((found[row.epoch], row.of) for row in forks if row.kind == "epoch" and row.of and row.epoch in found)
-        return cls((Span(epoch, 0, upto), *spans), tuple(sorted(rebuilt, key=lambda cut: cut[0])))
+        rebuilt = (Anew(found[row.epoch], row.of, row.days) for row in forks if row.kind == "epoch" and row.of and row.epoch in found)
+        return cls((Span(epoch, 0, upto), *spans), tuple(sorted(rebuilt, key=lambda anew: anew.after)))
+
+    def anew(self, table: str, seq: int) -> Anew | None:
+        """Say where one table as it is at commit `seq` was begun anew last."""
+        return next((anew for anew in reversed(self.rebuilt) if table in anew.tables and anew.after < seq), None)
 
     def of_table(self, table: str, seq: int) -> Lineage:
         """Give the lineage of one table's rows as they are at commit `seq`: from where it was begun anew on.
 
-        >>> joined = Lineage((Span(1, 0, 500), Span(3, 500, None)), ((500, frozenset({"stock"})),))
+        >>> joined = Lineage((Span(1, 0, 500), Span(3, 500, None)), (Anew(500, frozenset({"stock"})),))
         >>> joined.of_table("stock", 501).spans, joined.of_table("stock", 500) == joined.of_table("names", 501) == joined
         ((Span(epoch=3, after=500, upto=None),), True)
         """
-        begins = max((after for after, tables in self.rebuilt if table in tables and after < seq), default=0)
-        if not begins:
+        if (anew := self.anew(table, seq)) is None:
             return self
+        begins = anew.after
         return Lineage(tuple(Span(s.epoch, max(s.after, begins), s.upto) for s in self.spans if s.upto is None or s.upto > begins))
 
     @property

@@ -38,7 +38,7 @@ from pyspark.sql import DataFrame
 from watertable import failpoints
 from watertable.advances import Advances
 from watertable.archive import Archives
-from watertable.changelog import OUT_PREFIX, Advance, Changelog, CommitInfo, Offsets, Partition, Position
+from watertable.changelog import OUT_PREFIX, UNTIL, Advance, Changelog, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
 from watertable.errors import BreakingChange, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
 from watertable.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
@@ -46,6 +46,7 @@ from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan import Topology
+from watertable.rebuild import commit_at
 from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
 from watertable.shadow import goes_first
@@ -585,7 +586,12 @@ class _Replay(_Job):
     def __init__(
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None
     ) -> None:
-        row = Changelog(spark, settings.warehouse_uri, topology.app).head().shadow
+        changelog = Changelog(spark, settings.warehouse_uri, topology.app)
+        snapshot = changelog.snapshot()
+        head = changelog.head(snapshot)
+        row, self._until = head.shadow, None
+        if row is not None and (seq := row.counters.get(UNTIL)):
+            self._until = commit_at(changelog, snapshot, head, seq)
         super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
         self._given, self._code, self._let = goal, topology.fingerprint, timedelta(seconds=settings.shadow_lag_seconds)
 
@@ -600,10 +606,15 @@ class _Replay(_Job):
                 return reason
 
     def _goal(self) -> dict[Partition, int]:
-        """Give the offsets at which the app stands; of topics that it doesn't read, the ends. What it has let go by then goes here, too."""
+        """Give the offsets at which the app stands, or where the days were over; of topics that it doesn't read, the ends.
+
+        What the app has let go by then goes here, too.
+        """
         self._look_for_advances()
         found = self._given
-        if found is None:
+        if self._until is not None:
+            found = self._until.next
+        elif found is None:
             last = self.store.head().last
             if last is None:  # rewound to earliest, it has read nothing since
                 return dict(self.offsets)

@@ -30,13 +30,13 @@ from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.archive import Archives
-from watertable.changelog import OF, CommitInfo, Head, Offsets, Position, batches, now_after
-from watertable.deployment import Kind as Change
+from watertable.changelog import DAYS, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, batches, now_after
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.estimates import Estimate, estimate, eta_text
 from watertable.layout import moment
 from watertable.purity import Purity, purity_of
 from watertable.reader import offsets_passed, time_passed
+from watertable.rebuild import end_of, misfit, parse_days, rebuilt
 from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
@@ -204,6 +204,10 @@ class RewindPlan:
     shadow: bool = False
     rebuilds: tuple[str, ...] = ()
     """The tables that are made anew beside the app, and then joined, or of which the shadow is; none stands for a rewind of the app."""
+    days: str = ""
+    """The days whose windows alone are made anew of them, first/last."""
+    until: int = 0
+    """The commit at which these windows were closed; 0 where they are read as far as the app is."""
 
     @property
     def is_beside(self) -> bool:
@@ -214,7 +218,9 @@ class RewindPlan:
     def words(self) -> str:
         """Say in one line what is done and why, as the epoch's row keeps it."""
         what = "undo" if self.target.kind == "undo" else f"{'shadow rewind' if self.shadow else 'rewind'} {self.target}"
-        what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {', '.join(self.rebuilds)}" if self.rebuilds else what
+        if self.rebuilds:
+            of = f"{', '.join(self.rebuilds)}{f' on {self.days}' if self.days else ''}"
+            what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {of}"
         return f"{what}: {self.reason}" if self.reason else what
 
     @property
@@ -314,52 +320,38 @@ class Facts:
     renamed: frozenset[str] = frozenset()
     records: int | None = None
     samples: Sequence[tuple[int, int]] = ()
+    until: CommitInfo | None = None
 
 
 def plan(
     store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
-    tables: Sequence[str] = (),
+    tables: Sequence[str] = (), days: DaySpan | None = None,
 ) -> RewindPlan:  # fmt: skip
     """Say what a rewind will do, in place or in the shadow; nothing is changed. With `tables`, it rebuilds those and what is made of them.
+
+    With `days`, their windows that start on them, and the target is the start of the first.
 
     What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
     isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
     `KafkaError` when the cluster doesn't answer.
     """
-    rebuilds = _rebuilt(topology, target, tables) if tables else ()
-    facts = survey(store, topology.above(rebuilds) if rebuilds else topology, kafka, target)
-    effects, stale = _effects(store, topology, facts, rebuilds)
-    return draw(
-        topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
-        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds,
-        misfit=misfit(store, topology, facts.head, rebuilds) if rebuilds else "",
-    )  # fmt: skip
-
-
-def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:
-    """Say which other tables can't go on under the code that some tables are to be made anew by; "" where all can."""
-    found = store.deployment(topology, head)
-    wrong = [c for c in found.of(Change.BREAKING) if c.name not in tables] if found is not None else []
-    if not wrong:
-        return ""
-    return (
-        f"the code has changed what {', '.join(c.name for c in wrong)} would hold, too ({wrong[0].name}: {wrong[0].reason}): rebuild "
-        f"{'it' if len(wrong) == 1 else 'them'} as well, or rewind all of {topology.app} to earliest"
-    )
-
-
-def _rebuilt(topology: Topology, target: Target, tables: Sequence[str]) -> tuple[str, ...]:
-    """Name the tables that are made anew: the chosen ones and all that is computed from them."""
-    names = [t.name for t in topology.tables]
-    if unknown := [name for name in tables if name not in names]:
-        raise RewindRefused(f"--table {', '.join(unknown)}: {topology.app} has no such table; it has {', '.join(sorted(names))}")
-    if target.kind != "earliest":
+    rebuilds = rebuilt(topology, tables, days) if tables else ()
+    if rebuilds and days is None and target.kind != "earliest":
         raise RewindRefused(
             f"--table goes {target}: some tables alone are made anew from the first record on, since the others don't go back; "
             "leave the target out, or rewind all tables"
         )
-    return topology.below(tables)
+    part = topology.above(rebuilds) if rebuilds else topology
+    facts = survey(store, part, kafka, target)
+    if days is not None:
+        facts = dataclasses.replace(facts, until=end_of(store, facts.head, part, rebuilds, days, facts.fork.seq))
+    effects, stale = _effects(store, topology, facts, rebuilds, days)
+    return draw(
+        topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
+        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds,
+        misfit=misfit(store, topology, facts.head, rebuilds if days is None else ()) if rebuilds else "", days=days,
+    )  # fmt: skip
 
 
 def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Facts:
@@ -414,13 +406,14 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
 def draw(
     topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
     accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
-    rebuilds: tuple[str, ...] = (), misfit: str = "",
+    rebuilds: tuple[str, ...] = (), misfit: str = "", days: DaySpan | None = None,
 ) -> RewindPlan:  # fmt: skip
     """Draw the plan from the facts.
 
     `stale` are tables whose state at the fork has another layout than the code's; `misfit` says which can't go on beside those rebuilt.
     """
-    head, ends = facts.head, facts.head.last.next if facts.head.last else {}
+    head, last = facts.head, facts.until or facts.head.last
+    ends = last.next if last else {}
     ranges = ranges_of(facts, ends)
     names = {r.topic for r in ranges} | {r.name for r in ranges}
     if unknown := [name for name in accept_loss if name not in names]:
@@ -466,7 +459,7 @@ def draw(
         eta=estimate(facts.samples, records, batch_records), partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
         refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
-        rebuilds=rebuilds,
+        rebuilds=rebuilds, days="/".join(map(str, days or ())), until=facts.until.seq if facts.until else 0,
     )  # fmt: skip
 
 
@@ -502,6 +495,8 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
         if there.get((r.topic, r.partition), 0) > max(r.begin, r.available)
     ]  # fmt: skip
     fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
+    of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until else {})
+    of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
 
     def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
@@ -511,7 +506,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
             generation=1 if plan.is_beside else head.generation + 1, writer=plan.words,
             commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
             begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
-            counters={BACK: plan.back, "records": plan.records, **{f"{OF}{name}": 1 for name in plan.rebuilds}},
+            counters={BACK: plan.back, "records": plan.records, **of},
         )  # fmt: skip
         failpoints.hit("rewind.before_commit")
         note = f"{f'shadow beside {head.position}' if plan.is_beside else 'epoch'} {becomes} generation {info.generation} {plan.words}"
@@ -628,11 +623,13 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
     )
 
 
-def _effects(store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str]) -> tuple[list[Effect], list[str]]:
+def _effects(
+    store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str], days: DaySpan | None
+) -> tuple[list[Effect], list[str]]:
     """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
     tables, fork = topology.tables, facts.fork
     if rebuilds:
-        anew = "rebuilt from nothing, and joined"
+        anew = "rebuilt from nothing, and joined" if days is None else f"its windows of {days[0]} to {days[1]} are made anew; others stay"
         return [Effect(t.name, f"{anew}{_by_arrival(t)}" if t.name in rebuilds else "as it is") for t in tables], []
     if not fork.seq:
         return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []

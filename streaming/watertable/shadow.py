@@ -26,24 +26,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.changelog import JOINED, KNOWN, OF, CommitInfo, Head, Offsets, Position, batches, now_after, table_part
+from watertable.changelog import DAYS, JOINED, KNOWN, OF, UNTIL, CommitInfo, Head, Offsets, Position, batches, now_after, table_part
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
 from watertable.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of, offsets_passed
-from watertable.rewind import BACK, misfit
+from watertable.rebuild import commit_at, inside, misfit
+from watertable.rewind import BACK
 from watertable.schema import Column, Type, quote
 from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from watertable.deltalog import Snapshot
     from watertable.store import Store
 
@@ -221,7 +221,7 @@ def promote(
                 raise RewindRefused(
                     f"{store.app} has read nothing since it was rewound: its shadow can take its place when it has read as much"
                 )
-            replay(held.last.next)
+            replay(None if UNTIL in shadow.counters else held.last.next)
             done = _switch(store, topology, held, shadow, words)
         except BaseException:  # let the app go on at once, where it stands; should that fail too, it does so by itself
             with contextlib.suppress(Exception):
@@ -247,6 +247,8 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             return None
         names = {topic.name for topic in part.topics}
         live, ours = head.last or CommitInfo(), own.last or CommitInfo()
+        if until := shadow.counters.get(UNTIL):
+            live = commit_at(store.changelog, snapshot, head, until)
         apart = [f"{t}/{p}: {offset:,}, not {live.next[t, p]:,}" for (t, p), offset in ours.next.items()
                  if t in names and live.next.get((t, p), offset) != offset]  # fmt: skip
         apart += [f"{t}/{p}: nothing, not {offset:,}" for (t, p), offset in live.next.items() if t in names and (t, p) not in ours.next]
@@ -262,7 +264,7 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
         )  # fmt: skip
         rows = None
         if shadow.of:
-            if wrong := misfit(store, topology, head, shadow.of):
+            if wrong := misfit(store, topology, head, () if shadow.days else shadow.of):
                 raise RewindRefused(f"{', '.join(sorted(shadow.of))} can't be joined: {wrong}")
             info, joins, rows = _joining(store, part, head, own, shadow, info)
         becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]
@@ -283,14 +285,24 @@ def _joining(
 ) -> tuple[CommitInfo, CommitInfo, DataFrame]:
     """Give the row of the epoch that takes a shadow's tables over, and its first commit, of all that they keep: its row, and its rows.
 
-    What joins keep beside them comes along; it is the same function of the same records. Partitions that the app hasn't read are the
+    What joins keep beside them comes along; it is the same function of the same records. Where it is of days, the windows of all others are
+    the app's, as they are, and so is what joins keep. Partitions that the app hasn't read are the
     shadow's.
     """
     live, ours = head.last or CommitInfo(), own.last or CommitInfo()
-    tables = (*(table for table in part.tables if table.name in shadow.of), *part.buffers)
-    view = Reader(store.spark, store.warehouse, store.app, tables).view(at=own.position)
-    parts = [table_part(table, materialise(view.whole(table))) for table in tables]
+    tables = (*(table for table in part.tables if table.name in shadow.of), *(() if shadow.days else part.buffers))
+    reader = Reader(store.spark, store.warehouse, store.app, tables)
+    view = reader.view(at=own.position)
+    if shadow.days is None:
+        parts = [table_part(table, materialise(view.whole(table))) for table in tables]
+    else:
+        there, chosen = reader.view(at=head.position), inside(shadow.days)
+        parts = [
+            table_part(table, materialise(_changes(there.states(table).where(f"NOT ({chosen})"), view.states(table).where(chosen))))
+            for table in tables
+        ]
     counters = {BACK: head.position.epoch, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
+    counters |= {name: shadow.counters[name] for name in DAYS if name in shadow.counters}
     begins = dataclasses.replace(
         info,
         seq=head.position.seq,
@@ -308,6 +320,12 @@ def _joining(
         counters={"records": 0},
     )  # fmt: skip
     return begins, commit, store.changelog.append_rows(parts, commit)
+
+
+def _changes(*states: DataFrame) -> DataFrame:
+    """Write absolute states, of different keys, as changes."""
+    wanted = ("key", "state", "CAST(NULL AS TIMESTAMP) AS st")
+    return reduce(DataFrame.unionByName, (frame.selectExpr(*wanted) for frame in states))
 
 
 def abandon(store: Store, reason: str = "") -> Position:

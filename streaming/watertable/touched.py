@@ -71,10 +71,9 @@ class Touched:
             if not windowed(table):
                 logged.append(table)
             elif table.state_column in snapshot.columns:
-                own = lineage.of_table(table.name, upto)
-                rows = snapshot.frame().where(f"`table` = '{table.name}' AND {own.where(after, upto)}")
-                day = f"to_date({quote(table.state_column)}.key.window_start) AS day"
-                yield rows.selectExpr(f"'{table.name}' AS name", day, "seq")
+                day = f"to_date({quote(table.state_column)}.key.window_start)"
+                rows = snapshot.frame().where(f"`table` = '{table.name}' AND ({_touching(lineage, table.name, after, upto, day)})")
+                yield rows.selectExpr(f"'{table.name}' AS name", f"{day} AS day", "seq")
         if logged:
             yield self._log_days(snapshot, lineage, after, upto, logged)
 
@@ -105,6 +104,16 @@ class Touched:
         whens = " ".join(f"WHEN '{name}' THEN {seq + 1}L" for name, seq in sorted(anew.items()) if seq > after)
         seq = f"greatest(seq, CASE name {whens} ELSE 0L END) AS seq" if whens else "seq"  # where a table was rebuilt, all its days were
         return days.selectExpr(f"explode(CASE topic {named} END) AS name", "day", "seq").selectExpr("name", "day", seq)
+
+
+def _touching(lineage: Lineage, table: str, after: int, upto: int, day: str) -> str:
+    """Write the condition for rows that touch their day: of what begins a table anew, those of the days that it was for."""
+    own, anew = lineage.of_table(table, upto), lineage.anew(table, upto)
+    if anew is None or anew.days is None or anew.after < after:
+        return own.where(after, upto)
+    chosen = f"{day} BETWEEN DATE '{anew.days[0]}' AND DATE '{anew.days[1]}'"
+    since = f"{own.where(after, upto)} AND (seq > {anew.after + 1} OR {chosen})"
+    return f"{since} OR ({_touching(lineage, table, after, anew.after, day)}) AND NOT {chosen}"
 
 
 def windowed(table: TableDef) -> bool:

@@ -42,6 +42,7 @@ SPARK_ROOMS = {
         "pythons",
         "upkeep",
         "reader",
+        "rebuild",
         "rewind",
         "touched",
         "shadow",
