@@ -187,11 +187,12 @@ class Act:
         self.asked.append(["run", *words])
         return self.driver
 
-    def of(self, first: str, last: str, **config: Any) -> dg.ExecuteInProcessResult:
+    def of(self, first: str, last: str, *tables: str, **config: Any) -> dg.ExecuteInProcessResult:
         tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
         made = acts.build_tables(load_apps(self.settings).app("shop"), self.settings, WatertableTranslator())
         run_config = {"ops": {"materialize__shop": {"config": config}}}
-        return dg.materialize([made], instance=self.instance, tags=tags, run_config=run_config, raise_on_error=False)
+        chosen = dg.AssetSelection.assets(*(["shop", table] for table in tables)) if tables else None
+        return dg.materialize([made], instance=self.instance, tags=tags, run_config=run_config, raise_on_error=False, selection=chosen)
 
     @property
     def done(self) -> dict[str, set[str]]:
@@ -233,6 +234,24 @@ def test_days_are_a_rewind_to_the_start_of_the_first_and_those_closed_are_report
         assert wanted in says
     assert observed(result, "replayed records") == [600, 900]
     assert observed(result, "records to replay") == [900, 900]
+
+
+def test_days_of_windows_alone_are_made_anew_and_nothing_else_moves(act: Act) -> None:
+    promoted = {"event": "promoted", "position": "shop@3.10", "before": "shop@1.9", "by": "promote rebuild of hourly"}
+    act.rewind = saying(PLAN, DRIVEN[1], promoted)
+    act.driver = saying(days("shop@3.10", "2011-01-03T00:30", hourly={"2011-01-01": "shop@1.1", "2011-01-02": "shop@3.10"}))
+    result = act.of("2011-01-01", "2011-01-01", "hourly", reason="bad prices")
+    assert result.success
+    assert act.asked == [
+        ["rewind", "shop", "--json", "--table", "hourly", "--days", "2011-01-01/2011-01-01", "--reason", "bad prices", "--apply"],
+        ["run", "shop", "--available-now"],
+    ]
+    assert act.done["hourly"] >= {"2011-01-01"}
+    noted = [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    said = [e.event_specific_data.asset_observation.metadata.get("act") for e in noted]  # type: ignore[union-attr]
+    assert any(
+        text and "the windows of hourly that start then, and what is made of them; nothing else moves" in text.value for text in said
+    )
 
 
 def test_a_dry_run_shows_the_plan_on_the_tables_and_changes_nothing(act: Act) -> None:
