@@ -247,11 +247,11 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             return None
         names = {topic.name for topic in part.topics}
         live, ours = head.last or CommitInfo(), own.last or CommitInfo()
-        if until := shadow.counters.get(UNTIL):
-            live = commit_at(store.changelog, snapshot, head, until)
-        apart = [f"{t}/{p}: {offset:,}, not {live.next[t, p]:,}" for (t, p), offset in ours.next.items()
-                 if t in names and live.next.get((t, p), offset) != offset]  # fmt: skip
-        apart += [f"{t}/{p}: nothing, not {offset:,}" for (t, p), offset in live.next.items() if t in names and (t, p) not in ours.next]
+        seq = shadow.counters.get(UNTIL)
+        goal = commit_at(store.changelog, snapshot, head, seq).next if seq else live.next
+        apart = [f"{t}/{p}: {offset:,}, not {goal[t, p]:,}" for (t, p), offset in ours.next.items()
+                 if t in names and goal.get((t, p), offset) != offset]  # fmt: skip
+        apart += [f"{t}/{p}: nothing, not {offset:,}" for (t, p), offset in goal.items() if t in names and (t, p) not in ours.next]
         if apart:
             raise RewindRefused(
                 f"the shadow of {store.app} hasn't read what the app has read ({'; '.join(apart[:3])}); was the app rewound since? "
@@ -286,8 +286,7 @@ def _joining(
     """Give the row of the epoch that takes a shadow's tables over, and its first commit, of all that they keep: its row, and its rows.
 
     What joins keep beside them comes along; it is the same function of the same records. Where it is of days, the windows of all others are
-    the app's, as they are, and so is what joins keep. Partitions that the app hasn't read are the
-    shadow's.
+    the app's, as they are, and so is what joins keep. Partitions that the app hasn't read are the shadow's.
     """
     live, ours = head.last or CommitInfo(), own.last or CommitInfo()
     tables = (*(table for table in part.tables if table.name in shadow.of), *(() if shadow.days else part.buffers))
@@ -303,19 +302,14 @@ def _joining(
         ]
     counters = {BACK: head.position.epoch, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
     counters |= {name: shadow.counters[name] for name in DAYS if name in shadow.counters}
+    fork = head.position.seq
     begins = dataclasses.replace(
-        info,
-        seq=head.position.seq,
-        parent=head.position.epoch,
-        fork=head.position.seq,
-        next={},
-        counters=counters,
-        format=KNOWN,
-    )
+        info, seq=fork, parent=head.position.epoch, fork=fork, next={}, counters=counters, format=KNOWN
+    )  # fmt: skip
     more = [p for p in ours.next if p not in live.next]
     offsets = {**live.next, **{p: ours.next[p] for p in more}}
     commit = dataclasses.replace(
-        info, kind="batch", seq=head.position.seq + 1, parent=None, fork=None, suite_hash=live.suite_hash, begin=offsets, next=offsets,
+        info, kind="batch", seq=fork + 1, parent=None, fork=None, suite_hash=live.suite_hash, begin=offsets, next=offsets,
         stream_times={**live.stream_times, **{p: ours.stream_times.get(p) for p in more}}, topic_ids={**ours.topic_ids, **live.topic_ids},
         counters={"records": 0},
     )  # fmt: skip
