@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,11 @@ from watertable.changelog import CommitInfo, Position
 from watertable.compiler import Compiler
 from watertable.errors import Fenced, PlanOutdated, RewindRefused
 from watertable.plan import Topology
+from watertable.rebuild import commit_at, rebuilt, unbounded
 from watertable.records import Record
 from watertable.rewind import RewindPlan, Target
 from watertable.store import Store
+from watertable.touched import Touched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,8 +120,11 @@ def replay(run: Run, size: int = 50) -> Callable[[Offsets | None], None]:
     """Bring the shadow to these offsets, or as far as it goes."""
 
     def bring(goal: Offsets | None) -> None:
-        last = run.store.head().last
+        head = run.store.head()
+        last = head.last
         assert last is not None
+        if until := shadow.current(run.store).counters.get("until"):
+            last, goal = commit_at(run.store.changelog, run.store.changelog.snapshot(), head, until), None
         Beside(run.spark, run.warehouse, run.topology, run.partitions).upto(goal or last.next, run.records, size)
 
     return bring
@@ -331,3 +336,72 @@ def test_a_reader_that_polls_sees_all_of_the_old_rows_or_all_of_the_new(run: App
     assert wrong == []
     assert seen == sorted(seen, reverse=True), "the old, then the new"
     assert {seen[0], seen[-1]} == {"old", "new"}
+
+
+# -- days ----------------------------------------------------------------------------------------------------------------------------
+
+
+def calendar(factor: int = 1, *more: str) -> Topology:
+    """Define an app: hopping windows with grace, a table on top of them, a sum, and perhaps what is made of windows' changes."""
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
+    windows = wt.hopping(hours=8, every=wt.hours(4), grace=wt.hours(2))
+    busy = sales.group_by("shop").windowed_by(windows).agg(n=wt.sum(f"qty * {factor}"), top=wt.max("qty")).materialized_as("busy")
+    busy.filter("n > 2").materialized_as("full")
+    sales.group_by("shop").agg(n=wt.sum("qty")).materialized_as("totals")
+    if more:
+        daily = sales.group_by("shop").windowed_by(wt.tumbling(days=1)).agg(n=wt.count()).materialized_as("daily")
+        daily.group_by("n").agg(shops=wt.count()).materialized_as("sizes")
+    return app.topology()
+
+
+SALES = [
+    Record(
+        "sales", n % 2, n // 2 - 5, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=67 * n - (400 if n % 7 == 0 else 0)), b"i",
+        json.dumps({"shop": "xy"[n % 3 % 2], "qty": n % 4 + 1}).encode(),
+    ) for n in range(10, 120)
+]  # fmt: skip
+DAYS = (date(2026, 1, 3), date(2026, 1, 3))
+
+
+@pytest.mark.parametrize("upto", [len(SALES), pytest.param(62, marks=pytest.mark.slow)])
+def test_the_windows_of_days_are_made_anew_and_no_other_row_moves(spark: SparkSession, tmp_path: Path, upto: int) -> None:
+    """Whether they are closed by then, and a part of the records is enough, or some are open still."""
+    run = App(tiny(spark), tmp_path, calendar(), SALES)
+    batches = by(SALES[:upto], 20)
+    wrongly(run, calendar(3), *batches[:2])
+    run.store.fold_all()
+    wrongly(run, calendar(3), *batches[2:])
+    wrong, right = run.tables(), told(calendar(), SALES[:upto]).tables
+    plan = planned(run, "busy", target=Target.parse(DAYS[0].isoformat()), days=DAYS)
+    assert (plan.rebuilds, plan.days, bool(plan.until)) == (("busy", "full"), "2026-01-03/2026-01-03", upto == len(SALES))
+    assert 0 < plan.records < upto - 15, "not from the first record on, and not to the last"
+    assert RewindPlan.from_json(plan.to_json()) == plan
+    begun(run, plan=plan)
+    before = Touched(run.store.changelog, run.topology.tables, date(2026, 1, 1), None).upto(run.writer.position, run.store.head().lineage)
+    _, after = joined(run)
+    found = run.tables()
+    for name, rows in found.items():
+        days = {key for key in {*wrong[name], *right[name]} if name != "totals" and on_days(key)}
+        want = {key: row for key, row in wrong[name].items() if key not in days}
+        assert rows == want | {key: row for key, row in right[name].items() if key in days}, name
+    assert found["busy"] != wrong["busy"]
+    touched = Touched(run.store.changelog, run.topology.tables, date(2026, 1, 1), None).upto(after, run.store.head().lineage)
+    assert {day for day in touched["busy"] if touched["busy"][day] != before["busy"][day]} == {"2026-01-03"}
+    assert touched["totals"] == before["totals"]
+    run.store.fold_all()
+    assert run.tables() == found
+
+
+def on_days(key: tuple[Any, ...]) -> bool:
+    """Tell whether a row's window starts on the days."""
+    return DAYS[0] <= key[-2].date() <= DAYS[1]
+
+
+def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:
+    topology = calendar(1, "daily")
+    assert unbounded(topology, ["busy"]) == ""
+    for names, why in ((["totals"], "totals has no windows"), (["daily"], "sizes, which is computed from daily, has no windows")):
+        assert why in unbounded(topology, names)
+        with pytest.raises(RewindRefused, match="Leave --days out"):
+            rebuilt(topology, names, DAYS)
