@@ -325,10 +325,10 @@ def grouped_rows(draw: st.DrawFn, table: Table) -> Table:
 
 
 @st.composite
-def elapsed(draw: st.DrawFn, table: Table) -> Table:
+def elapsed(draw: st.DrawFn, table: Table, *, calm: bool) -> Table:
     """Show the rows of a named table once in a while, or for a while."""
     time = wt.seconds(draw(st.sampled_from([2, 10, 40])))
-    return draw(derived(table.suppress(wt.until_time_limit(time)) if draw(st.booleans()) else table.ttl(time)))
+    return draw(derived(table.suppress(wt.until_time_limit(time)) if calm else table.ttl(time)))
 
 
 @st.composite
@@ -449,9 +449,9 @@ def topologies(draw: st.DrawFn) -> Topology:
             continue
         sources = [table for table in kept if _level(table.node) < MAX_DEPTH and _streamed(table)]
         named = [table for table in sources if all(c.type.kind in ("string", "int", "bigint") for c in table.key)]
-        choice = draw(st.integers(0, 8)) if sources else 0
-        if choice == 8:
-            table = draw(elapsed(draw(st.sampled_from(sources))))
+        choice = draw(st.integers(0, 11)) if sources else 0
+        if choice > 7:
+            table = draw(elapsed(draw(st.sampled_from(sources)), calm=choice % 2 == 0))
             depth = _level(table.node)
         elif choice > 5 and named:
             table = draw(joined_on(draw(st.sampled_from(sources)), draw(st.sampled_from(named))))
