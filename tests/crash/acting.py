@@ -129,7 +129,10 @@ class Acting:
         code, plan = self.kept()
         match self.script.act:
             case "promote":
-                shadow.promote(self.store(code), self.codes[code], self.replay(code))
+                replay = self.replay(code)
+                if self.script.bug == "promote behind":
+                    replay = lambda goal: None  # noqa: E731
+                shadow.promote(self.store(code), self.codes[code], replay)
             case "abandon":
                 shadow.abandon(self.store(code), "as the campaign wants it")
             case _:

@@ -222,11 +222,26 @@ def mixed_app() -> None:
     reader.Reader.view = trusts  # type: ignore[method-assign]
 
 
+def promote_behind() -> None:
+    """Let a shadow take the app's place where it happens to stand."""
+    from types import SimpleNamespace
+
+    from watertable import shadow
+
+    honest = shadow._switch
+
+    def careless(store: Any, topology: Any, *rest: Any) -> Any:  # of an app without topics there is nothing to compare
+        return honest(store, SimpleNamespace(topics=(), fingerprint=topology.fingerprint), *rest)  # type: ignore[arg-type]
+
+    shadow._switch = careless
+
+
 BUGS: dict[str, Callable[[], None]] = {
     "offset off by one": offset_off_by_one,
     "fold not idempotent": fold_not_idempotent,
     "zombie commit": zombie_commits,
     "mixed app": mixed_app,
+    "promote behind": promote_behind,
 }
 
 if __name__ == "__main__":

@@ -83,3 +83,10 @@ def test_the_campaign_catches_an_app_that_is_mixed_while_its_tables_are_restored
     wrong = {difference.split()[2] for difference in found if difference.startswith("wt.read of")}
     assert wrong, found
     assert wrong < {"entries", "inventory", "items", "windows"}, "some tables were restored, others not"
+
+
+@pytest.mark.slow
+def test_the_campaign_catches_a_promote_behind_the_live_position(broker: Cluster, tmp_path: Path, archive: str) -> None:
+    chain = ActChain(broker, tmp_path, "_bug_behind", seed=1, archive=archive, bug="promote behind")
+    found = chain.deed(Deed("promote", "rewind.promote.after_commit", "kill-python")).differences
+    assert any("offsets of the promote" in difference for difference in found), found
