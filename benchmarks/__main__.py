@@ -19,7 +19,7 @@ from benchmarks.suite import HERE, Sizes, Suite
 from watertable.kafka import broker
 from watertable.kafka.config import Cluster
 
-PARTS: Final = ("race", "planning", "freshness", "reading")
+PARTS: Final = ("race", "replay", "planning", "freshness", "reading")
 CONTENDERS: Final = (
     "watertable", "kafka-streams-exactly-once", "kafka-streams-at-least-once", "merge", "quix-exactly-once", "quix-at-least-once",
 )  # fmt: skip
@@ -31,8 +31,8 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="small sizes, a few minutes: shows that it works, measures nothing")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="which parts to run")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="who takes part in the race")
-    parser.add_argument("--records", type=int, help="records of the race's topic")
-    parser.add_argument("--keys", type=int, help="keys of the race's topic")
+    parser.add_argument("--records", type=int, help="records of the topic of the race and of the replay")
+    parser.add_argument("--keys", type=int, help="keys of that topic")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "latest.json", help="file for the results as JSON")
     parser.add_argument("--keep-work", action="store_true", help="keep the folder with logs and warehouses")
     given = parser.parse_args()

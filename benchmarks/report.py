@@ -22,6 +22,7 @@ Results = dict[str, Any]
 _TITLES: Final = {
     "watertable": "watertable", "merge": "Spark foreachBatch + MERGE",
     "kafka-streams-exactly-once": "Kafka Streams, exactly once", "kafka-streams-at-least-once": "Kafka Streams, at least once",
+    "kafka-streams-reset": "Kafka Streams, reset, exactly once",
     "quix-exactly-once": "Quix Streams, exactly once", "quix-at-least-once": "Quix Streams, at least once",
 }  # fmt: skip
 
@@ -50,7 +51,10 @@ def show(results: Results, console: Console) -> None:
         f"{facts['kafka']}, Quix Streams {facts['quixstreams']}; commit {facts['commit']}, {facts['when']}"
     )
     if "race" in results:
-        console.print(_race([r for r in results["race"] if "failed" not in r], results["sizes"]))
+        console.print(_race("Count and sum by key", [r for r in results["race"] if "failed" not in r], results["sizes"]))
+    if "replay" in results:
+        console.print(_race("Read again from earliest", results["replay"]["race"], results["sizes"]))
+        console.print(_rewinds(results["replay"]))
     if "planning" in results:
         console.print(_planning(results["planning"], results["sizes"]))
     if "freshness" in results:
@@ -84,6 +88,8 @@ def _goals(results: Results) -> Iterator[Results]:
     if ours and (merge := race.get("merge")):
         ratio = ours["visible_per_second"] / merge["visible_per_second"]
         yield _goal("visible records/s, against foreachBatch + MERGE", "≥ 3 ×", f"{ratio:.2f} ×", ratio >= 3)
+    if replay := results.get("replay"):
+        yield from _replay_goals(replay)
     if rows := results.get("planning"):
         jobs = {r["tables"]: r["jobs"] for r in rows}
         measured = ", ".join(f"{tables}: {count:g}" for tables, count in jobs.items())
@@ -96,14 +102,26 @@ def _goals(results: Results) -> Iterator[Results]:
         yield _goal("fold lag of a plain Delta reader, p99", "≤ 60 s", f"{lag:.1f} s", lag <= 60)
 
 
+def _replay_goals(replay: Results) -> Iterator[Results]:
+    race = {r["contender"]: r for r in replay["race"]}
+    ratio = race["watertable"]["folded_per_second"] / race["kafka-streams-reset"]["visible_per_second"]
+    yield _goal("replayed records/s with the fold, against Kafka Streams reset, exactly once", "≥ 2 ×", f"{ratio:.2f} ×", ratio >= 2)
+    whole, last = replay["rewinds"]["earliest"], replay["rewinds"]["last"]
+    visible, folded = (whole[f"{to}_seconds"] / last[f"{to}_seconds"] for to in ("visible", "folded"))
+    measured = f"{visible:.1f} ×, with the fold {folded:.1f} ×"
+    yield _goal("rewind by the last hundredth, against to earliest, until all is visible", "≥ 20 ×", measured, visible >= 20)
+    off = [row["likely"] / row["seconds"] - 1 for row in replay["etas"]]
+    yield _goal("ETA of a plan against its replay", "± 25 %", ", ".join(f"{x:+.0%}" for x in off), all(abs(x) <= 0.25 for x in off))
+
+
 def _goal(goal: str, wanted: str, measured: str, reached: bool) -> Results:
     return {"goal": goal, "wanted": wanted, "measured": measured, "reached": reached}
 
 
-def _race(rows: Sequence[Results], sizes: Results) -> Table:
+def _race(what: str, rows: Sequence[Results], sizes: Results) -> Table:
     table = Table(
         "Contender", "visible rec/s", "with the fold", "× ours", "seconds", "start s", "peak MiB", title_justify="left",
-        title=f"Count and sum by key: {sizes['records']:,} JSON records, {sizes['keys']:,} keys, 4 partitions",
+        title=f"{what}: {sizes['records']:,} JSON records, {sizes['keys']:,} keys, 4 partitions",
     )  # fmt: skip
     for column in table.columns[1:]:
         column.justify = "right"
@@ -115,6 +133,17 @@ def _race(rows: Sequence[Results], sizes: Results) -> Table:
             f"{row['visible_per_second'] / ours:.2f}" if ours else "", f"{row['visible_seconds']:.1f}", f"{row['start_seconds']:.1f}",
             f"{row['peak_mib']:,}",
         )  # fmt: skip
+    return table
+
+
+def _rewinds(found: Results) -> Table:
+    table = Table("Rewind", "records", "visible s", "with the fold s", "ETA said", title="Rewinds in place", title_justify="left")
+    for what, title in (("earliest", "to earliest"), ("last", "by the last hundredth")):
+        row = found["rewinds"][what]
+        table.add_row(title, f"{row['records']:,}", f"{row['visible_seconds']:.1f}", f"{row['folded_seconds']:.1f}", "")
+    for row in found["etas"]:
+        said = f"{row['likely']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+        table.add_row(f"{row['workload']}: the replay alone", f"{row['records']:,}", f"{row['seconds']:.1f}", "", said)
     return table
 
 

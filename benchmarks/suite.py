@@ -94,8 +94,7 @@ class Suite:
                 return self._ours(name, "count_and_sum", folder, **given)
             case "kafka-streams-exactly-once" | "kafka-streams-at-least-once":
                 guarantee = "exactly_once_v2" if name.endswith("exactly-once") else "at_least_once"
-                command = kafka_streams(self.work / "classes")
-                return Contender(name, [*command, *self._places(real, warm), guarantee, str(CORES), str(folder / "state")])
+                return self._streams(name, real, warm, folder, guarantee)
             case "quix-exactly-once" | "quix-at-least-once":
                 python = quix(ROOT / ".watertable" / "quix")
                 guarantee = name.removeprefix("quix-")
@@ -103,6 +102,10 @@ class Suite:
                 return Contender(name, [python, script, *self._places(real, warm), guarantee, str(CORES), str(folder / "state")])
             case _:
                 raise BenchmarkFailed(f"no contender {name!r}")
+
+    def _streams(self, name: str, real: Workload, warm: Workload, folder: Path, guarantee: str, *more: str) -> Contender:
+        command = kafka_streams(self.work / "classes")
+        return Contender(name, [*command, *self._places(real, warm), guarantee, str(CORES), str(folder / "state"), *more])
 
     def _places(self, real: Workload, warm: Workload) -> list[str]:
         return [self.cluster.bootstrap, real.topic, str(real.records), warm.topic, str(warm.records)]
@@ -130,6 +133,29 @@ class Suite:
         for topic in admin.topics():
             if topic.startswith("changelog__") or topic.endswith("-changelog"):
                 admin.delete_topic(topic)
+
+    # -- reading all of it again ---------------------------------------------------------------------------------------------------
+
+    def replay(self) -> dict[str, Any]:
+        """Measure a replay of a whole history against Kafka Streams' after an application reset, that of its end alone, and their ETAs."""
+        size = self.sizes
+        real, warm = Workload("replayed", size.records, size.keys), Workload("replay_warmup", size.warm_up, size.keys)
+        etas = Workload("replay_eta", max(1, size.records // 4), size.keys)
+        for load in (warm, etas):
+            load.produce(self.cluster)
+        folder = self.work / "replay"
+        given = {"topic": real.topic, "records": real.records, "keys": real.keys, "warm_topic": warm.topic, "eta_topic": etas.topic}
+        ours = run(self._ours("watertable", "replay", folder, **given), folder, limit=size.limit)
+        check(ours, real.answer)
+        self._clear(folder)
+        streams = run(self._streams("kafka-streams-reset", real, warm, folder, "exactly_once_v2", "reset"), folder, limit=size.limit)
+        check(streams, real.answer)
+        self._clear(folder)
+        return {
+            "race": [self._result(ours), self._result(streams) | {"reset_seconds": streams.said("reset")["seconds"]}],
+            "rewinds": {e["what"]: dict(e) for e in ours.events if e["event"] == "rewound"},
+            "etas": [dict(e) for e in ours.events if e["event"] == "eta"],
+        }  # fmt: skip
 
     # -- what a batch costs beside its data ----------------------------------------------------------------------------------------
 

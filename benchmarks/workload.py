@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -55,8 +56,9 @@ class Workload:
                 value = f'{{"item": "{key}", "amount": {amount}, "shop": "{_SHOPS[number % 8]}"}}'
                 yield number % self.partitions, key.encode(), value.encode()
 
-    def produce(self, cluster: Cluster) -> None:
-        """Create the topic and send all of it; raise `KafkaError` unless every record is there afterwards."""
+    def produce(self, cluster: Cluster, since: int = 0, upto: int | None = None) -> None:
+        """Create the topic and send all of it, or its records [since, upto); raise `KafkaError` unless all up to there are there then."""
+        upto = self.records if upto is None else upto
         Admin(cluster).create_topic(self.topic, self.partitions, {"retention.ms": "-1"})
         producer = Producer(
             cluster.client_config()
@@ -65,7 +67,7 @@ class Workload:
                 "compression.type": "lz4", "queue.buffering.max.messages": "500000",
             }
         )  # fmt: skip
-        for count, (partition, key, value) in enumerate(self.lines()):
+        for count, (partition, key, value) in enumerate(islice(self.lines(), since, upto)):
             while True:
                 try:
                     producer.produce(self.topic, value, key, partition=partition)
@@ -77,8 +79,8 @@ class Workload:
         producer.flush(60)
         admin = Admin(cluster)
         there = sum(admin.latest(admin.partitions([self.topic])).values())
-        if there != self.records:
-            raise KafkaError(f"topic {self.topic!r} holds {there} records after {self.records} were sent")
+        if there != upto:
+            raise KafkaError(f"topic {self.topic!r} holds {there} records after {upto} were sent")
 
 
 def _draw(n: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:

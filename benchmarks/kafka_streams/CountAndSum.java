@@ -5,6 +5,10 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Comparator;
+import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
@@ -12,6 +16,7 @@ import java.util.concurrent.atomic.LongAdder;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.admin.RemoveMembersFromConsumerGroupOptions;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.TopicPartition;
@@ -33,7 +38,9 @@ import org.apache.kafka.streams.state.QueryableStoreTypes;
  * Speaks the protocol of race.py. All records are visible when the stores hold them and, under exactly_once_v2, their offsets are
  * committed.
  *
- * <p>Arguments: bootstrap, topic, records, warm-up topic, warm-up records, guarantee, threads, state folder.
+ * <p>Arguments: bootstrap, topic, records, warm-up topic, warm-up records, guarantee, threads, state folder, and "reset" for one that has
+ * read the topic before, and is to read it again: as the application reset tool does it, its group and its internal topics are deleted, and
+ * so is its local state.
  */
 public final class CountAndSum {
     private static final ObjectReader JSON = new ObjectMapper().reader();
@@ -52,11 +59,36 @@ public final class CountAndSum {
 
     public static void main(String[] args) throws Exception {
         String bootstrap = args[0], guarantee = args[5], threads = args[6], folder = args[7];
+        boolean reset = args.length > 8 && args[8].equals("reset");
         work(bootstrap, args[3], Long.parseLong(args[4]), guarantee, threads, folder, true);
+        if (reset) work(bootstrap, args[1], Long.parseLong(args[2]), guarantee, threads, folder, true);
         System.out.println("{\"event\": \"ready\"}");
         if (!"go".equals(new BufferedReader(new InputStreamReader(System.in)).readLine())) System.exit(2);
+        if (reset) reset(bootstrap, application(args[1], guarantee), Path.of(folder));
         work(bootstrap, args[1], Long.parseLong(args[2]), guarantee, threads, folder, false);
         System.exit(0);
+    }
+
+    private static String application(String topic, String guarantee) {
+        return "bench-" + topic + "-" + guarantee;
+    }
+
+    private static void reset(String bootstrap, String app, Path folder) throws Exception {
+        long began = System.nanoTime();
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
+            if (!admin.describeConsumerGroups(List.of(app)).describedGroups().get(app).get().members().isEmpty()) {
+                admin.removeMembersFromConsumerGroup(app, new RemoveMembersFromConsumerGroupOptions()).all().get();
+            }
+            admin.deleteConsumerGroups(List.of(app)).all().get();
+            List<String> internal =
+                    admin.listTopics().names().get().stream().filter(name -> name.startsWith(app + "-")).toList();
+            admin.deleteTopics(internal).all().get();
+            while (admin.listTopics().names().get().stream().anyMatch(internal::contains)) Thread.sleep(10);
+        }
+        try (var files = Files.walk(folder.resolve(app))) {
+            files.sorted(Comparator.reverseOrder()).forEach(file -> file.toFile().delete());
+        }
+        System.out.printf("{\"event\": \"reset\", \"seconds\": %.3f}%n", (System.nanoTime() - began) / 1e9);
     }
 
     private static void work(
@@ -79,7 +111,7 @@ public final class CountAndSum {
                                 .withKeySerde(Serdes.String())
                                 .withValueSerde(totals));
 
-        String app = "bench-" + topic + "-" + guarantee;
+        String app = application(topic, guarantee);
         Properties settings = new Properties();
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, app);
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
@@ -120,7 +152,7 @@ public final class CountAndSum {
     private static boolean committed(Admin admin, String group, String topic) throws Exception {
         Map<TopicPartition, OffsetAndMetadata> found =
                 admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get();
-        var wanted = admin.describeTopics(java.util.List.of(topic)).allTopicNames().get().get(topic).partitions().stream()
+        var wanted = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic).partitions().stream()
                 .collect(Collectors.toMap(p -> new TopicPartition(topic, p.partition()), p -> OffsetSpec.latest()));
         for (var end : admin.listOffsets(wanted).all().get().entrySet()) {
             OffsetAndMetadata offset = found.get(end.getKey());

@@ -68,3 +68,18 @@ def test_a_goal_that_is_missed_is_said_to_be() -> None:
     unseen = {"freshness": {"read": None, "fold_lag": None}}
     assert not any(g["reached"] for g in report.goals(unseen))
     assert [g["reached"] for g in report.goals({"planning": [{"tables": 1, "jobs": 2}, {"tables": 6, "jobs": 3}]})] == [False]
+
+
+def test_a_replay_is_held_against_a_reset_its_own_end_and_what_its_plan_said() -> None:
+    def replay(folded: float, last: float, likely: float) -> dict[str, object]:
+        return {"replay": {
+            "race": [{"contender": "watertable", "folded_per_second": folded},
+                     {"contender": "kafka-streams-reset", "visible_per_second": 100.0}],
+            "rewinds": {"earliest": {"visible_seconds": 20.0, "folded_seconds": 24.0},
+                        "last": {"visible_seconds": last, "folded_seconds": 4.0}},
+            "etas": [{"likely": 10.0, "seconds": 10.0}, {"likely": likely, "seconds": 10.0}],
+        }}  # fmt: skip
+
+    assert [g["reached"] for g in report.goals(replay(200, 1.0, 12.5))] == [True, True, True]
+    assert [g["reached"] for g in report.goals(replay(199, 1.1, 12.6))] == [False, False, False]
+    assert report.goals(replay(199, 1.0, 7.0))[2]["measured"] == "+0%, -30%"
