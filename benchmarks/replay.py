@@ -36,8 +36,10 @@ from watertable.store import Store
 
 SHARE: Final = 100
 """One record in so many is the end of the history that is rewound by itself."""
+PART: Final = 50_000
+"""Records of the commits that the history of one workload is of; a replay's may have 400,000."""
 SMALL: Final = 10_000
-"""Records of a commit of the workload whose history is of small ones."""
+"""And of another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ def main() -> None:
 
 
 def etas(apps: Apps, topic: str) -> None:
-    """Rewind two workloads more: three tables; and a history of small commits, which a replay reads in large ones."""
+    """Rewind two workloads more: three tables; and one table whose history is of small commits. A replay reads both in large ones."""
     three = count_and_sum("bench_three", topic, tables=3)
-    apps.catch_up(three)
+    apps.catch_up(three, batch_records=PART)
     say_eta("three tables, to earliest", apps.rewind(three, Target.parse("earliest")))
     small = count_and_sum("bench_small", topic)
     apps.catch_up(small, batch_records=SMALL)

@@ -203,6 +203,8 @@ class _Job:
         touched = Touched.of(settings, self.store.folder.changelog, topology.tables)
         self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers, touched)
         self._known_lag: dict[str, int] = {}
+        self._took: dict[str, int] = {}
+        """What the batch before took, and of how many records: so much a replay of as many may be expected to take."""
         self._busy_since = self._checked = self._looked = 0.0
         self._started = False
         self.problem = ""
@@ -460,7 +462,7 @@ class _Job:
             batch = self.compiler.batch(records, carry, self.writer.lookup(), since)
             try:
                 failpoints.hit("job.batch.compiled")
-                self._commit(batch, end, began, advances)
+                self._commit(batch, end, advances)
             finally:
                 batch.close()
             failpoints.hit("job.batch.end")
@@ -469,6 +471,7 @@ class _Job:
         for (_, reason), count in stats.dropped.items():
             dropped[reason] += count
         count = sum(p.records for p in stats.partitions.values())
+        self._took = {"ms": round((time.monotonic() - began) * 1000), "ms_records": count}
         rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
         outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
         self.courier.deliver(self.position, self.offsets, outbox)
@@ -489,11 +492,11 @@ class _Job:
         live = [read_range(self.spark, self.cluster, self.offsets, beside)] if beside or not kept else []
         return reduce(DataFrame.unionByName, [*live, *kept])
 
-    def _commit(self, batch: Batch, end: dict[Partition, int], began: float, advances: tuple[Advance, ...]) -> None:
+    def _commit(self, batch: Batch, end: dict[Partition, int], advances: tuple[Advance, ...]) -> None:
         stats = batch.stats
         times = {p: found.stream_time for p, found in stats.partitions.items()}
         counters = {"records": sum(p.records for p in stats.partitions.values()), "quarantined": stats.quarantined}
-        counters["ms"] = round((time.monotonic() - began) * 1000)  # what a replay of as much may be expected to take
+        counters |= self._took  # what its own takes isn't known before it's made
         counters |= {f"dropped:{node}:{reason}": count for (node, reason), count in stats.dropped.items()}
         counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
         info = CommitInfo(

@@ -395,7 +395,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     commits = batches(snapshot, head.lineage, seq, upto)
     counted = commits.agg(F.sum(F.expr("c.counters['records']"))).head() if on_lineage and upto > seq else None
     samples = batches(snapshot, head.lineage, max(0, upto - _SAMPLES), upto).where("c.counters['ms'] > 0 AND c.counters['records'] > 0")
-    samples = samples.selectExpr("seq", "c.counters['records'] AS n", "c.counters['ms'] AS ms")
+    samples = samples.selectExpr("seq", "coalesce(c.counters['ms_records'], c.counters['records']) AS n", "c.counters['ms'] AS ms")
     return Facts(
         head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
         available, archived, renamed, int(counted[0] or 0) if counted is not None else None,
