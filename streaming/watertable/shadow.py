@@ -176,9 +176,10 @@ def _ended(head: Head) -> str:
     if not head.shadows:
         return ""
     last = head.shadows[-1]
-    became = next((fork.epoch for fork in head.forks if fork.parent == last.epoch), None)
-    what = "was given up" if became is None else f"took the app's place, as epoch {became}"
-    return f"; the last, {last.writer!r}, {what}"
+    became = next((fork.epoch for fork in head.forks if last.epoch in (fork.parent, fork.counters.get(JOINED))), None)
+    if became is None:
+        return f"; the last, {last.writer!r}, was given up"
+    return f"; the last, {last.writer!r}, {'was joined' if last.of else 'was promoted'}, as epoch {became}"
 
 
 def goes_first(waiting: int, since: datetime, now: datetime, lag: timedelta) -> bool:
