@@ -91,6 +91,14 @@ def test_a_backfill_is_a_rewind_by_both_mutations_while_the_stream_runs(project:
     assert all(third[day].startswith("shop@3.") for day in ("2011-01-02", "2011-01-03"))
     assert materialized(dagster) == {"stock": closed, "hourly": closed}
 
+    # of windowed tables alone it is the windows of those days, and nothing else
+    hours = dagster.launch("__ASSET_JOB", [["shop", "hourly"]], config, days=("2011-01-02", "2011-01-02"))
+    dagster.until("the day is made anew", lambda: ended(dagster, hours), PATIENCE)
+    assert dagster.run(hours)["status"] == "SUCCESS"
+    assert "the windows of hourly that start then" in noted(dagster, hours, "act")[0]
+    fourth = versions(dagster, "hourly")
+    assert {day for day in closed if fourth[day] != third[day]} == {"2011-01-02"}
+
     # the stream was never stopped, and a plain Materialize has nothing to do
     assert (live(dagster) or {}).get("runId") == running["runId"]
     assert len(drivers(project)) == 1
