@@ -1,6 +1,7 @@
 """Acts that are killed leave the old state or the new, never a mix; asked for again they say which; and the campaign would notice a mix.
 
-One cell runs with every change; every act at every point of its own, in every way, and at points of its replay, with `make test-all`.
+Every act at every point of its own, in every way, and at points of its replay: all of it runs with `make test-all`. Deaths at these points
+within one process are among the tests of every change (tests/spark).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def archive(broker: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_archive(broker, tmp_path_factory.mktemp("archive"), "_acts_archive")
 
 
+@pytest.mark.slow
 def test_a_promote_that_is_killed_before_its_row_has_changed_nothing_and_is_done_when_it_is_asked_for_again(
     broker: Cluster, tmp_path: Path
 ) -> None:
