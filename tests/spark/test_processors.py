@@ -83,6 +83,7 @@ def test_the_jobs_of_a_batch_are_as_many_whatever_the_records_and_the_keys(spark
     assert run.jobs[1] == run.jobs[2] <= 12, f"{run.jobs} Spark jobs"
 
 
+@pytest.mark.slow
 def test_window_and_versioned_stores_forget_the_same_whatever_the_cuts(spark: SparkSession) -> None:
     rng = random.Random(8)
     records = [
@@ -109,6 +110,7 @@ def test_punctuators_do_the_same_whatever_the_cuts(spark: SparkSession) -> None:
         assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
 
 
+@pytest.mark.slow
 def test_what_is_scheduled_comes_once_after_crashes_and_rewinds(spark: SparkSession, tmp_path: Path) -> None:
     app, told = baskets()
     told.group_by_key().agg(n=wt.count(), all=wt.collect_list("what")).materialized_as("told")
