@@ -150,11 +150,11 @@ def processor_of(
     timed = [(identifier(name, "punctuator", where), _called(timed, operator, where)) for name, timed in punctuators.items()]
     return Processor(
         name=called.__name__,
-        identity=known_by(called, where, version),
+        identity=known_by(called, where, version)[0],
         stores=tuple((identifier(name, "store", where), shape) for name, shape in stores.items()),
         children=tuple((identifier(name, "child", where), declared(ddl, where, f"child {name!r}")) for name, ddl in children.items()),
         function=called,
-        punctuators=tuple(Punctuator(name, known_by(timed, where, version), timed) for name, timed in timed),
+        punctuators=tuple(Punctuator(name, known_by(timed, where, version)[0], timed) for name, timed in timed),
     )
 
 

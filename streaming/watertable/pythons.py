@@ -100,7 +100,10 @@ def _visiting(step: processing.Step, columns: Any, reached: processing.Times) ->
     """Make the function that Spark's workers call, pickled by value as those of `_arrow_udf` are."""
     import pyarrow as pa
 
-    packed = _by_value((processing.visits_in, step, pa.schema(list(columns)), dict(reached)), (processing, *_beside(step.function)))
+    packed = _by_value(
+        (processing.visits_in, step, pa.schema(list(columns)), dict(reached)),
+        (processing, *_beside(step.function, *step.punctuators.values())),
+    )
 
     def call(batches: Iterable[Any]) -> Iterable[Any]:
         import pickle
@@ -111,11 +114,11 @@ def _visiting(step: processing.Step, columns: Any, reached: processing.Times) ->
     return call
 
 
-def _beside(function: Any) -> list[ModuleType]:
-    """List the modules of the function's own folder: the user's, which workers can't import."""
-    folder = Path(function.__code__.co_filename).parent
+def _beside(*functions: Any) -> list[ModuleType]:
+    """List the modules of the functions' own folders: the user's, which workers can't import."""
+    folders = {Path(function.__code__.co_filename).parent for function in functions}
     files = ((module, getattr(module, "__file__", None)) for module in list(sys.modules.values()))
-    return [module for module, file in files if file and Path(file).parent == folder]
+    return [module for module, file in files if file and Path(file).parent in folders]
 
 
 def _by_value(what: object, modules: Iterable[ModuleType]) -> bytes:

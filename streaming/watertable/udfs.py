@@ -171,8 +171,7 @@ def udf(*, returns: str, version: str | None = None, over: str = "pandas", nulls
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise DefinitionError(f"{where}: {function.__name__} must return a column; it is a generator or coroutine")
         least, most = _arity(function, where)
-        closure = closure_of(function, where, strict=version is None)
-        known = known_by(function, where, version)
+        known, closure = known_by(function, where, version)
         identity = f"{kind.sql()}/{over}{'/nulls' if nulls else ''}/{known}"
         number = hashlib.sha256(f"{identity} {closure}".encode()).hexdigest()[:8]
         token = f"udf_{function.__name__.lower()}_{number}"
@@ -311,14 +310,13 @@ def _arity(function: FunctionType, where: str) -> tuple[int, float]:
     return max(least, 1), most
 
 
-def closure_of(function: FunctionType, where: str, *, strict: bool) -> str:
-    """Identify what a function computes by 16 hex digits; `strict` refuses what can't be identified, and says to give a version."""
-    return hashlib.sha256(repr(_closure(function, where, strict=strict)).encode()).hexdigest()[:16]
+def known_by(function: FunctionType, where: str, version: str | None) -> tuple[str, str]:
+    """Say how a plan knows a function, by its version or else by its closure; and give the closure, as 16 hex digits.
 
-
-def known_by(function: FunctionType, where: str, version: str | None) -> str:
-    """Say how a plan knows a function: by its version, or by its closure."""
-    return f"version {version}" if version is not None else f"closure {closure_of(function, where, strict=True)}"
+    Raises `DefinitionError` for a closure that can't be identified, where there is no version.
+    """
+    closure = hashlib.sha256(repr(_closure(function, where, strict=version is None)).encode()).hexdigest()[:16]
+    return f"closure {closure}" if version is None else f"version {version}", closure
 
 
 def _closure(function: FunctionType, where: str, *, strict: bool, seen: tuple[FunctionType, ...] = ()) -> object:
