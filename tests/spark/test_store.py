@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.ledger import Ledger, minute
 from watertable import failpoints
-from watertable.changelog import Advance, CommitInfo, Lineage, Position, Span
+from watertable.changelog import KNOWN, Advance, CommitInfo, Lineage, Position, Span
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.reader import Reader
 
@@ -168,7 +168,7 @@ def test_an_idle_app_keeps_its_position_through_optimize_vacuum_and_log_clean_up
 def test_a_store_of_a_newer_format_is_refused_and_one_that_is_not_there_is_named(
     ledger: Ledger, spark: SparkSession, tmp_path: Path
 ) -> None:
-    spark.sql(f"ALTER TABLE delta.`{ledger.store.changelog.path}` SET TBLPROPERTIES ('watertable.format' = '2')")
+    spark.sql(f"ALTER TABLE delta.`{ledger.store.changelog.path}` SET TBLPROPERTIES ('watertable.format' = '{KNOWN + 1}')")
     with pytest.raises(FormatError, match="upgrade"):
         ledger.restart()
     with pytest.raises(TableNotFound, match="nowhere"):
