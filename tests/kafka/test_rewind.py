@@ -6,8 +6,8 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -44,51 +44,60 @@ def wait(until: Callable[[], object], seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
+@contextmanager
+def living(world: World, topology: Topology, stop: threading.Event | None = None) -> Iterator[list[Event]]:
+    """Let an app run meanwhile, from its first commit on; give what it says. It must end as stopped, and never have failed."""
+    said, stop = list[Event](), stop or threading.Event()
+    options = {"on_event": said.append, "stop": stop, "spark": world.spark}
+    live = threading.Thread(target=job.run, args=(topology, world.settings), kwargs=options, daemon=True)
+    live.start()
+    try:
+        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+        yield said
+    finally:
+        stop.set()
+        live.join(60)
+    assert isinstance(said[-1], Stopped)
+    assert not any(isinstance(e, Failed) for e in said)
+
+
+def caught_up(world: World, store: Store) -> bool:
+    """Tell whether an app has read and published all that there is."""
+    ends = world.admin.latest(world.admin.partitions([world.moves]))
+    last = store.head().last
+    return last is not None and last.next == ends and world.admin.mirrored(store.app, ends) == ends
+
+
 def test_a_running_app_is_rewound_goes_on_and_publishes_nothing_twice(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
-    topology, said, stop = world.topology(), list[Event](), threading.Event()
+    topology = world.topology()
     store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
 
     def act(target: Target, **options: bool) -> str:
         plan = rewind.plan(store, topology, world.admin, target, reason="a test")
         return str(rewind.apply(store, plan, topology.fingerprint, world.admin, **options))
 
-    def caught_up() -> bool:
-        ends = world.admin.latest(world.admin.partitions([world.moves]))
-        last = store.head().last
-        return last is not None and last.next == ends and world.admin.mirrored(topology.app, ends) == ends
-
     world.produce(("a", 5), ("b", -1), ("a", -7))
-    live = threading.Thread(
-        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
-    )
-    live.start()
-    try:
-        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+    with living(world, topology) as said:
         world.produce(("b", -2), ("a", -9), ("c", 3))
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         before, rows = store.head().position, world.stock()
         assert rows == {"a": (-11, 3), "b": (-3, 2), "c": (3, 1)}
         becomes = act(Target.parse(to="1"), follow=True)
         wait(lambda: any(isinstance(e, Rewound) for e in said))
         rewound = next(e for e in said if isinstance(e, Rewound))
         assert (rewound.position, rewound.by) == (becomes, "rewind to commit 1: a test")
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         assert world.stock() == rows
         world.produce(("c", -4), ("b", 10))
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         assert world.stock() == {"a": (-11, 3), "b": (7, 3), "c": (-1, 2)}
         assert store.reader.read("stock", before).count() == 3
         act(Target("undo"), follow=True)
         wait(lambda: sum(isinstance(e, Rewound) for e in said) == 2)
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         assert world.stock() == {"a": (-11, 3), "b": (7, 3), "c": (-1, 2)}
         assert store.head().position.epoch == 3
-    finally:
-        stop.set()
-        live.join(60)
-    assert isinstance(said[-1], Stopped)
-    assert not any(isinstance(e, Failed) for e in said)
     world.run()
     assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("a", -11), ("c", -1)])
 

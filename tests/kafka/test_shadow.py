@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from tests.kafka.test_job import World
-from tests.kafka.test_rewind import APP, wait
+from tests.kafka.test_rewind import APP, caught_up, living, wait
 from watertable import failpoints, job, rewind, shadow
-from watertable.events import BatchCommitted, Event, Failed, Rewound, Stopped
+from watertable.events import Rewound
 from watertable.kafka.config import Cluster
 from watertable.project import load_apps
 from watertable.rewind import Target
@@ -36,37 +36,26 @@ def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:
     world = World(spark, broker, tmp_path)
-    topology, said, stop, read = world.topology(), list[Event](), threading.Event(), list[int]()
+    topology, stop, read = world.topology(), threading.Event(), list[int]()
     store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
 
     def replay(goal: Offsets | None = None) -> None:
         job.run(topology, world.settings, shadow=True, goal=goal, spark=spark)
-
-    def caught_up() -> bool:
-        ends = world.admin.latest(world.admin.partitions([world.moves]))
-        last = store.head().last
-        return last is not None and last.next == ends and world.admin.mirrored(topology.app, ends) == ends
 
     def poll() -> None:
         while not stop.is_set():
             read.append(sum(n for _, n in world.stock().values()))
 
     world.produce(("a", 5), ("b", -1), ("a", -7))
-    live = threading.Thread(
-        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
-    )
-    live.start()
-    reader = threading.Thread(target=poll, daemon=True)
-    try:
-        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
-        reader.start()
+    with living(world, topology, stop) as said:
+        threading.Thread(target=poll, daemon=True).start()
         world.produce(("b", -2), ("a", -9), ("c", 3))
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"), reason="a test", shadow=True)
         becomes = rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
         with failpoints.armed("job.batch.compiled", lambda: world.produce(("c", -4))):  # it goes on while its shadow replays
             replay()
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         found = shadow.diff(store, topology)
         assert (found.exact, found.verdict) == (True, "the same code, the same rows")
         assert store.head().position.epoch == 1
@@ -77,23 +66,18 @@ def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward
         wait(lambda: any(isinstance(e, Rewound) for e in said))
         moved = next(e for e in said if isinstance(e, Rewound))
         assert (moved.position, moved.by) == (str(after), "promote shadow rewind to earliest: a test")
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         assert world.stock() == {"a": (-11, 3), "b": (7, 3), "c": (-1, 2), "d": (-1, 1)}
         world.produce(("d", 3), ("c", -2))
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         seen = len(read)
         wait(lambda: len(read) > seen + 1)
         assert read == sorted(read), "no reader ever went back, or met a table that was half there"
         undo = rewind.plan(store, topology, world.admin, Target("undo"))
         rewind.apply(store, undo, topology.fingerprint, world.admin, follow=True)
         wait(lambda: sum(isinstance(e, Rewound) for e in said) == 2)
-        wait(caught_up)
+        wait(lambda: caught_up(world, store))
         assert world.stock() == {"a": (-11, 3), "b": (7, 3), "c": (-3, 3), "d": (2, 2)}
-    finally:
-        stop.set()
-        live.join(60)
-    assert isinstance(said[-1], Stopped)
-    assert not any(isinstance(e, Failed) for e in said)
     world.run()
     emitted = [("b", -1), ("a", -2), ("b", -3), ("a", -11), ("c", -1), ("d", -1), ("c", -3)]
     assert Counter(world.published()) == Counter(emitted)
@@ -103,15 +87,10 @@ def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_not
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:
     world = World(spark, broker, tmp_path)
-    topology, said, stop = world.topology(), list[Event](), threading.Event()
+    topology = world.topology()
     store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
-    live = threading.Thread(
-        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
-    )
     world.produce(("a", 5), ("b", -1), ("a", -7))
-    live.start()
-    try:
-        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+    with living(world, topology) as said:
         wait(lambda: world.stock() == {"a": (-2, 2), "b": (-1, 1)})
         plan = rewind.plan(store, topology, world.admin, Target("earliest"), tables=["stock"], reason="a test")
         rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
@@ -123,36 +102,22 @@ def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_not
         assert not store.reader.view().lineage.of_table("stock", after.seq).holds(1, 1)
         world.produce(("c", -4), ("a", 1))
         wait(lambda: world.stock() == {"a": (-1, 3), "b": (-3, 2), "c": (-1, 2)})
-    finally:
-        stop.set()
-        live.join(60)
-    assert isinstance(said[-1], Stopped)
-    assert not any(isinstance(e, Failed) for e in said)
     world.run()
     assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("c", -1), ("a", -1)])
 
 
 def test_a_live_run_that_was_asked_to_wait_goes_on_when_nobody_comes(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
-    topology, said, stop = world.topology(), list[Event](), threading.Event()
+    topology = world.topology()
     store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
     world.produce(("a", 5))
-    live = threading.Thread(
-        target=job.run, args=(topology, world.settings), kwargs={"on_event": said.append, "stop": stop, "spark": spark}, daemon=True
-    )
-    live.start()
-    try:
-        wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+    with living(world, topology) as said:
         held = store.hold("a promote that died", 3.0)
         world.produce(("a", 6))
         wait(lambda: world.stock() == {"a": (11, 2)})
         head = store.head()
         assert (head.generation, head.position.epoch) == (held.generation + 1, 1)
-    finally:
-        stop.set()
-        live.join(60)
-    assert isinstance(said[-1], Stopped)
-    assert not any(isinstance(e, Rewound | Failed) for e in said)
+    assert not any(isinstance(e, Rewound) for e in said)
 
 
 def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
