@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
+from heapq import heappop, heappush
 
 from watertable.errors import EvaluationError
 from watertable.nodes import Process
@@ -20,12 +22,19 @@ class Visits:
         self._steps: dict[int, Step] = {number: node.processor.step for number, node in processors.items()}
         self._keys = {number: key_of(node).names for number, node in processors.items()}
         self._held: dict[tuple[int, Key], Held] = {}
-        self._scheduled: set[tuple[int, Key]] = set()
+        self._waits: dict[tuple[str, int], list[tuple[datetime, int, tuple[int, Key]]]] = {}
+        """By partition, as heaps: at which of its stream times a punctuator of which key is due. Some may be so no more."""
+        self._waiting: set[tuple[tuple[str, int], datetime, tuple[int, Key]]] = set()
+        self._ready: set[tuple[int, Key]] = set()
+        """The keys of which one may be due now."""
+        self._count = 0
 
     def copied(self) -> Visits:
         """Give others that go on from here, and leave these as they are."""
         other = copy.copy(self)
-        other._held, other._scheduled = {key: held.copied() for key, held in self._held.items()}, set(self._scheduled)
+        other._held = {key: held.copied() for key, held in self._held.items()}
+        other._waits = {partition: list(heap) for partition, heap in self._waits.items()}
+        other._waiting, other._ready = set(self._waiting), set(self._ready)
         return other
 
     def call(self, number: int, node: Process, event: Event | None, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
@@ -54,10 +63,19 @@ class Visits:
         yield from (place for *_, place in self._ticks(reached))
 
     def _ticks(self, reached: Times) -> Iterator[tuple[int, Held, Row, Tick, Place]]:
-        for number, key in self._scheduled:
+        for partition, heap in self._waits.items():
+            now = reached.get(partition)
+            while heap and now is not None and heap[0][0] <= now:
+                at, _, whose = heappop(heap)
+                self._waiting.discard((partition, at, whose))
+                self._ready.add(whose)
+        for number, key in list(self._ready):
             step, held, row = self._steps[number], self._held[number, key], dict(zip(self._keys[number], key, strict=True))
             if (tick := next_tick(step, held, row, reached)) is not None:
                 yield number, held, row, tick, Place(*tick.place(step, row))
+            else:
+                self._ready.discard((number, key))
+                self._schedule(number, key)
 
     def _punctuate(self, number: int, node: Process, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
         step = self._steps[number]
@@ -69,9 +87,14 @@ class Visits:
             yield from self._made(node, held, Event(at, tick.at, row, None), made)
 
     def _schedule(self, number: int, key: Key) -> None:
-        """Note whether a key has a punctuator to wait for."""
-        waits = self._steps[number].punctuators and self._held[number, key].stores[-1]
-        (self._scheduled.add if waits else self._scheduled.discard)((number, key))
+        """Note which times a key's punctuators wait for."""
+        waits = self._held[number, key].stores[-1] if self._steps[number].punctuators else {}
+        for row in waits.values():
+            partition, at, whose = (row["topic"], row["partition"]), row["at"], (number, key)
+            if (partition, at, whose) not in self._waiting:
+                self._waiting.add((partition, at, whose))
+                self._count += 1  # keys needn't have an order
+                heappush(self._waits.setdefault(partition, []), (at, self._count, whose))
 
     def _made(self, node: Process, held: Held, event: Event, made: Made) -> Iterator[tuple[str, Event]]:
         first = event.place.ord * MOST

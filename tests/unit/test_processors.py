@@ -10,7 +10,7 @@ import pytest
 
 import watertable as wt
 from tests.spark.runs import cut
-from watertable import nodes, plan
+from watertable import nodes, plan, visits
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.interpreter import Interpreter
 from watertable.lineage import column_lineage, describe, mermaid
@@ -413,6 +413,22 @@ def test_a_punctuator_is_called_for_its_key_when_the_partitions_stream_time_has_
     driver.advance("views", "1970-01-01T00:01:00Z")
     assert [(s.key, s.value) for s in driver.read_output("out")] == [("ann", {"what": "give up at 00:23", "items": 2})]
     assert driver.table("basket") == {}
+
+
+def test_a_record_asks_only_the_keys_whose_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, told = baskets()
+    told.to("out")
+    asked: list[object] = []
+    find = visits.next_tick
+    monkeypatch.setattr(visits, "next_tick", lambda step, held, row, reached: (asked.append(row["who"]), find(step, held, row, reached))[1])
+    driver = TopologyTestDriver(app)
+    for n in range(100):
+        driver.pipe_input("views", f"k{n}", {"what": "tea"}, timestamp=n)
+    driver.pipe_input("views", "late", {"what": "tea"}, timestamp=9_999)
+    assert asked == [], "nobody's time has come"
+    driver.pipe_input("views", "late", {"what": "tea"}, timestamp=10_009)
+    assert [s.key for s in driver.read_output("out")] == [f"k{n}" for n in range(10)], "reminded in the order of their times"
+    assert set(asked) == {f"k{n}" for n in range(10)}
 
 
 def test_a_punctuator_that_raises_is_quarantined_and_not_called_again() -> None:
