@@ -18,10 +18,10 @@ MARKS: Final = {name: (f"<!-- {name}: printed by docs/build.py -->", f"<!-- end 
 
 def expressions() -> str:
     """Print the functions and operators that the interpreter and the compiler both know, and which casts there are."""
-    from watertable.binder import ALIASES, REFUSED, REWRITES
-    from watertable.coercion import castable
-    from watertable.functions import FUNCTIONS, GROUPS
     from watertable.schema import Type
+    from watertable.sql.binder import ALIASES, REFUSED, REWRITES
+    from watertable.sql.coercion import castable
+    from watertable.sql.functions import FUNCTIONS, GROUPS
 
     lines = [f"{len(FUNCTIONS)} functions and operators.", ""]
     for title, functions in GROUPS.items():

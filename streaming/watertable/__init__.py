@@ -28,9 +28,9 @@ from watertable.building import key_value_store, versioned_store, window_store
 from watertable.dsl import App
 from watertable.errors import WatertableError
 from watertable.processing import Context, Record
+from watertable.sql.udfs import udf
 from watertable.streams import CogroupedStream, GroupedStream, Processed, Stream, WindowedStream
 from watertable.tables import GroupedTable, Table
-from watertable.udfs import udf
 from watertable.windows import (
     JoinWindows,
     SessionWindows,

@@ -36,9 +36,9 @@ from enum import StrEnum
 from typing import Final
 
 from watertable.errors import DefinitionError, ExpressionError
-from watertable.expressions import Expr, Scope, parse
-from watertable.folds import bind_fold, bind_reduce
 from watertable.schema import Column, Schema, Type
+from watertable.sql.expressions import Expr, Scope, parse
+from watertable.sql.folds import bind_fold, bind_reduce
 from watertable.where import here
 
 BIGINT: Final = Type("bigint")

@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 
 from watertable import plan
 from watertable.aggregates import PLACE, TIMED_PLACE, Merge, NumberedField, SketchField, StateField, TimedField, TopField
-from watertable.expressions import Expr
 from watertable.nodes import ForeignJoin, Leaf, Stored
 from watertable.plan import Part, TableDef
 from watertable.schema import Column, Type, quote
+from watertable.sql.expressions import Expr
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import SessionWindows, SlidingWindows, microseconds
 

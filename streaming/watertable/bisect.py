@@ -24,7 +24,6 @@ from watertable.algebra import finish, merged_state, render, state_struct, upto
 from watertable.changelog import CommitInfo, Offsets, Position
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.explain import columns_of
-from watertable.expressions import Expr, parse_predicate
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.layout import encoded, literal
@@ -34,6 +33,7 @@ from watertable.reader import Base, Reader, View, base_name
 from watertable.records import Advance, Key, Place, Record, Row
 from watertable.schema import Schema, quote
 from watertable.scopes import scope_of
+from watertable.sql.expressions import Expr, parse_predicate
 from watertable.testcase import Watched
 from watertable.windows import TimeWindows, UnlimitedWindows
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from watertable.aggregates import Aggregation, BoundAggregate, reduction
 from watertable.definitions import check_key, declared, here, identifier
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
-from watertable.expressions import Expr, Scope, parse
 from watertable.processing import DELETED
 from watertable.processors import Processor, Punctuator, StoreShape
 from watertable.schema import Schema
+from watertable.sql.expressions import Expr, Scope, parse
+from watertable.sql.udfs import known_by
 from watertable.stages import Named
-from watertable.udfs import known_by
 
 if TYPE_CHECKING:
     from watertable.dsl import App

@@ -44,8 +44,8 @@ from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
 from watertable.pythons import register, visited
 from watertable.schema import quote
+from watertable.sql.udfs import called_in
 from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, never_paired, session_changes
-from watertable.udfs import called_in
 from watertable.versions import as_of, is_due, waiting_rows
 from watertable.windowing import sliding_key, window_starts, windowed_key
 from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microseconds

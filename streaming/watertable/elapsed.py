@@ -12,8 +12,8 @@ from typing import Final
 
 from watertable import nodes, plan
 from watertable.aggregates import Aggregation, bind
-from watertable.expressions import Scope, parse
 from watertable.scopes import scope_of
+from watertable.sql.expressions import Scope, parse
 from watertable.stages import Named
 from watertable.windows import Lifetimes, Stretches, Windows
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from watertable.expressions import Expr
 from watertable.schema import Schema, Type
+from watertable.sql.expressions import Expr
 
 FINGERPRINT_VERSION: Final = 1
 """Counts the canonical form of plans; a new one makes every fingerprint new, and is a state format entry in the CHANGELOG."""

@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 from watertable import nodes, plan
 from watertable.aggregates import StateField, TimedField
 from watertable.errors import DefinitionError, EvaluationError
-from watertable.expressions import Expr
 from watertable.histories import Histories, remember, waits_until
 from watertable.kafka import serdes
 from watertable.lineage import operator_of
@@ -32,6 +31,7 @@ from watertable.plan import Sink, Topology
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
 from watertable.rows import finished
 from watertable.rules import OnFail
+from watertable.sql.expressions import Expr
 from watertable.stages import How, Stage
 from watertable.visits import Visits
 from watertable.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time

@@ -15,11 +15,11 @@ from typing import Final
 from watertable import nodes, plan
 from watertable.aggregates import Merge, SignedField
 from watertable.algebra import named_struct, render
-from watertable.expressions import Expr
 from watertable.nodes import Aggregate, Format, History, Latest, TableAggregate, Topic, Versioned
 from watertable.plan import Sink, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema, quote
+from watertable.sql.expressions import Expr
 from watertable.stages import How, Named
 from watertable.windows import EPOCH, UnlimitedWindows, microseconds
 

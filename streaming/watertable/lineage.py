@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from watertable import nodes, plan
-from watertable.expressions import Expr
 from watertable.nodes import Stream, Topic
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
+from watertable.sql.expressions import Expr
 from watertable.stages import Named
 from watertable.windows import words
 

@@ -8,9 +8,9 @@ from decimal import Decimal
 from typing import Any, Final
 
 from watertable.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
-from watertable.expressions import Expr
 from watertable.records import Event, Key, Row
-from watertable.scalars import EXACT, order_key
+from watertable.sql.expressions import Expr
+from watertable.sql.scalars import EXACT, order_key
 from watertable.windows import SlidingWindows
 
 

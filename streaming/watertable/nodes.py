@@ -11,10 +11,10 @@ from datetime import timedelta
 from enum import StrEnum
 
 from watertable.aggregates import BoundAggregate, SignedField
-from watertable.expressions import Expr
 from watertable.processors import Processor
 from watertable.rules import Rule
 from watertable.schema import Schema
+from watertable.sql.expressions import Expr
 from watertable.stages import How, Named
 from watertable.windows import JoinWindows, Windows
 

@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from watertable import nodes, plan
-from watertable.evaluator import evaluate
 from watertable.kafka import serdes
 from watertable.nodes import Format
 from watertable.records import Event, Key, Place, Row
 from watertable.schema import Schema
+from watertable.sql.evaluator import evaluate
 
 PAIRS: Final = 1 << 28
 """Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""

@@ -26,7 +26,6 @@ from watertable.aggregates import (
     placed,
     state_schema,
 )
-from watertable.expressions import Expr, Scope, parse
 from watertable.fingerprints import canonical, digest
 from watertable.nodes import (
     Aggregate,
@@ -67,6 +66,7 @@ from watertable.nodes import (
 )  # fmt: skip
 from watertable.processors import TIMERS
 from watertable.schema import Column, Schema, Type
+from watertable.sql.expressions import Expr, Scope, parse
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.windows import Closing, SessionWindows, SlidingWindows, UnlimitedWindows, Windows
 

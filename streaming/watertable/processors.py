@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from watertable.processing import Step, StoreType
 from watertable.schema import Schema
-from watertable.udfs import arrow_type
+from watertable.sql.udfs import arrow_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 from pyspark.sql.pandas.functions import arrow_udf
 
-from watertable import plan, processing, udfs
+from watertable import plan, processing
 from watertable.aggregates import NUMBER, placed
 from watertable.algebra import company
 from watertable.layout import moment
 from watertable.nodes import Process
 from watertable.schema import Schema, quote
+from watertable.sql import udfs
+from watertable.sql.udfs import Udf, arrow_type
 from watertable.telling import PLACE
-from watertable.udfs import Udf, arrow_type
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, 
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.deployment import Outline, OutlinedTable
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
-from watertable.expressions import Expr
 from watertable.fingerprints import DIALECT
 from watertable.layout import moment
 from watertable.nodes import ForeignJoin, Source, Stored, TableAggregate, Versioned, Waiting
 from watertable.plan import TableDef, Topology, closing_of, history_of, is_open, walk
 from watertable.schema import quote
+from watertable.sql.expressions import Expr
 from watertable.stages import How, Match, Stage, Where
 from watertable.versions import state_as_of
 from watertable.windows import EPOCH

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from watertable.evaluator import evaluate
-from watertable.expressions import Expr
+from watertable.sql.evaluator import evaluate
+from watertable.sql.expressions import Expr
 from watertable.stages import Named
 
 Row = dict[str, object]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from watertable.errors import EvaluationError
-from watertable.evaluator import evaluate
-from watertable.expressions import Expr
 from watertable.records import Row
+from watertable.sql.evaluator import evaluate
+from watertable.sql.expressions import Expr
 from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 
 

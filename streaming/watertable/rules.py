@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watertable.expressions import Expr
+from watertable.sql.expressions import Expr
 
 
 class OnFail(StrEnum):

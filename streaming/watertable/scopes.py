@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from watertable.expressions import Scope
 from watertable.nodes import Expect, Filter, MergeStreams, Peek, Repartition, Stream, Table, ToStream
 from watertable.plan import WINDOW, key_of, value_of, windows_of
 from watertable.schema import Schema
+from watertable.sql.expressions import Scope
 
 
 def is_change(node: Stream) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watertable.expressions import Expr
+from watertable.sql.expressions import Expr
 
 Named = tuple[tuple[str, Expr], ...]
 """Expressions with the names of the columns that they make, in order."""

@@ -32,7 +32,6 @@ from watertable.definitions import (
     key_format_of,
 )
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
-from watertable.expressions import Scope, parse, parse_predicate
 from watertable.nodes import Format
 from watertable.plan import Sink
 from watertable.processing import Context, Record
@@ -40,6 +39,7 @@ from watertable.processors import StoreShape
 from watertable.rules import OnFail, Rule
 from watertable.schema import Schema
 from watertable.scopes import is_change, lookup_scope, pair_scope, scope_of
+from watertable.sql.expressions import Scope, parse, parse_predicate
 from watertable.stages import How, Named
 from watertable.windows import JoinWindows, TimeWindows, Windows, until_window_closes
 

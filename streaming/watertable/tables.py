@@ -19,10 +19,10 @@ from watertable.definitions import (
     identifier,
 )
 from watertable.errors import DefinitionError, SchemaError
-from watertable.expressions import Scope, parse, parse_predicate
 from watertable.plan import TableDef
 from watertable.schema import Schema
 from watertable.scopes import join_scope, scope_of
+from watertable.sql.expressions import Scope, parse, parse_predicate
 from watertable.stages import How, Named
 from watertable.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses
 

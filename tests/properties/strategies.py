@@ -23,11 +23,11 @@ import watertable as wt
 from watertable import nodes, plan
 from watertable.definitions import check_waits
 from watertable.errors import DefinitionError
-from watertable.expressions import Scope
 from watertable.nodes import Format
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
+from watertable.sql.expressions import Scope
 from watertable.streams import Stream
 from watertable.tables import Table
 from watertable.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows

@@ -18,11 +18,11 @@ from watertable import bisect, changelog, fold, reader, rewind, upkeep
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
 from watertable.errors import UnknownColumn, UnknownPosition
-from watertable.expressions import Expr
 from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.rewind import Target
+from watertable.sql.expressions import Expr
 from watertable.store import Retention
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from watertable.casts import micros
-from watertable.coercion import castable
 from watertable.errors import EvaluationError, ExpressionError, UnsupportedFunction
-from watertable.evaluator import evaluate
-from watertable.expressions import Expr, Scope, parse
-from watertable.functions import FUNCTIONS
-from watertable.scalars import EXACT
 from watertable.schema import Schema, Type
-from watertable.terms import Call, walk
+from watertable.sql.casts import micros
+from watertable.sql.coercion import castable
+from watertable.sql.evaluator import evaluate
+from watertable.sql.expressions import Expr, Scope, parse
+from watertable.sql.functions import FUNCTIONS
+from watertable.sql.scalars import EXACT
+from watertable.sql.terms import Call, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,8 +7,8 @@ import pytest
 import watertable as wt
 from watertable.aggregates import Aggregation, Merge, bind
 from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
-from watertable.expressions import Scope
 from watertable.schema import Schema
+from watertable.sql.expressions import Scope
 
 SCOPE = Scope(
     {"value": Schema.parse("i INT, l BIGINT, m DECIMAL(12,3), big DECIMAL(38,10), d DOUBLE, f FLOAT, s STRING, t TIMESTAMP, "

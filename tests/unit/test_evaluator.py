@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from watertable.errors import EvaluationError, UnsupportedFunction
-from watertable.evaluator import evaluate
-from watertable.expressions import Scope, parse
 from watertable.schema import Schema
+from watertable.sql.evaluator import evaluate
+from watertable.sql.expressions import Scope, parse
 
 VALUE = Schema.parse(
     "qty INT, other INT, price DECIMAL(9,3), name STRING, ok BOOLEAN, at TIMESTAMP, day DATE, address STRUCT<city: STRING>, "

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
-from watertable.expressions import Expr, Scope, parse, parse_predicate, window_schema
 from watertable.schema import Schema
+from watertable.sql.expressions import Expr, Scope, parse, parse_predicate, window_schema
 
 VALUE = Schema.parse(
     "qty INT, price DECIMAL(9,3), name STRING, big BIGINT, ratio DOUBLE, at TIMESTAMP, day DATE, ok BOOLEAN, "
@@ -249,6 +249,6 @@ def test_an_expression_is_checked_in_milliseconds() -> None:
 
 def test_checking_expressions_loads_neither_spark_nor_an_executor() -> None:
     heavy = ("pyspark", "py4j", "sqlglot.executor")
-    code = f"import sys, watertable.expressions; print([m for m in sys.modules if m.startswith({heavy})])"
+    code = f"import sys, watertable.sql.expressions; print([m for m in sys.modules if m.startswith({heavy})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -52,9 +52,6 @@ SPARK_ROOMS = {
     )
 }
 ROOMS = {
-    f"watertable.{name}" for name in ("algebra", "compiler", "store", "deltalog", "reader", "rewind", "session", "job", "kafka.source")
-}
-ROOMS = {
     "pyspark": SPARK_ROOMS,
     "delta": SPARK_ROOMS,
     "py4j": SPARK_ROOMS,
@@ -133,6 +130,14 @@ def test_the_laws_catch_what_they_forbid(tmp_path: Path) -> None:
     assert len(broken_laws("watertable.plan", bad)) == 1  # a type may name Spark, but no type of the platform
     bad.write_text("\n".join(forbidden))
     assert len(broken_laws("watertable.kafka.source", bad)) == 3
+
+
+def test_the_language_of_expressions_knows_no_plan() -> None:
+    known = {"watertable.sql", "watertable.schema", "watertable.errors", "watertable.where"}
+    inside = [(module, path) for module, path in modules() if in_room(module, {"watertable.sql"})]
+    ours = {(module, name) for module, path in inside for name, _ in imports(path) if name.partition(".")[0] == "watertable"}
+    assert len(inside) > 10
+    assert {(module, name) for module, name in ours if not in_room(name, known)} == set()
 
 
 def test_great_expectations_lives_in_one_file() -> None:

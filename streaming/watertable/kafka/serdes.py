@@ -23,11 +23,11 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, Final
 
-from watertable.casts import EPOCH, java_float, plus_micros, read_date, read_timestamp
 from watertable.errors import DecodeError, EvaluationError
 from watertable.nodes import Format
-from watertable.scalars import fixed, repr_single, single
 from watertable.schema import Schema, Type
+from watertable.sql.casts import EPOCH, java_float, plus_micros, read_date, read_timestamp
+from watertable.sql.scalars import fixed, repr_single, single
 
 Row = dict[str, Any]
 Reader = Callable[[Any], Any]

@@ -16,11 +16,11 @@ from decimal import ROUND_DOWN, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, Final
 
-from watertable import scalars
-from watertable.coercion import element_of, key_of
 from watertable.errors import EvaluationError, UnsupportedFunction
-from watertable.scalars import fail
 from watertable.schema import Type
+from watertable.sql import scalars
+from watertable.sql.coercion import element_of, key_of
+from watertable.sql.scalars import fail
 
 Cast = Callable[[Any], Any]
 UTC: Final = dt.UTC

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from watertable import casts, scalars, text, times
-from watertable.coercion import (
+from watertable.errors import ExpressionError
+from watertable.schema import Type
+from watertable.sql import casts, scalars, text, times
+from watertable.sql.coercion import (
     BIGINT,
     BINARY,
     BOOLEAN,
@@ -33,10 +35,8 @@ from watertable.coercion import (
     promoted,
     unpromoted,
 )  # fmt: skip
-from watertable.coercion import decimal as decimal_type
-from watertable.errors import ExpressionError
-from watertable.schema import Type
-from watertable.terms import Lit, Signature, Term
+from watertable.sql.coercion import decimal as decimal_type
+from watertable.sql.terms import Lit, Signature, Term
 
 Args = tuple[Term, ...]
 Rule = Callable[[Args], Signature]

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from watertable import casts
-from watertable.coercion import BIGINT, DAYS, DAYTIME, DOUBLE, FLOAT, INT, MONTHS, STRING
-from watertable.coercion import decimal as decimal_type
 from watertable.errors import EvaluationError, ExpressionError
 from watertable.schema import Type, from_sqlglot
-from watertable.terms import Lit, Term
+from watertable.sql import casts
+from watertable.sql.coercion import BIGINT, DAYS, DAYTIME, DOUBLE, FLOAT, INT, MONTHS, STRING
+from watertable.sql.coercion import decimal as decimal_type
+from watertable.sql.terms import Lit, Term
 
 
 def folded(term: Lit, kind: Type) -> Lit:

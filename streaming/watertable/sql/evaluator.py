@@ -14,10 +14,10 @@ from typing import Any, Final
 from sqlglot import exp
 
 from watertable.errors import UnsupportedFunction
-from watertable.expressions import Expr
-from watertable.folds import attempted
-from watertable.spark_sql import can_fail
-from watertable.terms import Call, Lambda, Lit, Nulls, Ref, Term, Var
+from watertable.sql.expressions import Expr
+from watertable.sql.folds import attempted
+from watertable.sql.spark_sql import can_fail
+from watertable.sql.terms import Call, Lambda, Lit, Nulls, Ref, Term, Var
 
 Row = Mapping[str, Mapping[str, object] | None]
 Compiled = Callable[[Row], object]

@@ -16,7 +16,9 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.parsers.spark import SparkParser
 
-from watertable.coercion import (
+from watertable.errors import ExpressionError, UnknownColumn
+from watertable.schema import Schema, Type, from_sqlglot, quote
+from watertable.sql.coercion import (
     BIGINT,
     BINARY,
     BOOLEAN,
@@ -32,14 +34,12 @@ from watertable.coercion import (
     castable,
     implicit,
 )  # fmt: skip
-from watertable.coercion import decimal as decimal_type
-from watertable.errors import ExpressionError, UnknownColumn
-from watertable.functions import FUNCTIONS, cast_function
-from watertable.literals import add_intervals, folded, interval, is_interval, number, suffixed, text
-from watertable.schema import Schema, Type, from_sqlglot, quote
-from watertable.spark_sql import can_fail
-from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
-from watertable.udfs import Udf, defined
+from watertable.sql.coercion import decimal as decimal_type
+from watertable.sql.functions import FUNCTIONS, cast_function
+from watertable.sql.literals import add_intervals, folded, interval, is_interval, number, suffixed, text
+from watertable.sql.spark_sql import can_fail
+from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
+from watertable.sql.udfs import Udf, defined
 
 
 class _Dialect(Spark):

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from watertable.schema import Type, quote
-from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var, walk
+from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var, walk
 
 CANONICAL_VERSION: Final = 1
 _SUFFIX: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from watertable.scalars import compare, fail, order_key
 from watertable.schema import Type
+from watertable.sql.scalars import compare, fail, order_key
 
 List = list[Any]
 _NULL: Final = object()

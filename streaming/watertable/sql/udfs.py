@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from watertable.errors import DefinitionError, EvaluationError, ExpressionError, SchemaError
 from watertable.schema import Type
-from watertable.terms import Function, Nulls, Signature, Term
+from watertable.sql.terms import Function, Nulls, Signature, Term
 from watertable.where import here
 
 if TYPE_CHECKING:

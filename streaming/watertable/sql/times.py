@@ -16,9 +16,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from watertable.casts import EPOCH, MICROSECOND, UTC, beyond, micros, plus_micros
 from watertable.errors import ExpressionError
-from watertable.scalars import fail
+from watertable.sql.casts import EPOCH, MICROSECOND, UTC, beyond, micros, plus_micros
+from watertable.sql.scalars import fail
 
 _UNITS: Final = {
     "year": ("year", "yyyy", "yy"), "quarter": ("quarter",), "month": ("month", "mon", "mm"), "week": ("week",), "day": ("day", "dd"),

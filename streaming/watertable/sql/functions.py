@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from watertable import nested, operators, scalars, signatures, text, times
-from watertable.signatures import cast_function, prepared, simple
-from watertable.terms import Function, Nulls
+from watertable.sql import nested, operators, scalars, signatures, text, times
+from watertable.sql.signatures import cast_function, prepared, simple
+from watertable.sql.terms import Function, Nulls
 
 __all__ = ["FUNCTIONS", "GROUPS", "cast_function"]
 

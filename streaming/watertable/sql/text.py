@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from watertable.errors import ExpressionError
-from watertable.scalars import fail
+from watertable.sql.scalars import fail
 
 _TERMINATORS: Final = "\n\r\u0085\u2028\u2029"
 _DOLLAR: Final = "(?=(?:\r\n|(?<!\r)\n|[\r\u0085\u2028\u2029])?\\Z)"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from watertable.binder import Binder, read
-from watertable.coercion import BOOLEAN, TIMESTAMP
 from watertable.errors import ExpressionError, SchemaError, UnknownColumn
 from watertable.schema import Schema, Type
-from watertable.spark_sql import canonical, never_raising, strict
-from watertable.terms import Ref, Term, walk
+from watertable.sql.binder import Binder, read
+from watertable.sql.coercion import BOOLEAN, TIMESTAMP
+from watertable.sql.spark_sql import canonical, never_raising, strict
+from watertable.sql.terms import Ref, Term, walk
 
 __all__ = ["Expr", "Scope", "parse", "parse_predicate", "window_schema"]
 

@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from watertable.binder import Binder, read
-from watertable.coercion import implicit
 from watertable.errors import EvaluationError, ExpressionError, UnknownColumn
-from watertable.expressions import Expr, Scope, expression_of, parse
-from watertable.functions import cast_function
 from watertable.schema import Type, quote
-from watertable.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
-from watertable.udfs import UdfFunction
+from watertable.sql.binder import Binder, read
+from watertable.sql.coercion import implicit
+from watertable.sql.expressions import Expr, Scope, expression_of, parse
+from watertable.sql.functions import cast_function
+from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
+from watertable.sql.udfs import UdfFunction
 
 ACC: Final = "acc"
 _RECORD: Final = "__record"

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from watertable import casts, nested, text, times
-from watertable.coercion import (
+from watertable.errors import ExpressionError
+from watertable.schema import Column, Type
+from watertable.sql import casts, nested, text, times
+from watertable.sql.coercion import (
     BIGINT,
     BINARY,
     BOOLEAN,
@@ -25,10 +27,8 @@ from watertable.coercion import (
     implicit,
     unpromoted,
 )  # fmt: skip
-from watertable.errors import ExpressionError
-from watertable.operators import Args, Rule, constant, ordered, refuse
-from watertable.schema import Column, Type
-from watertable.terms import Function, Lambda, Lit, Nulls, Signature
+from watertable.sql.operators import Args, Rule, constant, ordered, refuse
+from watertable.sql.terms import Function, Lambda, Lit, Nulls, Signature
 
 # -- functions with fixed argument types -------------------------------------------------------------------------------------------
 
