@@ -401,7 +401,10 @@ def _aggregate(draw: st.DrawFn, item: Stream | Table) -> wt.aggregates.Aggregati
     sums = [wt.sum(number), wt.sum(f"CAST({amount} AS DECIMAL(18,4))"), wt.avg(number), wt.avg(f"CAST({amount} AS DECIMAL(12,2))")]
     picks = [wt.last(number), wt.last(amount), wt.first(text), wt.min(text), wt.max(amount)]
     several = [wt.collect_list(number), wt.collect_set(text), wt.top_k(2, amount), wt.top_k(2, number, text)]
-    folds = [wt.aggregate("0", f"acc * 2 + ({number})"), wt.aggregate("'>'", f"concat(coalesce(acc, '?'), {text})")]
+    folds = [wt.aggregate("0", f"acc * 2 + ({number})"), wt.aggregate("'>'", f"concat(coalesce(acc, '?'), {text})"),
+             wt.aggregate("array(0)", f"array_append(slice(coalesce(acc, array(7)), -1, 1), CAST({number} AS INT))"),
+             wt.aggregate("named_struct('t', '', 'n', 0)", f"named_struct('t', {text}, 'n', coalesce(acc.n, 5) + length(acc.t))"),
+    ]  # fmt: skip
     return draw(st.sampled_from([*counts, *sums, *picks, *several, *folds]))
 
 

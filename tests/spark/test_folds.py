@@ -30,6 +30,17 @@ def topology() -> Topology:
         paid=wt.aggregate("CAST(0 AS DECIMAL(12,2))", "acc + price * qty"),
         failing=wt.aggregate("0", "coalesce(acc, 100) + CAST(by AS INT)"),
         longest=wt.aggregate("''", "CASE WHEN exists(split(by, ''), e -> e = 'z') THEN concat(acc, by, key.item) ELSE acc END"),
+        lasts=wt.aggregate("array_repeat(0, 0)", "slice(array_append(acc, qty), greatest(size(acc) - 1, 1), 3)"),
+        empty=wt.aggregate("array(1)", "filter(transform(acc, q -> coalesce(q, -1) + qty), q -> q < 50 OR q IS NULL)"),
+        streak=wt.aggregate(
+            "named_struct('by', '', 'n', 0)",
+            "named_struct('by', by, 'n', CASE WHEN acc.by IS NULL THEN -1 WHEN by > acc.by THEN acc.n + CAST(by AS INT) ELSE 1 END)",
+        ),
+        path=wt.aggregate(
+            "array(named_struct('by', 'start', 'q', array(0)))",
+            "CASE WHEN exists(acc, e -> e.by IS NULL) THEN slice(acc, -1, 1)"
+            " ELSE array_append(acc, named_struct('by', by, 'q', array(qty))) END",
+        ),
         who=wt.approx_count_distinct("by", relative_sd=0.5),
     ).materialized_as("folded")
     by_item.reduce(qty="acc.qty * 2 + qty", by="greatest(acc.by, by)").materialized_as("reduced")
@@ -41,7 +52,8 @@ def topology() -> Topology:
     )
     rows = app.topic("rows", key="id STRING", value="team STRING, n INT").table().materialized_as("rows")
     rows.group_by("team").reduce(n="acc.n * 10 + n").materialized_as("teams")
-    rows.group_by("team").agg(ids=wt.aggregate("''", "concat(acc, key.id)")).materialized_as("ids")
+    ids = wt.aggregate("array(named_struct('id', '', 'n', 0))", "array_append(acc, named_struct('id', key.id, 'n', n))")
+    rows.group_by("team").agg(ids=wt.aggregate("''", "concat(acc, key.id)"), all=ids).materialized_as("ids")
     moves.dedupe(name="seen", within=wt.seconds(10), by="by", grace=wt.seconds(3)).to("once")
     return app.topology()
 

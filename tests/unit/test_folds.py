@@ -37,6 +37,24 @@ def test_a_fold_steps_on_in_log_order_from_a_constant() -> None:
     assert driver.table("t")["k"] == {"id": "k", "text": ">abc", "n": ((1 * 2 + 1) * 2 + 2) * 2 + 3}
 
 
+def test_a_fold_makes_arrays_and_structs_whatever_is_null_in_them() -> None:
+    app, stream = sales()
+    last_two = wt.aggregate("array_repeat(0, 0)", "slice(array_append(acc, qty), greatest(size(acc), 1), 2)")
+    streak = wt.aggregate(
+        "named_struct('word', '', 'n', 0)", "named_struct('word', word, 'n', CASE WHEN word = acc.word THEN acc.n + 1 ELSE 1 END)"
+    )
+    table = stream.group_by_key().agg(last_two=last_two, streak=streak).map_values(n="streak.n", at="get(last_two, 0)", streak="streak")
+    table.materialized_as("t")
+    assert table.value.sql() == "`n` INT, `at` INT, `streak` STRUCT<`word`: STRING, `n`: INT>"
+    driver = TopologyTestDriver(app)
+    found = []
+    for n, (qty, word) in enumerate([(1, "a"), (None, "a"), (3, None), (4, "b"), (5, "b")]):
+        driver.pipe_input("sales", "k", {"qty": qty, "word": word}, timestamp=n)
+        row: Any = driver.table("t")["k"]
+        found.append((row["at"], row["streak"]["word"], row["n"]))
+    assert found == [(1, "a", 1), (1, "a", 2), (None, None, 1), (3, "b", 1), (4, "b", 2)]
+
+
 def test_a_reduction_begins_with_the_first_record() -> None:
     app, stream = sales()
     stream.group_by_key().reduce(qty="acc.qty + qty", word="greatest(acc.word, word)").materialized_as("t")
@@ -94,7 +112,11 @@ def test_folds_are_checked_where_they_are_written() -> None:
 
     for fold, error, message in [
         (wt.aggregate("NULL", "acc"), ExpressionError, r"test_folds.py:\d+: f=aggregate: init='NULL' has no type"),
-        (wt.aggregate("array(0)", "array_append(acc, qty)"), ExpressionError, "a fold makes one value"),
+        (wt.aggregate("map('a', 0)", "acc"), ExpressionError, "a MAP has no order"),
+        (wt.aggregate("array(map('a', 0))", "acc"), ExpressionError, "a MAP has no order"),
+        (wt.aggregate("named_struct('n', NULL)", "acc"), ExpressionError, "a null in it has no type"),
+        (wt.aggregate("array(0)", "array_append(acc, word)"), ExpressionError, "array_append"),
+        (wt.aggregate("named_struct('n', 0)", "named_struct('m', qty)"), ExpressionError, "the step gives STRUCT"),
         (wt.aggregate("0", "concat(acc, word)"), ExpressionError, "the step gives STRING"),
         (wt.aggregate("0", "acc + size"), UnknownColumn, "no column 'size'"),
         (wt.aggregate("qty", "acc"), UnknownColumn, "no column 'qty'"),

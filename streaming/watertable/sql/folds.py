@@ -8,7 +8,7 @@ trusted. It costs what it keeps. A step that fails gives null, since there is no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from watertable.errors import EvaluationError, ExpressionError, UnknownColumn
@@ -25,6 +25,8 @@ _RECORD: Final = "__record"
 _FOLD: Final = Function("fold", "fold(init, add)", lambda _: _never(), Nulls.EAGER, tight=False, sql="aggregate({0}, {1}, {2})")
 _ATTEMPT: Final = Function("attempt", "attempt(a)", lambda _: _never(), Nulls.EAGER, tight=False, sql="{0}")
 
+_OPEN: Final = Function("open", "open(a)", lambda _: _never(), tight=False)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Steps:
@@ -40,18 +42,21 @@ class Steps:
 
 
 def bind_fold(what: str, init: str, add: str, scope: Scope, where: str) -> Steps:
-    """Bind a fold that begins with a constant; raise `ExpressionError` where the step's type isn't its own."""
+    """Bind a fold that begins with a constant, of any type without a MAP; raise `ExpressionError` where the step's type isn't its own."""
     start = parse(init, Scope({}), where)
     kind = start.type
     if kind.kind == "void":
         raise ExpressionError(f"{where}: {what}: init={init!r} has no type; write CAST(NULL AS type)")
-    if kind.kind in ("array", "map", "struct"):  # Spark would take from its beginning what may be null inside it
-        raise ExpressionError(f"{where}: {what}: init={init!r} is a {kind.sql()}; a fold makes one value: write several, or collect_list")
+    if any(k.kind == "map" for k in _within(kind)):
+        raise ExpressionError(f"{where}: {what}: init={init!r} is a {kind.sql()}, and a MAP has no order; fold into an ARRAY of STRUCTs")
+    if any(k.kind == "void" for k in _within(kind)):
+        raise ExpressionError(f"{where}: {what}: init={init!r} is a {kind.sql()}: a null in it has no type; write CAST(NULL AS type)")
+    begin = start.ast if kind.kind not in ("array", "struct") else _open(start.ast)
 
     def step(binder: Binder) -> Term:
         return _attempt(_of_type(binder, binder.bind(read(add)), kind, add))
 
-    return _steps(what, start.ast, kind, step, scope, where, f"{init}, {add}", add)
+    return _steps(what, begin, kind, step, scope, where, f"{init}, {add}", add)
 
 
 def bind_reduce(what: str, columns: Mapping[str, str], scope: Scope, where: str) -> Steps:
@@ -111,6 +116,20 @@ def _of_type(binder: Binder, term: Term, kind: Type, text: str) -> Term:
     if (term.type.kind != "string" and implicit(term.type, kind)) or (term.type.is_numeric and kind.is_numeric):
         return binder.apply(cast_function(kind, "cast"), term) if not isinstance(term, Lit) else binder.coerced(term, kind)
     raise ExpressionError(f"the step gives {term.type.sql()}, and what it steps on from is {kind.sql()}; CAST one of them")
+
+
+def _open(term: Term) -> Term:
+    """Let everything inside a beginning be null: Spark would take from it what may be, whatever the steps make of it."""
+    function = dataclasses.replace(_OPEN, sql=f"CAST({{0}} AS {term.type.sql()})")
+    return Call(function, (term,), term.type, Signature(term.type, (term.type,), lambda value: value))
+
+
+def _within(kind: Type) -> Iterator[Type]:
+    """Give a type and all types in it."""
+    yield kind
+    for inner in (kind.map_key, kind.element, *(f.type for f in kind.fields)):
+        if inner is not None:
+            yield from _within(inner)
 
 
 def _attempt(term: Term) -> Term:
