@@ -260,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.pin:
             _pin()
             return 0
-        from watertable.settings import Settings  # here: settings know the jars, only this command knows settings
+        from watertable.settings import Settings  # here: only this command needs them, and what they are read with
 
         paths = fetch(*(given.sets or ("spark", "broker")), mirror=Settings.load().maven_mirror)
     except SettingsError as error:

@@ -28,6 +28,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from watertable.errors import JobError
+from watertable.jars import spark_classpath
 from watertable.settings import Settings
 
 STREAM_POOL: Final = "stream"
@@ -60,7 +61,7 @@ def spark_session(
         running = SparkContext._active_spark_context
         if running is not None:
             return SparkSession.builder.getOrCreate()
-        ours = {**_CONF, **(conf or {}), "spark.app.name": app}
+        ours = {**_CONF, **(conf or {}), "spark.app.name": app, "spark.jars": ",".join(map(str, spark_classpath()))}
         return _start(settings.spark_conf() | {name: value for name, value in ours.items() if name not in settings.spark}, log)
 
 

@@ -22,7 +22,6 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from watertable.errors import SettingsError
-from watertable.jars import spark_classpath
 
 _SECRET_NAME: Final = re.compile(r"password|secret|jaas|token|credential|access\.key$|account\.key|key\.pem$", re.I)
 _NOT_SECRET: Final = re.compile(r"\.(file|location|url|uri|class|type|seconds|ms|path|enabled|provider)$", re.I)
@@ -149,13 +148,12 @@ class Settings(BaseSettings):
         return self.warehouse.rstrip("/") if _URI.match(self.warehouse) else str(self.project / self.warehouse)
 
     def spark_conf(self) -> dict[str, str]:
-        """Build the configuration of every Spark session of this project: pinned jars, Delta, UTC, ANSI, then the user's own.
+        """Build the configuration of every Spark session of this project: Delta, UTC, ANSI, then the user's own. The session adds the jars.
 
-        Secrets are revealed in it: hand it to a session and show it nowhere. Raises `SettingsError` when jars are missing.
+        Secrets are revealed in it: hand it to a session and show it nowhere. Raises `SettingsError` when one isn't set.
         """
         conf = {
             "spark.master": self.master,
-            "spark.jars": ",".join(str(jar) for jar in spark_classpath()),
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
             "spark.sql.session.timeZone": "UTC",
