@@ -8,30 +8,27 @@ over, 4 a topic changed. Spark and Kafka are imported by the commands that use t
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
+from watertable_platform import rewind_cli, terminal
+from watertable_platform.terminal import STOPS_WITHIN, AppName, AsJson
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from watertable.kafka.reading import Past
     from watertable.plan import Topology
-    from watertable.project import LoadedApp
     from watertable.reader import AppStatus
 
 app = typer.Typer(
@@ -42,11 +39,6 @@ broker = typer.Typer(no_args_is_help=True, help="Run a real Apache Kafka on this
 jars = typer.Typer(no_args_is_help=True, help="Fetch the pinned jars that Spark and the broker run on.")
 app.add_typer(broker, name="broker", rich_help_panel="This machine")
 app.add_typer(jars, name="jars", rich_help_panel="This machine")
-
-AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as in wt.App(name).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-STOPS_WITHIN = 15.0
-out, err = Console(), Console(stderr=True)
 
 
 @app.callback()
@@ -67,14 +59,14 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an app here until Ctrl-C, with a line that shows how it goes."""
-    settings, loaded = find_app(name)
+    settings, loaded = terminal.find_app(name)
     from watertable import job
     from watertable_platform.progress import JsonLines, Progress
 
     log = settings.home_folder / "logs" / f"{loaded.name}.log"
-    _quiet(log)
-    with stop_on_signals(within=STOPS_WITHIN) as stop:
-        view = JsonLines(stop) if as_json else Progress(out, loaded.topology, log)
+    terminal.quiet(log)
+    with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+        view = JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log)
         with view:
             job.run(loaded.topology, settings, available_now=available_now, on_event=view, stop=stop, log=log)
 
@@ -87,7 +79,7 @@ def describe(
     """Show an app's topology: topics, tables, outputs, and where each is defined."""
     from watertable import lineage
 
-    _, loaded = find_app(name)
+    _, loaded = terminal.find_app(name)
     print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
 
 
@@ -99,7 +91,7 @@ def plan_(
     """Print what a merge would do to each table, as Markdown for a pull request; neither Spark nor Kafka is needed."""
     from watertable_platform.review import review
 
-    with err.status(f"loading the apps of {ref}", spinner="dots"):
+    with terminal.err.status(f"loading the apps of {ref}", spinner="dots"):
         found = review(_settings(), ref)
     print(found.to_json() if as_json else found.markdown())
 
@@ -130,7 +122,7 @@ def query(
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
     moment = show.parse_at(at) if at is not None else None
-    with begin_session(settings) as spark:
+    with terminal.begin_session(settings) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         answer = show.ask(reader, wanted, key=key, sql=sql, at=moment, limit=limit)
     if as_json:
@@ -138,7 +130,7 @@ def query(
     elif as_csv:
         show.print_csv(answer)
     else:
-        show.print_answer(out, answer)
+        show.print_answer(terminal.out, answer)
 
 
 @app.command(rich_help_panel="Tables")
@@ -161,22 +153,24 @@ def explain(
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
-    with begin_session(settings) if topology.archived else nullcontext() as spark:
+    with terminal.begin_session(settings) if topology.archived else nullcontext() as spark:
         past = _past(settings, topology, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
-        with err.status("reading the topics", spinner="dots"):
+        with terminal.err.status("reading the topics", spinner="dots"):
             told = tell(topology, wanted, show.key_texts(key), past.records(begin, end))
             if as_test:
                 command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
                 test = testcase.as_test(topology, wanted, show.key_texts(key), told, past.records(begin, end), command)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
-        err.print(f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there")
+        terminal.err.print(
+            f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"
+        )
     if as_test:
         print(test, end="")
     elif as_json:
         print(show.explanation_json(told))
     else:
-        show.print_explanation(out, told, key, limit)
+        show.print_explanation(terminal.out, told, key, limit)
 
 
 @app.command(rich_help_panel="Tables")
@@ -197,9 +191,9 @@ def bisect(
     judged = history.condition_of(wanted, condition)
     culprit: history.Culprit | None = None
     unknown = ""
-    with begin_session(settings) as spark:
+    with terminal.begin_session(settings) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
-        with err.status("folding every change", spinner="dots"):
+        with terminal.err.status("folding every change", spinner="dots"):
             found = history.find(reader, wanted, judged, None if key is None else show.key_texts(key))
         if found.at is not None:
             try:
@@ -214,7 +208,7 @@ def bisect(
     if as_json:
         print(show.finding_json(found, culprit, unknown))
     else:
-        show.print_finding(out, found, culprit, unknown, found.ranges(topology, wanted))
+        show.print_finding(terminal.out, found, culprit, unknown, found.ranges(topology, wanted))
 
 
 @app.command(rich_help_panel="Tables")
@@ -231,19 +225,19 @@ def preview(
     from watertable_platform import show
 
     topology, wanted = show.find_table(load_apps(settings := _settings()), table)
-    with begin_session(settings) as spark:
+    with terminal.begin_session(settings) as spark:
         past = _past(settings, topology.above({wanted.name}), spark)
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         live = trial.live_of(reader, topology, wanted)
         reached = {p: max(offset, past.first[p]) for p, offset in (live.next if live else {}).items() if p in past.ends}
         end = {**past.ends, **reached}
         begin = trial.last(past.first, end, last)
-        with err.status("reading the topics", spinner="dots"):
+        with terminal.err.status("reading the topics", spinner="dots"):
             seen = trial.preview(reader, topology, wanted, begin, end, past.records(begin, end), live)
     if as_json:
         print(show.preview_json(seen))
     else:
-        show.print_preview(out, seen, limit)
+        show.print_preview(terminal.out, seen, limit)
 
 
 @app.command(rich_help_panel="Tables")
@@ -256,7 +250,7 @@ def status(as_json: AsJson = False) -> None:
     settings = _settings()
     project = load_apps(settings)
     found: dict[str, tuple[AppStatus | None, Mapping[str, int] | None]] = {}
-    with begin_session(settings) as spark:
+    with terminal.begin_session(settings) as spark:
         for name, loaded in sorted(project.apps.items()):
             try:
                 now = Reader(spark, settings.warehouse_uri, name, loaded.topology.tables).status()
@@ -267,9 +261,9 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         print(show.status_json(found))
     else:
-        show.print_status(out, found)
+        show.print_status(terminal.out, found)
     for broken in project.broken.values():
-        err.print(f"[red]broken[/] {_escaped(str(broken))}", highlight=False, soft_wrap=True)
+        terminal.err.print(f"[red]broken[/] {_escaped(str(broken))}", highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Tables")
@@ -277,13 +271,13 @@ def fold(name: AppName) -> None:
     """Fold an app's tables now, so that every Delta reader sees what is committed."""
     from watertable.store import Store
 
-    settings, loaded = find_app(name)
-    with begin_session(settings) as spark:
+    settings, loaded = terminal.find_app(name)
+    with terminal.begin_session(settings) as spark:
         folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept).fold_all()
     for table, fold in ((name, fold) for name, fold in folded.items() if not name.startswith("__")):
-        out.print(f"[green]✓[/] {table} folded up to commit {fold.mark.seq:,}", highlight=False)
+        terminal.out.print(f"[green]✓[/] {table} folded up to commit {fold.mark.seq:,}", highlight=False)
     if not folded:
-        out.print("[green]✓[/] nothing to fold")
+        terminal.out.print("[green]✓[/] nothing to fold")
 
 
 @app.command(rich_help_panel="Tables")
@@ -291,12 +285,12 @@ def maintain(name: AppName) -> None:
     """Rewrite small files, drop the changelog behind the horizon, and delete files that no version holds."""
     from watertable.store import Retention, Store
 
-    settings, loaded = find_app(name)
-    with begin_session(settings) as spark:
+    settings, loaded = terminal.find_app(name)
+    with terminal.begin_session(settings) as spark:
         retention = Retention(timedelta(days=settings.horizon_days))
         topology = loaded.topology
         Store(spark, settings.warehouse_uri, loaded.name, topology.kept, retention, topology.archived).upkeep.maintain()
-    out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
+    terminal.out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
 
 
 @app.command(rich_help_panel="This machine")
@@ -310,9 +304,9 @@ def dev(
     from watertable_platform.development import develop
 
     settings = _settings()
-    with stop_on_signals() as stop:
+    with terminal.stop_on_signals() as stop:
         raise typer.Exit(
-            develop(settings, port=port, with_broker=with_broker, stop=stop, say=lambda text: err.print(text, highlight=False))
+            develop(settings, port=port, with_broker=with_broker, stop=stop, say=lambda text: terminal.err.print(text, highlight=False))
         )
 
 
@@ -323,7 +317,7 @@ def broker_start(port: Annotated[int | None, typer.Option(help="The port to list
 
     settings = _settings()
     now = embedded.start(settings.home_folder / "kafka", port=port or _port(settings))
-    out.print(f"[green]●[/] Kafka {now.detail}", highlight=False)
+    terminal.out.print(f"[green]●[/] Kafka {now.detail}", highlight=False)
 
 
 @broker.command("stop")
@@ -332,7 +326,7 @@ def broker_stop() -> None:
     from watertable.kafka import broker as embedded
 
     now = embedded.stop(_settings().home_folder / "kafka")
-    out.print(f"[dim]○[/] Kafka {now.detail}", highlight=False)
+    terminal.out.print(f"[dim]○[/] Kafka {now.detail}", highlight=False)
 
 
 @broker.command("status")
@@ -346,7 +340,7 @@ def broker_status(as_json: AsJson = False) -> None:
         print(json.dumps({"state": now.state, "bootstrap": now.bootstrap, "pid": now.pid, "cluster": now.cluster_id, "log": str(now.log)}))
     else:
         mark = {"running": "[green]●[/]", "starting": "[yellow]●[/]", "stopped": "[dim]○[/]"}.get(now.state, "[red]●[/]")
-        out.print(f"{mark} Kafka {now.detail}", highlight=False)
+        terminal.out.print(f"{mark} Kafka {now.detail}", highlight=False)
     if now.state is not embedded.State.RUNNING:
         raise typer.Exit(1)
 
@@ -357,7 +351,7 @@ def jars_fetch() -> None:
     from watertable import jars as pinned
 
     found = pinned.fetch("spark", "broker", mirror=_settings().maven_mirror or None)
-    out.print(f"[green]✓[/] {len(found)} jars, verified, in {pinned.cache_folder()}", highlight=False)
+    terminal.out.print(f"[green]✓[/] {len(found)} jars, verified, in {pinned.cache_folder()}", highlight=False)
 
 
 def _settings() -> Settings:
@@ -368,54 +362,6 @@ def _port(settings: Settings) -> int:
     from watertable_platform.development import kafka_port
 
     return kafka_port(settings)
-
-
-def find_app(name: str) -> tuple[Settings, LoadedApp]:
-    """Load an app, and the settings that it is under."""
-    from watertable.project import load_apps
-
-    settings = _settings()
-    return settings, load_apps(settings).app(name)
-
-
-@contextmanager
-def stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now, and `within` seconds are the most that a stop may take.
-
-    To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was.
-    """
-    stop = threading.Event()
-    cut = threading.Timer(within or 0.0, os._exit, (0,))
-    cut.daemon = True
-
-    def asked(signum: int, frame: object) -> None:
-        if stop.is_set() and signum == signal.SIGINT:
-            os._exit(130)
-        if within is not None and not stop.is_set():
-            cut.start()
-        stop.set()
-
-    kept = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        cut.cancel()
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-
-
-def _quiet(log: Path) -> None:
-    """Send what libraries log to the file that the JVM's words go to: the terminal is the progress line's."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-
-
-def begin_session(settings: Settings) -> AbstractContextManager[SparkSession]:
-    """Begin a Spark session for a command that looks or acts, ended with it."""
-    from watertable_platform.show import session
-
-    _quiet(settings.home_folder / "logs" / "query.log")
-    return session(settings, err)
 
 
 def _past(settings: Settings, topology: Topology, spark: SparkSession | None) -> Past:
@@ -439,9 +385,7 @@ def _escaped(text: str) -> str:
 
 def _mount() -> None:
     """Mount the commands that belong to modules of their own."""
-    from watertable_platform.rewind_cli import COMMANDS
-
-    for command in COMMANDS:
+    for command in rewind_cli.COMMANDS:
         if not any(known.callback is command for known in app.registered_commands):
             app.command(rich_help_panel="Apps")(command)
     if not any(command.name == "demo" for command in app.registered_commands):
@@ -474,7 +418,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _refused(error: WatertableError) -> int:
     if os.environ.get("WATERTABLE_CLI_DEBUG"):
-        err.print_exception()
+        terminal.err.print_exception()
     else:
-        err.print(f"[bold red]{type(error).__name__}[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        terminal.err.print(f"[bold red]{type(error).__name__}[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
     return exit_code(error)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from watertable.errors import RewindRefused
-from watertable_platform import cli
-from watertable_platform.cli import STOPS_WITHIN, AppName, AsJson
+from watertable_platform import terminal
+from watertable_platform.terminal import STOPS_WITHIN, AppName, AsJson
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,10 +115,10 @@ def diff(
     from watertable.store import Store
     from watertable_platform import show
 
-    settings, loaded = cli.find_app(name)
-    with cli.begin_session(settings) as spark:
+    settings, loaded = terminal.find_app(name)
+    with terminal.begin_session(settings) as spark:
         found = beside.diff(Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), loaded.topology, samples)
-    show.tell_diff(cli.out, found, as_json=as_json)
+    show.tell_diff(terminal.out, found, as_json=as_json)
 
 
 def promote(
@@ -133,9 +133,9 @@ def promote(
     from watertable.kafka.config import Cluster
     from watertable.store import Store
 
-    settings, loaded = cli.find_app(name)
+    settings, loaded = terminal.find_app(name)
     Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
-    with cli.begin_session(settings) as spark:
+    with terminal.begin_session(settings) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept)
         _promote(settings, loaded, spark, store, apply=apply, despite_checks=despite_checks, reason=reason, as_json=as_json)
 
@@ -150,11 +150,11 @@ def _promote(
     from watertable_platform import show
     from watertable_platform.progress import JsonLines, Progress
 
-    name = loaded.name
-    with cli.stop_on_signals(within=STOPS_WITHIN) as stop:
+    name, log = loaded.name, settings.home_folder / "logs" / "query.log"
+    with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
 
         def replay(goal: Offsets | None) -> None:
-            with JsonLines(stop) if as_json else Progress(cli.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+            with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log) as view:
                 job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
             if stop.is_set():
                 raise RewindRefused(
@@ -166,13 +166,13 @@ def _promote(
         if apply:
             replay(None)
         found = beside.diff(store, loaded.topology)
-        show.tell_diff(cli.out, found, as_json=as_json)
+        show.tell_diff(terminal.out, found, as_json=as_json)
         red = _red(settings, loaded, store, found.shadow, row.of)
         if red and (not apply or despite_checks):
-            cli.err.print(f"[yellow]red[/] at {found.shadow}: {', '.join(red)}", highlight=False, soft_wrap=True)
+            terminal.err.print(f"[yellow]red[/] at {found.shadow}: {', '.join(red)}", highlight=False, soft_wrap=True)
         if not apply:
             if not as_json:
-                cli.out.print("nothing is changed; --apply does it", style="dim")
+                terminal.out.print("nothing is changed; --apply does it", style="dim")
             return
         if red and not despite_checks:
             raise RewindRefused(
@@ -184,7 +184,7 @@ def _promote(
     if as_json:
         print(json.dumps({"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}"}))
     else:
-        show.print_done(cli.out, loaded.name, str(position), str(before))
+        show.print_done(terminal.out, loaded.name, str(position), str(before))
 
 
 def undo(
@@ -216,11 +216,11 @@ def _rewind(
     from watertable.store import Store
     from watertable_platform import show
 
-    settings, loaded = cli.find_app(name)
+    settings, loaded = terminal.find_app(name)
     kafka = Admin(Cluster.of(settings))
     kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
     topology = loaded.topology
-    with cli.begin_session(settings) as spark:
+    with terminal.begin_session(settings) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
         if isinstance(wanted, acts.RewindPlan):
             if wanted.app != loaded.name:
@@ -231,7 +231,7 @@ def _rewind(
             if apply:
                 _replay(settings, loaded, spark, store, words=row.writer, as_json=as_json)
             else:
-                show.tell_diff(cli.out, beside.diff(store, topology), as_json=as_json)
+                show.tell_diff(terminal.out, beside.diff(store, topology), as_json=as_json)
             return
         else:
             plan = acts.plan(
@@ -241,10 +241,10 @@ def _rewind(
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
         else:
-            show.print_plan(cli.out, plan)
+            show.print_plan(terminal.out, plan)
         if not apply:
             if not as_json:
-                cli.out.print("nothing is changed; --apply does it", style="dim")
+                terminal.out.print("nothing is changed; --apply does it", style="dim")
             return
         position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
         if plan.shadow:
@@ -256,7 +256,7 @@ def _rewind(
     if as_json:
         print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
     else:
-        show.print_done(cli.out, loaded.name, str(position), plan.head)
+        show.print_done(terminal.out, loaded.name, str(position), plan.head)
 
 
 def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, as_json: bool) -> None:
@@ -266,17 +266,17 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
     from watertable_platform import show
     from watertable_platform.progress import JsonLines, Progress
 
-    with cli.stop_on_signals(within=STOPS_WITHIN) as stop:
-        with JsonLines(stop) if as_json else Progress(cli.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+    with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+        with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
             job.run(loaded.topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
         if stop.is_set():
             raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")
     found = beside.diff(store, loaded.topology)
-    show.tell_diff(cli.out, found, as_json=as_json)
+    show.tell_diff(terminal.out, found, as_json=as_json)
     if as_json:
         print(json.dumps({"event": "shadow", "position": found.shadow, "before": found.live, "by": words}))
     else:
-        cli.out.print(
+        terminal.out.print(
             f"[green]✓[/] the shadow is at [cyan]{found.shadow}[/] beside [cyan]{found.live}[/]; `watertable promote {loaded.name}` lets "
             f"it take the app's place, `watertable rewind {loaded.name} --abandon-shadow` gives it up", highlight=False,
         )  # fmt: skip
@@ -298,19 +298,19 @@ def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
     from watertable import shadow as beside
     from watertable.store import Store
 
-    settings, loaded = cli.find_app(name)
-    with cli.begin_session(settings) as spark:
+    settings, loaded = terminal.find_app(name)
+    with terminal.begin_session(settings) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
         words = beside.current(store).writer
         if not apply:
-            cli.err.print(f"{loaded.name} has the shadow {words!r}; --apply gives it up", style="dim", highlight=False)
+            terminal.err.print(f"{loaded.name} has the shadow {words!r}; --apply gives it up", style="dim", highlight=False)
             return
         position = beside.abandon(store, reason)
     if as_json:
         print(json.dumps({"event": "abandoned", "position": str(position), "before": str(position), "by": f"give up {words}"}))
     else:
         said = f"[green]✓[/] the shadow {words!r} is given up, at [cyan]{position}[/]; {loaded.name} goes on as it was"
-        cli.out.print(said, highlight=False)
+        terminal.out.print(said, highlight=False)
 
 
 COMMANDS: Final = (rewind, diff, promote, undo)

@@ -22,7 +22,7 @@ from watertable.project import load_apps
 from watertable.rewind import Target
 from watertable.settings import Settings
 from watertable.store import Store
-from watertable_platform import cli
+from watertable_platform import cli, terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,9 +200,9 @@ def test_the_commands_replay_beside_compare_promote_and_give_up(
     (tmp_path / "assets" / "till").mkdir(parents=True)
     (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves) + SUITE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "begin_session", lambda _: nullcontext(spark))
-    monkeypatch.setattr(cli, "out", Console(width=200))
-    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
+    monkeypatch.setattr(terminal, "begin_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(terminal, "out", Console(width=200))
+    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=200))
     world.produce(("a", 5), ("b", 1), ("a", -7))
     settings = Settings.load(tmp_path)
     job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=spark)

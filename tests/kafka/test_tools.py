@@ -19,7 +19,7 @@ from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform import cli
+from watertable_platform import cli, terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,9 +72,9 @@ def till(
     capsys: pytest.CaptureFixture[str],
 ) -> Till:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "begin_session", lambda _: nullcontext(spark))
-    monkeypatch.setattr(cli, "out", Console(width=150))
-    monkeypatch.setattr(cli, "err", Console(stderr=True, width=150))
+    monkeypatch.setattr(terminal, "begin_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(terminal, "out", Console(width=150))
+    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=150))
     made = Till(spark, broker, topic("moves", partitions=2), tmp_path, capsys)
     made.produce(("a", 5, "08:00"), ("b", 2, "08:10"))
     made.run()

@@ -44,8 +44,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "assets" / "words").mkdir(parents=True)
     (tmp_path / "assets" / "words" / "app.py").write_text(WORDCOUNT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("watertable_platform.cli.out", Console(width=200))
-    monkeypatch.setattr("watertable_platform.cli.err", Console(stderr=True, width=200))
+    monkeypatch.setattr("watertable_platform.terminal.out", Console(width=200))
+    monkeypatch.setattr("watertable_platform.terminal.err", Console(stderr=True, width=200))
     return tmp_path
 
 

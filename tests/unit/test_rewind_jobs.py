@@ -205,6 +205,6 @@ def test_what_can_t_be_is_said_before_spark_starts(
     from watertable.kafka.admin import Admin
 
     monkeypatch.setattr(Admin.__init__, "__defaults__", (1.0,))
-    monkeypatch.setattr("watertable_platform.cli.err", Console(stderr=True, width=200))
+    monkeypatch.setattr("watertable_platform.terminal.err", Console(stderr=True, width=200))
     assert main(arguments) == 1
     assert told in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""Hold what all commands share: where they print, how they name an app, how they stop, and the Spark session that they begin."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+
+from watertable.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from watertable.project import LoadedApp
+
+AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as in wt.App(name).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+STOPS_WITHIN: Final = 15.0
+"""Seconds that a command which reads may take to stop."""
+out, err = Console(), Console(stderr=True)
+
+
+def find_app(name: str) -> tuple[Settings, LoadedApp]:
+    """Load an app, and the settings that it is under."""
+    from watertable.project import load_apps
+
+    settings = Settings.load()
+    return settings, load_apps(settings).app(name)
+
+
+@contextmanager
+def stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now, and `within` seconds are the most that a stop may take.
+
+    To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was.
+    """
+    stop = threading.Event()
+    cut = threading.Timer(within or 0.0, os._exit, (0,))
+    cut.daemon = True
+
+    def asked(signum: int, frame: object) -> None:
+        if stop.is_set() and signum == signal.SIGINT:
+            os._exit(130)
+        if within is not None and not stop.is_set():
+            cut.start()
+        stop.set()
+
+    kept = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        cut.cancel()
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def quiet(log: Path) -> None:
+    """Send what libraries log to the file that the JVM's words go to: the terminal is the progress line's."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def begin_session(settings: Settings) -> AbstractContextManager[SparkSession]:
+    """Begin a Spark session for a command that looks or acts, ended with it."""
+    from watertable_platform.show import session
+
+    quiet(settings.home_folder / "logs" / "query.log")
+    return session(settings, err)
