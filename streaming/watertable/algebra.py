@@ -242,21 +242,41 @@ def paired(table: TableDef, rows: DataFrame) -> DataFrame:
 
 
 def slid(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame:
-    """Put the states of moments into their sliding windows: `key` is the group and the window.
-
-    Each moment brings the ends of two windows. It is in those that hold it, from `__from` on. Windows and moments meet by stretches of time
-    as long as a window: one that holds a moment ends in the moment's stretch, or in the next one.
-    """
-    names, size = table.key.names[:-2], microseconds(windows.size)
-    stretch = max(size, 1000)
-    at = "unix_micros(key.__at)"
-    moments = rows.withColumn("_group", F.expr(_struct_of("key", names))).withColumn("_at", F.expr(at))
-    ends = f"filter(array(greatest(_at, {size}L), _at + {size + 1000}L), e -> e >= unix_micros(key.__from))"
-    wanted = moments.selectExpr("_group", f"explode({ends}) AS _end").distinct().withColumn("_in", F.expr(f"_end div {stretch}L"))
-    each = moments.withColumn("_in", F.explode(F.expr(f"array(_at div {stretch}L, _at div {stretch}L + 1)")))
-    held = each.join(wanted, ["_group", "_in"]).where(f"_at BETWEEN _end - {size}L AND _end AND unix_micros(key.__from) <= _end")
-    key = _windowed("_group", names, f"timestamp_micros(_end - {size}L)", "timestamp_micros(_end)") + " AS key"
+    """Put the states of moments into their sliding windows: `key` is the group and the window."""
+    key = f"{sliding_window(table, windows)} AS key"
+    held = in_windows(table, windows, rows)
     return held.groupBy("_group", "_end").agg(*map(F.expr, _folds(table, rows))).selectExpr(key, "*").drop("_group", "_end")
+
+
+def in_windows(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame:
+    """Put each moment into all windows that hold it, from `__from` on: its row for each, with the window's `_group` and `_end`.
+
+    Windows and moments meet by stretches of time as long as a window: one that holds a moment ends in the moment's stretch, or in the
+    next one.
+    """
+    size, stretch = microseconds(windows.size), stretch_of(windows)
+    wanted = brought(table, windows, rows).select("_group", "_end").distinct().withColumn("_in", F.expr(f"_end div {stretch}L"))
+    at = "unix_micros(key.__at)"
+    each = rows.selectExpr("*", f"{company(table)} AS _group", f"explode(array({at} div {stretch}L, {at} div {stretch}L + 1)) AS _in")
+    holds = f"{at} BETWEEN _end - {size}L AND _end AND unix_micros(key.__from) <= _end"
+    return each.join(wanted, ["_group", "_in"]).where(holds).drop("_in")
+
+
+def brought(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame:
+    """Give the windows that moments bring, two each, by `_group` and `_end`: those that end with them, and those that start after them."""
+    size, at = microseconds(windows.size), "unix_micros(key.__at)"
+    ends = f"filter(array(greatest({at}, {size}L), {at} + {size + 1000}L), e -> e >= unix_micros(key.__from))"
+    return rows.selectExpr("*", f"{company(table)} AS _group", f"explode({ends}) AS _end")
+
+
+def stretch_of(windows: SlidingWindows) -> int:
+    """Give the length, in microseconds, of the stretches of time by which windows and moments meet."""
+    return max(microseconds(windows.size), 1000)
+
+
+def sliding_window(table: TableDef, windows: SlidingWindows) -> str:
+    """Write the key of the window of a `_group` that ends at `_end`."""
+    return _windowed("_group", table.key.names[:-2], f"timestamp_micros(_end - {microseconds(windows.size)}L)", "timestamp_micros(_end)")
 
 
 def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFrame:

@@ -45,7 +45,7 @@ from watertable.plan import TableDef, Topology
 from watertable.pythons import register, visited
 from watertable.schema import quote
 from watertable.sql.udfs import called_in
-from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, never_paired, session_changes
+from watertable.telling import FAN_OUT, PLACE, RAW, final_rows, foreign_changes, never_paired, session_changes, sliding_changes
 from watertable.versions import as_of, is_due, waiting_rows
 from watertable.windowing import sliding_key, window_starts, windowed_key
 from watertable.windows import EPOCH, SessionWindows, SlidingWindows, microseconds
@@ -359,7 +359,8 @@ class _Run:
                 size, advance = microseconds(table.windows.size), microseconds(table.windows.advance)
                 each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
                 numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
-                rows = numbered.withColumn("key", F.expr(windowed_key(fold, "s", "s", size)))
+                slot = windowed_key(fold, "s", "s", size) if table.sliding is None else sliding_key(fold, table.sliding)
+                rows = numbered.withColumn("key", F.expr(slot))
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):
                 rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
@@ -435,6 +436,8 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         old = self.lookup(table, keys)
         if table.sessions is not None:
             return self._told(table, session_changes(table, table.sessions, rows, old))
+        if table.sliding is not None:
+            return self._told(table, sliding_changes(table, table.sliding, rows, old))
         seeds = old.selectExpr("key", "state", "FALSE AS present")
         both = rows.unionByName(seeds, allowMissingColumns=True)
         moves = "step" in rows.columns

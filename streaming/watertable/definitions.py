@@ -84,12 +84,6 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
         raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
 
 
-def check_streamed(node: nodes.Table, where: str, operator: str) -> None:
-    """Refuse sliding windows where a table's Changes are needed: which of them a record changes, its neighbours say."""
-    if isinstance(plan.windows_of(node), SlidingWindows):
-        raise DefinitionError(f"{where}: {operator} can't use sliding windows: they come and go with their neighbours, and aren't streamed")
-
-
 def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, where: str, operator: str) -> None:
     """Refuse a grace that makes nothing certain: of a table that isn't versioned, or whose records have no time of their own."""
     versioned = plan.root_of(table)
@@ -121,6 +115,7 @@ def check_found_by_key(node: nodes.Table, where: str, operator: str) -> None:
     """Refuse sessions, and sliding windows, where rows are found by their key: its bounds move as records come."""
     if isinstance(plan.root_of(node), nodes.ForeignJoin):
         raise DefinitionError(f"{where}: {operator} can't find rows of a join with on= by their key; join tables with on= to them instead")
-    check_streamed(node, where, operator)
+    if isinstance(plan.windows_of(node), SlidingWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sliding windows by key: they come with their records; group_by them first")
     if isinstance(plan.windows_of(node), SessionWindows):
         raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; group_by them first")

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Final
 from watertable import elapsed, nodes, plan, streams
 from watertable.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
 from watertable.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
-from watertable.definitions import (
-    check_columns,
-    check_found_by_key,
-    check_same_key,
-    check_streamed,
-    here,
-    identifier,
-)
+from watertable.definitions import check_columns, check_found_by_key, check_same_key, here, identifier
 from watertable.errors import DefinitionError, SchemaError
 from watertable.plan import TableDef
 from watertable.schema import Schema
@@ -237,7 +230,6 @@ class Table:
     def _changes(self, operator: str, where: str) -> nodes.ToStream:
         if self.name is None:
             raise DefinitionError(f"{where}: {operator} wants a table with a name: put .materialized_as(name) before it")
-        check_streamed(self.node, where, operator)
         return nodes.ToStream(table=self.name, parent=self.node, location=where)
 
 

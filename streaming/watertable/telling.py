@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable.algebra import company, finish, home, in_sessions, merged_state
+from watertable.algebra import brought, company, finish, home, in_sessions, in_windows, merged_state, sliding_window, stretch_of, upto
 from watertable.layout import encoded
 from watertable.nodes import Format, OuterStreamJoin
 from watertable.plan import DONE, TableDef
 from watertable.schema import quote
-from watertable.windows import EPOCH, Closing, SessionWindows, microseconds
+from watertable.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,6 +55,38 @@ def session_changes(table: TableDef, sessions: SessionWindows, rows: DataFrame, 
     told = both.withColumn("_i", F.expr(f"row_number() OVER ({order}) - 1"))
     record = numbered.withColumn("_group", F.expr(group)).withColumnRenamed("_n", "_of").drop("key", "state")
     return told.join(record, ["_group", "_of"]).withColumn("ord", F.expr(f"ord * {FAN_OUT} + _i"))
+
+
+def sliding_changes(table: TableDef, windows: SlidingWindows, rows: DataFrame, old: DataFrame) -> DataFrame:
+    """Give what each record of a batch does to the sliding windows of its group: a row for each window, `before` and `after` it.
+
+    `rows` are the moments of the records by themselves, with their places; `old` the group's moments before the batch, of which those are
+    looked at that are near one of the batch. A window is there once a moment has brought it and one is in it. A record changes the windows
+    that it is in, and may begin the one right after it. The n-th window that it changes, by their ends, is told of at `ord * FAN_OUT + n`.
+    """
+    numbered = rows.selectExpr("*", f"{company(table)} AS _of").withColumn(
+        "_n", F.expr("row_number() OVER (PARTITION BY _of ORDER BY st, topic, partition, offset, ord)")
+    )
+    stretch = f"unix_micros(key.__at) div {stretch_of(windows)}L"  # what shares a window with a moment is at most two away
+    near = numbered.selectExpr("_of", f"explode(sequence({stretch} - 2, {stretch} + 2)) AS _near").distinct()
+    before = old.selectExpr("key", "state", "0 AS _n", f"{company(table)} AS _of", f"{stretch} AS _near")
+    before = before.join(near, ["_of", "_near"], "left_semi")
+    every = before.select("key", "state", "_n").unionByName(numbered.select("key", "state", "_n"))
+    held = in_windows(table, windows, every).selectExpr("_group", "_end", "_n", "state", "TRUE AS _holds")
+    wanted = brought(table, windows, every).selectExpr("_group", "_end", "_n", "TRUE AS _brings")
+    each = held.unionByName(wanted, allowMissingColumns=True).groupBy("_group", "_end", "_n").agg(
+        F.expr(f"{merged_state(table)} AS state"), F.expr("max(_holds) AS _holds"), F.expr("max(_brings) AS _brings")
+    )  # fmt: skip
+    forward = "PARTITION BY _group, _end ORDER BY _n"
+    there = f"COALESCE(max(_holds){upto(forward)} AND max(_brings){upto(forward)}, FALSE)"
+    running = each.selectExpr("*", f"{merged_state(table, upto(forward))} AS after", f"{there} AS _there")
+    began = f"COALESCE(lag(_there) OVER ({forward}), FALSE)"
+    running = running.selectExpr("*", f"CASE WHEN {began} THEN lag(after) OVER ({forward}) END AS before", f"{began} AS _began")
+    changed = running.where("_n > 0 AND _there AND (_holds OR NOT _began)").selectExpr(
+        "_group AS _of", "_n", f"{sliding_window(table, windows)} AS key", "before", "after",
+        "row_number() OVER (PARTITION BY _group, _n ORDER BY _end) - 1 AS _i",
+    )  # fmt: skip
+    return changed.join(numbered.drop("key", "state"), ["_of", "_n"]).withColumn("ord", F.expr(f"ord * {FAN_OUT} + _i"))
 
 
 def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFrame:

@@ -275,12 +275,13 @@ def windows(draw: st.DrawFn) -> Windows:
     if draw(st.integers(0, 9)) == 9:
         return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
     grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
-    if draw(st.integers(0, 4)) == 4:
+    kind = draw(st.integers(0, 9))
+    if kind > 7:
         return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 4, 10]))), grace=grace)
-    if draw(st.integers(0, 4)) == 4:
+    if kind > 5:
         return wt.sliding(difference=wt.seconds(draw(st.sampled_from([0, 3, 7, 20]))), grace=grace)
     size = draw(st.sampled_from([5, 10, 20]))
-    if draw(st.booleans()):
+    if kind > 2:
         return wt.tumbling(seconds=size, grace=grace)
     return wt.hopping(seconds=size, every=wt.seconds(draw(st.sampled_from([2, 5, 4]))), grace=grace)
 
@@ -450,7 +451,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             made = draw(next_streams(level, number)) if len(pool) < MAX_STREAMS else []
             pool += [(depth, stream) for stream in made]
             continue
-        sources = [table for table in kept if _level(table.node) < MAX_DEPTH and _streamed(table)]
+        sources = [table for table in kept if _level(table.node) < MAX_DEPTH]
         named = [table for table in sources if all(c.type.kind in ("string", "int", "bigint") for c in table.key)]
         choice = draw(st.integers(0, 11)) if sources else 0
         if choice > 7:
@@ -468,7 +469,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
         plain = isinstance(plan.root_of(table.node), nodes.Latest) and not plan.windows_of(table.node)
         kept.append(table.materialized_as(f"t{number}", history=draw(histories()) if plain else None))
-        if draw(st.booleans()) and _streamed(table):
+        if draw(st.booleans()):
             pool.append((depth + 1, kept[-1].to_stream()))
     outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
     if not outputs or draw(st.booleans()):
@@ -482,11 +483,6 @@ def _found_by_key(table: Table) -> bool:
     """Tell whether a table's rows can be found by their keys: those of sessions, sliding windows and foreign-key joins can't."""
     moving = isinstance(plan.windows_of(table.node), SessionWindows | SlidingWindows)
     return not moving and not isinstance(plan.root_of(table.node), nodes.ForeignJoin)
-
-
-def _streamed(table: Table) -> bool:
-    """Tell whether a table has Changes that others can use: those of sliding windows haven't."""
-    return not isinstance(plan.windows_of(table.node), SlidingWindows)
 
 
 def _level(node: nodes.Stream | nodes.Table) -> int:

@@ -52,6 +52,7 @@ def hits(case: Case) -> dict[str, bool]:
         ),
         "sessions": any(t.sessions and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)),
         "sliding windows": any(t.sliding and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)),
+        "changes of sliding windows": any(t.sliding and engine.changes.get(t.name) for t in case.topology.tables),
         "rows beside those they name": any(
             isinstance(t.root, ForeignJoin) and rows for t, rows in zip(case.topology.tables, engine.tables.values(), strict=True)
         ),
