@@ -161,7 +161,7 @@ class Settings(BaseSettings):
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
             "spark.driver.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",  # deep plans overflow the default stack
             "spark.executor.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",
-            "spark.databricks.delta.snapshotPartitions": "2",  # a snapshot is 50 tasks by default, whatever its size
+            "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot is 50 tasks by default, and each writes 100 KB of code anew
             "spark.sql.codegen.cache.maxEntries": "1000",  # a round of commits and folds is more plans than the 100 it keeps by default
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each column looks for its caller: 3 times its cost
             "spark.ui.enabled": "false",
