@@ -15,7 +15,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.suite import QUIX, ROOT
+from benchmarks.suite import OURS, QUIX, ROOT, STREAMS
 from watertable.jars import find_java, pinned
 
 Results = dict[str, Any]
@@ -25,6 +25,8 @@ _TITLES: Final = {
     "kafka-streams-reset": "Kafka Streams, reset, exactly once",
     "quix-exactly-once": "Quix Streams, exactly once", "quix-at-least-once": "Quix Streams, at least once",
 }  # fmt: skip
+_GROWTH: Final = ((1_000_000, 2), (10_000_000, 4))
+"""Sizes of a table, and how much longer than at a hundred thousand keys a batch may take there."""
 
 
 def machine() -> Results:
@@ -52,11 +54,17 @@ def show(results: Results, console: Console) -> None:
     )
     if "race" in results:
         console.print(_race("Count and sum by key", [r for r in results["race"] if "failed" not in r], results["sizes"]))
+    if "operators" in results:
+        console.print(_operators(results["operators"]))
     if "replay" in results:
         console.print(_race("Read again from earliest", results["replay"]["race"], results["sizes"]))
         console.print(_rewinds(results["replay"]))
     if "planning" in results:
         console.print(_planning(results["planning"], results["sizes"]))
+    if "growth" in results:
+        console.print(_growth(results["growth"], results["sizes"]))
+    if "wide" in results:
+        console.print(_wide(results["wide"], results["sizes"]))
     if "freshness" in results:
         console.print(_freshness(results["freshness"]))
     if "reading" in results:
@@ -74,6 +82,14 @@ def keep(results: Results, file: Path) -> None:
     file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
+def failures(results: Results) -> list[str]:
+    """Name the contenders that failed, and why."""
+    return [f"{r['contender']}: {r['failed']}" for r in results.get("race", []) if "failed" in r] + [
+        f"{row['operator']}: {runner}: {row[runner]['failed']}"
+        for row in results.get("operators", []) for runner in (OURS, STREAMS) if "failed" in row[runner]
+    ]  # fmt: skip
+
+
 def goals(results: Results) -> list[Results]:
     """Hold the results against what is wanted of watertable."""
     return list(_goals(results))
@@ -88,18 +104,36 @@ def _goals(results: Results) -> Iterator[Results]:
     if ours and (merge := race.get("merge")):
         ratio = ours["visible_per_second"] / merge["visible_per_second"]
         yield _goal("visible records/s, against foreachBatch + MERGE", "≥ 3 ×", f"{ratio:.2f} ×", ratio >= 3)
+    if operators := results.get("operators"):
+        yield from _operator_goals(operators)
     if replay := results.get("replay"):
         yield from _replay_goals(replay)
     if rows := results.get("planning"):
         jobs = {r["tables"]: r["jobs"] for r in rows}
         measured = ", ".join(f"{tables}: {count:g}" for tables, count in jobs.items())
         yield _goal("Spark jobs a batch, by tables", "flat", measured, len(set(jobs.values())) == 1)
+    seconds = {row["keys"]: row["batch_seconds"] for row in results.get("growth", [])}
+    for keys, most in _GROWTH:
+        if keys in seconds and 100_000 in seconds:
+            ratio = seconds[keys] / seconds[100_000]
+            yield _goal(f"a batch at {keys:,} keys, against 100,000", f"≤ {most} ×", f"{ratio:.2f} ×", ratio <= most)
     if fresh := results.get("freshness"):
         read = fresh["read"] or {"p50": float("inf"), "p99": float("inf")}
         yield _goal("produced → read, p50, folds running", "≤ 2 s", f"{read['p50']:.2f} s", read["p50"] <= 2)
         yield _goal("produced → read, p99, folds running", "≤ 5 s", f"{read['p99']:.2f} s", read["p99"] <= 5)
         lag = (fresh["fold_lag"] or {"p99": float("inf")})["p99"]
         yield _goal("fold lag of a plain Delta reader, p99", "≤ 60 s", f"{lag:.1f} s", lag <= 60)
+
+
+def _operator_goals(rows: Sequence[Results]) -> Iterator[Results]:
+    ratios = [_ratio(row, "visible_per_second") for row in rows]
+    for row, ratio in zip(rows, ratios, strict=True):
+        folded = _ratio(row, "folded_per_second")
+        measured = f"{ratio:.2f} ×, with the fold {folded:.2f} ×" if ratio and folded else "failed"
+        yield _goal(f"{_said(row)}: visible records/s, against Kafka Streams exactly once", "≥ 1 ×", measured, (ratio or 0) >= 1)
+    if len(rows) > 3:
+        fast = sum((ratio or 0) >= 1.5 for ratio in ratios)
+        yield _goal("operators at 1.5 × Kafka Streams exactly once, or more", "≥ 3", f"{fast} of {len(rows)}", fast >= 3)
 
 
 def _replay_goals(replay: Results) -> Iterator[Results]:
@@ -136,6 +170,36 @@ def _race(what: str, rows: Sequence[Results], sizes: Results) -> Table:
     return table
 
 
+def _operators(rows: Sequence[Results]) -> Table:
+    table = Table(
+        "Operator", "records", "rows", "visible rec/s", "with the fold", "Kafka Streams", "×", "× with the fold", "peak MiB", "theirs",
+        title="Operators beside Kafka Streams, exactly once", title_justify="left",
+    )  # fmt: skip
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        rates = [
+            row[runner].get(name)
+            for runner, name in ((OURS, "visible_per_second"), (OURS, "folded_per_second"), (STREAMS, "visible_per_second"))
+        ]
+        ratios = [_ratio(row, name) for name in ("visible_per_second", "folded_per_second")]
+        table.add_row(
+            _said(row), f"{row['records']:,}", f"{row['rows']:,}", *(f"{rate:,.0f}" if rate else "failed" for rate in rates),
+            *(f"{ratio:.2f}" if ratio else "" for ratio in ratios), *(f"{row[runner].get('peak_mib', 0):,}" for runner in (OURS, STREAMS)),
+        )  # fmt: skip
+    return table
+
+
+def _ratio(row: Results, rate: str) -> float | None:
+    """Hold our rate against Kafka Streams', which has one; None where either failed."""
+    ours, theirs = row[OURS].get(rate), row[STREAMS].get("visible_per_second")
+    return ours / theirs if ours and theirs else None
+
+
+def _said(row: Results) -> str:
+    return str(row["operator"]).replace("_", " ")
+
+
 def _rewinds(found: Results) -> Table:
     table = Table("Rewind", "records", "visible s", "with the fold s", "ETA said", title="Rewinds in place", title_justify="left")
     for what, title in (("earliest", "to earliest"), ("last", "by the last hundredth")):
@@ -155,6 +219,29 @@ def _planning(rows: Sequence[Results], sizes: Results) -> Table:
     for row in rows:
         names = ("tables", "jobs", "stages", "tasks", "batch_ms", "planning_ms", "jobs_ms", "driver_ms")
         table.add_row(*(f"{row[n]:.0f}" for n in names))
+    return table
+
+
+def _growth(rows: Sequence[Results], sizes: Results) -> Table:
+    title = f"One batch of {sizes['batch']:,} changes whose old rows are looked up, by the size of the table"
+    table = Table("Keys", "median s", "slowest s", "jobs", "batches", title=title, title_justify="left")
+    for row in rows:
+        slowest = f"{row['slowest_seconds']:.2f}"
+        table.add_row(f"{row['keys']:,}", f"{row['batch_seconds']:.2f}", slowest, f"{row['jobs']:g}", str(row["batches"]))
+    return table
+
+
+def _wide(rows: Sequence[Results], sizes: Results) -> Table:
+    table = Table(
+        "Tables", "columns", "batch s", "jobs", "rows", "files a commit", "MiB a commit", "KiB the median file", "bytes a row",
+        title=f"Many wide tables: one batch of {sizes['batch']:,} records, and its files in the changelog", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            str(row["tables"]), str(row["columns"]), f"{row['batch_seconds']:.2f}", f"{row['jobs']:g}", f"{row['rows']:,.0f}",
+            f"{row['files']:.1f}", f"{row['commit_bytes'] / 2**20:.2f}", f"{row['file_bytes'] / 2**10:.1f}",
+            f"{row['commit_bytes'] / row['rows']:.1f}",
+        )  # fmt: skip
     return table
 
 

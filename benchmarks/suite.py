@@ -20,8 +20,9 @@ from typing import Any, Final
 from confluent_kafka import Producer
 
 from benchmarks.count_and_sum import MEMORY
+from benchmarks.feeds import Trial
 from benchmarks.race import BenchmarkFailed, Contender, Run, check, run
-from benchmarks.workload import Workload
+from benchmarks.workload import Answer, Workload
 from watertable.jars import classpath, find_java
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
@@ -30,6 +31,7 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
 CORES: Final = os.cpu_count() or 2
 QUIX: Final = "quixstreams==3.28.1"
+OURS, STREAMS = "watertable", "kafka-streams-exactly-once"
 RATE: Final = 2_000
 """Records a second of the freshness measurement."""
 
@@ -45,6 +47,12 @@ class Sizes:
     batches: int = 20
     tails: tuple[int, ...] = (1_000, 100_000, 2_000_000)
     repeats: int = 5
+    operator_records: int = 400_000
+    operator_history: int = 200_000
+    growth: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    growth_limit: float = 3_600.0
+    wide: tuple[tuple[int, int], ...] = ((1, 20), (30, 20))
+    """Numbers of tables, and of columns of each."""
     fresh_seconds: float = 280.0
     skip_seconds: float = 140.0
     fold_seconds: float = 30.0
@@ -55,7 +63,8 @@ class Sizes:
         """Give sizes that show that everything works, and nothing else."""
         return cls(
             records=100_000, keys=50_000, warm_up=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
-            fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=300.0,
+            operator_records=20_000, operator_history=10_000, growth=(1_000, 10_000), wide=((1, 20), (5, 20)),
+            fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=600.0,
         )  # fmt: skip
 
 
@@ -83,7 +92,7 @@ class Suite:
             except BenchmarkFailed as error:
                 results.append({"contender": name, "failed": str(error)})
             else:
-                results.append(self._result(done))
+                results.append(self._result(done, self.sizes.records))
             self._clear(folder)
         return results
 
@@ -104,7 +113,7 @@ class Suite:
                 raise BenchmarkFailed(f"no contender {name!r}")
 
     def _streams(self, name: str, real: Workload, warm: Workload, folder: Path, guarantee: str, *more: str) -> Contender:
-        command = kafka_streams(self.work / "classes")
+        command = kafka_streams(self.work / "classes", "CountAndSum")
         return Contender(name, [*command, *self._places(real, warm), guarantee, str(CORES), str(folder / "state"), *more])
 
     def _places(self, real: Workload, warm: Workload) -> list[str]:
@@ -116,22 +125,21 @@ class Suite:
         paths = os.pathsep.join([str(ROOT), *(str(ROOT / p) for p in ("streaming", "quality", "platform"))])
         return Contender(name, [sys.executable, "-m", f"benchmarks.{module}", argument], {"PYTHONPATH": paths})
 
-    def _result(self, done: Run) -> dict[str, Any]:
+    def _result(self, done: Run, records: int) -> dict[str, Any]:
         visible, folded = done.seconds["visible"], done.seconds.get("folded")
         return {
             "contender": done.name, "start_seconds": done.start_seconds, "visible_seconds": visible, "folded_seconds": folded,
-            "visible_per_second": self.sizes.records / visible, "folded_per_second": self.sizes.records / folded if folded else None,
+            "visible_per_second": records / visible, "folded_per_second": records / folded if folded else None,
             "peak_mib": done.peak_mib, "batches": [e for e in done.events if e["event"] == "batch"],
         }  # fmt: skip
 
-    def _clear(self, folder: Path) -> None:
-        """Remove what a contender leaves behind: its folders, and its topics on the broker."""
-        for each in folder.iterdir():
-            if each.is_dir():
-                shutil.rmtree(each)
+    def _clear(self, folder: Path, *topics: str) -> None:
+        """Remove what a contender leaves behind: its folders, its topics on the broker, and these that were made for it alone."""
+        for each in folder.glob("*/"):
+            shutil.rmtree(each)
         admin = Admin(self.cluster)
         for topic in admin.topics():
-            if topic.startswith("changelog__") or topic.endswith("-changelog"):
+            if topic.startswith(("changelog__", "bench-", *topics)) or topic.endswith("-changelog"):
                 admin.delete_topic(topic)
 
     # -- reading all of it again ---------------------------------------------------------------------------------------------------
@@ -152,10 +160,67 @@ class Suite:
         check(streams, real.answer)
         self._clear(folder)
         return {
-            "race": [self._result(ours), self._result(streams) | {"reset_seconds": streams.said("reset")["seconds"]}],
+            "race": [
+                self._result(ours, size.records), self._result(streams, size.records) | {"reset_seconds": streams.said("reset")["seconds"]},
+            ],
             "rewinds": {e["what"]: dict(e) for e in ours.events if e["event"] == "rewound"},
             "etas": [dict(e) for e in ours.events if e["event"] == "eta"],
         }  # fmt: skip
+
+    # -- operator by operator, beside Kafka Streams -------------------------------------------------------------------------------
+
+    def operators(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Run each operator as watertable and as Kafka Streams, exactly once, over the same records, and check both answers."""
+        return [self._operator(name) for name in names]
+
+    def _operator(self, name: str) -> dict[str, Any]:
+        trials = {r: Trial.of(name, self.sizes.operator_history, self.sizes.operator_records, r) for r in (OURS, STREAMS)}
+        wanted, measured = trials[OURS].answer, trials[OURS].measured
+        tried = {runner: self._try(trial, runner, wanted) for runner, trial in trials.items()}
+        return {"operator": name, "records": measured, "rows": wanted.keys} | tried
+
+    def _try(self, trial: Trial, runner: str, wanted: Answer) -> dict[str, Any]:
+        folder = self.work / f"{trial.operator}-{runner}"
+        trial.produce_history(self.cluster)
+        try:
+            runs = self._tried(trial, runner, folder)
+            done = run(runs, folder, limit=self.sizes.limit, on_ready=lambda: trial.produce_rest(self.cluster))
+            check(done, wanted)
+        except BenchmarkFailed as error:
+            return {"failed": str(error)}
+        else:
+            return self._result(done, trial.measured)
+        finally:
+            self._clear(folder, *(feed.topic for feed in trial.feeds))
+
+    def _tried(self, trial: Trial, runner: str, folder: Path) -> Contender:
+        topics = [feed.topic for feed in trial.feeds]
+        if runner == OURS:
+            given = {"operator": trial.operator, "topics": topics, "records": trial.measured}
+            return self._ours(runner, "operators", folder, **given, history=sum(feed.history for feed in trial.feeds))
+        command = kafka_streams(self.work / "classes", "Operators")
+        given = [self.cluster.bootstrap, trial.operator, ",".join(topics), "exactly_once_v2", str(CORES), str(folder / "state")]
+        return Contender(runner, [*command, *given])
+
+    # -- what a batch costs as tables grow, and as they are many and wide -----------------------------------------------------------
+
+    def growth(self) -> list[dict[str, Any]]:
+        """Measure batches of one size as a table grows whose old rows are looked up."""
+        folder = self.work / "growth"
+        given = {"keys": self.sizes.growth, "batch": self.sizes.batch, "batches": self.sizes.batches}
+        done = run(self._ours("growth", "growth", folder, **given), folder, limit=self.sizes.growth_limit)
+        self._clear(folder, "growth")
+        return [dict(e) for e in done.events if e["event"] == "grown"]
+
+    def wide(self) -> list[dict[str, Any]]:
+        """Measure batches of many tables with many columns, and what they write into the changelog."""
+        load = Workload("wide", self.sizes.batch * self.sizes.batches, self.sizes.keys)
+        load.produce(self.cluster)
+        folder = self.work / "wide"
+        given = {"topic": load.topic, "records": load.records, "keys": load.keys, "batch": self.sizes.batch, "shapes": self.sizes.wide}
+        done = run(self._ours("wide", "wide", folder, **given), folder, limit=self.sizes.limit)
+        self._clear(folder, load.topic)
+        return [dict(e) for e in done.events if e["event"] == "wide"]
 
     # -- what a batch costs beside its data ----------------------------------------------------------------------------------------
 
@@ -275,8 +340,8 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"p50": ordered[len(ordered) // 2], "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], "max": ordered[-1]}
 
 
-def kafka_streams(classes: Path) -> list[str]:
-    """Compile our Kafka Streams app and give the command that runs it; raise `BenchmarkFailed` where there is no JDK."""
+def kafka_streams(classes: Path, app: str) -> list[str]:
+    """Compile one of our Kafka Streams apps and give the command that runs it; raise `BenchmarkFailed` where there is no JDK."""
     java = Path(find_java().launcher)
     javac = java.with_name("javac")
     if not javac.exists() and (found := shutil.which("javac")):
@@ -284,8 +349,8 @@ def kafka_streams(classes: Path) -> list[str]:
     if not javac.exists():
         raise BenchmarkFailed("the Kafka Streams contender needs a JDK (javac); Debian: apt-get install openjdk-17-jdk-headless")
     path = os.pathsep.join([*map(str, classpath("bench", "broker")), str(classes), str(HERE / "kafka_streams")])
-    subprocess.run([str(javac), "-cp", path, "-d", str(classes), str(HERE / "kafka_streams" / "CountAndSum.java")], check=True)
-    return [str(java), f"-Xmx{MEMORY}", "-cp", path, "CountAndSum"]
+    subprocess.run([str(javac), "-proc:none", "-cp", path, "-d", str(classes), str(HERE / "kafka_streams" / f"{app}.java")], check=True)
+    return [str(java), f"-Xmx{MEMORY}", "-cp", path, app]
 
 
 def quix(environment: Path) -> str:

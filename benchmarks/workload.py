@@ -5,7 +5,7 @@ The n-th record's key and amount are a hash of n, so any process can recompute w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -17,10 +17,12 @@ from watertable.errors import KafkaError
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 
-_CHUNK: Final = 50_000
+CHUNK: Final = 50_000
 _SHOPS: Final = ("Basel", "Bergen", "Bilbao", "Bologna", "Bremen", "Bristol", "Brno", "Bruges")
 VALUE: Final = "item STRING, amount BIGINT, shop STRING"
 """The schema of a value; the key is its item."""
+Line = tuple[int, bytes, bytes | None, int]
+"""A record as it is sent: partition (-1: as Kafka's own partitioner has it), key, value, milliseconds (0: the time of sending)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,46 +46,51 @@ class Workload:
     @property
     def answer(self) -> Answer:
         """Compute what counting and summing by key must give, over all keys."""
-        numbers, amounts = _draw(np.arange(self.records, dtype=np.uint64), self.keys)
+        numbers, amounts = draw(np.arange(self.records, dtype=np.uint64), self.keys)
         return Answer(keys=int(np.unique(numbers).size), records=self.records, amount=int(amounts.sum()))
 
-    def lines(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield (partition, key, value) of each record."""
-        for start in range(0, self.records, _CHUNK):
-            numbers, amounts = _draw(np.arange(start, min(start + _CHUNK, self.records), dtype=np.uint64), self.keys)
+    def lines(self) -> Iterator[Line]:
+        """Yield the records."""
+        for start in range(0, self.records, CHUNK):
+            numbers, amounts = draw(np.arange(start, min(start + CHUNK, self.records), dtype=np.uint64), self.keys)
             for number, amount in zip(numbers.tolist(), amounts.tolist(), strict=True):
                 key = f"item-{number:07d}"
                 value = f'{{"item": "{key}", "amount": {amount}, "shop": "{_SHOPS[number % 8]}"}}'
-                yield number % self.partitions, key.encode(), value.encode()
+                yield number % self.partitions, key.encode(), value.encode(), 0
 
     def produce(self, cluster: Cluster, since: int = 0, upto: int | None = None) -> None:
         """Create the topic and send all of it, or its records [since, upto); raise `KafkaError` unless all up to there are there then."""
         upto = self.records if upto is None else upto
-        Admin(cluster).create_topic(self.topic, self.partitions, {"retention.ms": "-1"})
-        producer = Producer(
-            cluster.client_config()
-            | {
-                "enable.idempotence": "true", "linger.ms": "20", "batch.size": str(1 << 20),
-                "compression.type": "lz4", "queue.buffering.max.messages": "500000",
-            }
-        )  # fmt: skip
-        for count, (partition, key, value) in enumerate(islice(self.lines(), since, upto)):
-            while True:
-                try:
-                    producer.produce(self.topic, value, key, partition=partition)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-            if count % 10_000 == 0:
-                producer.poll(0)
-        producer.flush(60)
-        admin = Admin(cluster)
-        there = sum(admin.latest(admin.partitions([self.topic])).values())
-        if there != upto:
-            raise KafkaError(f"topic {self.topic!r} holds {there} records after {upto} were sent")
+        send(cluster, self.topic, islice(self.lines(), since, upto), upto, self.partitions)
 
 
-def _draw(n: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
+def send(cluster: Cluster, topic: str, lines: Iterable[Line], upto: int, partitions: int = 4) -> None:
+    """Create a topic if need be, and send records; raise `KafkaError` unless it holds `upto` then."""
+    Admin(cluster).create_topic(topic, partitions, {"retention.ms": "-1"})
+    producer = Producer(
+        cluster.client_config()
+        | {
+            "enable.idempotence": "true", "linger.ms": "20", "batch.size": str(1 << 20), "partitioner": "murmur2_random",
+            "compression.type": "lz4", "queue.buffering.max.messages": "500000",
+        }
+    )  # fmt: skip
+    for count, (partition, key, value, time) in enumerate(lines):
+        while True:
+            try:
+                producer.produce(topic, value, key, partition=partition, timestamp=time)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if count % 10_000 == 0:
+            producer.poll(0)
+    producer.flush(60)
+    admin = Admin(cluster)
+    there = sum(admin.latest(admin.partitions([topic])).values())
+    if there != upto:
+        raise KafkaError(f"topic {topic!r} holds {there} records after {upto} were sent")
+
+
+def draw(n: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Hash record numbers (splitmix64) to key numbers below `keys` and amounts from 1 to 100."""
     z = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

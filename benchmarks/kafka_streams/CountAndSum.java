@@ -14,6 +14,7 @@ import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.LongAdder;
 import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.RemoveMembersFromConsumerGroupOptions;
@@ -46,6 +47,22 @@ public final class CountAndSum {
     private static final ObjectReader JSON = new ObjectMapper().reader();
 
     record Total(long count, long amount) {
+        static Total zero() {
+            return new Total(0, 0);
+        }
+
+        Total plus(long more) {
+            return new Total(count + 1, amount + more);
+        }
+
+        Total plus(Total other) {
+            return new Total(count + other.count, amount + other.amount);
+        }
+
+        Total minus(long less) {
+            return new Total(count - 1, amount - less);
+        }
+
         static byte[] write(Total total) {
             return total == null ? null : ByteBuffer.allocate(16).putLong(total.count).putLong(total.amount).array();
         }
@@ -75,10 +92,8 @@ public final class CountAndSum {
 
     private static void reset(String bootstrap, String app, Path folder) throws Exception {
         long began = System.nanoTime();
-        try (Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
-            if (!admin.describeConsumerGroups(List.of(app)).describedGroups().get(app).get().members().isEmpty()) {
-                admin.removeMembersFromConsumerGroup(app, new RemoveMembersFromConsumerGroupOptions()).all().get();
-            }
+        try (Admin admin = admin(bootstrap)) {
+            leave(admin, app);
             admin.deleteConsumerGroups(List.of(app)).all().get();
             List<String> internal =
                     admin.listTopics().names().get().stream().filter(name -> name.startsWith(app + "-")).toList();
@@ -96,32 +111,23 @@ public final class CountAndSum {
             throws Exception {
         LongAdder seen = new LongAdder();
         CountDownLatch first = new CountDownLatch(1);
-        Serde<Total> totals = Serdes.serdeFrom((name, total) -> Total.write(total), (name, bytes) -> Total.read(bytes));
-        Serde<JsonNode> json = Serdes.serdeFrom((name, node) -> bytes(node), (name, bytes) -> parse(bytes));
         StreamsBuilder builder = new StreamsBuilder();
-        builder.stream(topic, Consumed.with(Serdes.String(), json))
+        builder.stream(topic, Consumed.with(Serdes.String(), json()))
                 .groupByKey()
                 .aggregate(
-                        () -> new Total(0, 0),
+                        Total::zero,
                         (key, value, total) -> {
                             seen.increment();
-                            return new Total(total.count + 1, total.amount + value.get("amount").longValue());
+                            return total.plus(value.get("amount").longValue());
                         },
                         Materialized.<String, Total, KeyValueStore<Bytes, byte[]>>as("totals")
                                 .withKeySerde(Serdes.String())
-                                .withValueSerde(totals));
+                                .withValueSerde(totals()));
 
         String app = application(topic, guarantee);
-        Properties settings = new Properties();
-        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, app);
-        settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
-        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, guarantee);
-        settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, threads);
-        settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
-        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
-
+        Properties settings = settings(bootstrap, app, guarantee, threads, folder);
         try (KafkaStreams streams = new KafkaStreams(builder.build(), settings);
-                Admin admin = Admin.create(Map.of("bootstrap.servers", bootstrap))) {
+                Admin admin = admin(bootstrap)) {
             streams.setStateListener((now, before) -> {
                 if (now == KafkaStreams.State.RUNNING) first.countDown();
             });
@@ -130,7 +136,7 @@ public final class CountAndSum {
             if (!warmUp) System.out.println("{\"event\": \"first\"}");
             while (seen.sum() < records) Thread.sleep(10);
             if (guarantee.equals(StreamsConfig.EXACTLY_ONCE_V2)) {
-                while (!committed(admin, app, topic)) Thread.sleep(10);
+                while (!committed(admin, app, List.of(topic))) Thread.sleep(10);
             }
             if (warmUp) return;
             System.out.println("{\"event\": \"visible\"}");
@@ -148,17 +154,58 @@ public final class CountAndSum {
         }
     }
 
-    /** Tells whether the group's committed offsets are the ends of the topic. */
-    private static boolean committed(Admin admin, String group, String topic) throws Exception {
+    static Admin admin(String bootstrap) {
+        return Admin.create(Map.of("bootstrap.servers", bootstrap));
+    }
+
+    static Properties settings(String bootstrap, String app, String guarantee, String threads, String folder) {
+        Properties settings = new Properties();
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, app);
+        settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
+        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, guarantee);
+        settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, threads);
+        settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
+        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
+        return settings;
+    }
+
+    /** Takes the members of instances that are closed out of their group: the next instance would wait for them. */
+    static void leave(Admin admin, String app) throws Exception {
+        if (!admin.describeConsumerGroups(List.of(app)).describedGroups().get(app).get().members().isEmpty()) {
+            admin.removeMembersFromConsumerGroup(app, new RemoveMembersFromConsumerGroupOptions()).all().get();
+        }
+    }
+
+    /** Lists the topics that an app reads: those named, and its internal ones that are no changelogs. */
+    static List<String> read(Admin admin, String app, List<String> topics) throws Exception {
+        Stream<String> internal = admin.listTopics().names().get().stream()
+                .filter(name -> name.startsWith(app + "-") && !name.endsWith("-changelog"));
+        return Stream.concat(topics.stream(), internal).toList();
+    }
+
+    /**
+     * Tells whether the group's committed offsets are the ends of the topics. Offsets are asked for before ends: what was made of the records
+     * before the offsets is in its topics by then.
+     */
+    static boolean committed(Admin admin, String group, List<String> topics) throws Exception {
         Map<TopicPartition, OffsetAndMetadata> found =
                 admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get();
-        var wanted = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic).partitions().stream()
-                .collect(Collectors.toMap(p -> new TopicPartition(topic, p.partition()), p -> OffsetSpec.latest()));
+        var wanted = admin.describeTopics(topics).allTopicNames().get().values().stream()
+                .flatMap(topic -> topic.partitions().stream().map(p -> new TopicPartition(topic.name(), p.partition())))
+                .collect(Collectors.toMap(place -> place, place -> OffsetSpec.latest()));
         for (var end : admin.listOffsets(wanted).all().get().entrySet()) {
             OffsetAndMetadata offset = found.get(end.getKey());
-            if (offset == null || offset.offset() < end.getValue().offset()) return false;
+            if ((offset == null ? 0 : offset.offset()) < end.getValue().offset()) return false;
         }
         return true;
+    }
+
+    static Serde<Total> totals() {
+        return Serdes.serdeFrom((name, total) -> Total.write(total), (name, bytes) -> Total.read(bytes));
+    }
+
+    static Serde<JsonNode> json() {
+        return Serdes.serdeFrom((name, node) -> bytes(node), (name, bytes) -> parse(bytes));
     }
 
     private static JsonNode parse(byte[] bytes) {
