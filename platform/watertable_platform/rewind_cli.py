@@ -37,6 +37,10 @@ Loss = Annotated[
     list[str] | None, typer.Option("--accept-loss", help="A topic, or topic/partition, of which Kafka may have deleted records.")
 ]
 
+Emit = Annotated[
+    bool, typer.Option("--emit", help="Publish what the replay makes to the output topics again; without it, nothing is published twice.")
+]
+
 
 def rewind(
     name: AppName,
@@ -64,6 +68,7 @@ def rewind(
     shadow: Annotated[
         bool, typer.Option("--shadow", help="Beside the app, which goes on as it is. Without a target: go on with the shadow there is.")
     ] = False,
+    emit: Emit = False,
     abandon_shadow: Annotated[bool, typer.Option("--abandon-shadow", help="Give the shadow up instead.")] = False,
     reason: Reason = "",
     as_json: AsJson = False,
@@ -82,13 +87,13 @@ def rewind(
     if span is not None and (not table or not untold):
         raise RewindRefused("--days go with --table, and say where to")
     if abandon_shadow:
-        if not untold or plan is not None or shadow:
+        if not untold or plan is not None or shadow or emit:
             raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
         _abandon(name, apply=apply, reason=reason, as_json=as_json)
         return
     if plan is not None:
-        if not untold or shadow or table:
-            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table and --shadow")
+        if not untold or shadow or table or emit:
+            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table, --shadow and --emit")
         try:
             made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
         except OSError as error:
@@ -96,12 +101,14 @@ def rewind(
     elif untold and table:
         made = Target("earliest") if span is None else Target.parse(span[0].isoformat())
     elif shadow and untold:
+        if emit:
+            raise RewindRefused("--emit is said where a shadow is begun, with its target, or where it is promoted")
         made = None
     else:
         made = Target.parse(to, by=by, shift_by=shift_by)
     _rewind(
         name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=shadow, tables=table or [], days=span, reason=reason, as_json=as_json,
+        shadow=shadow, tables=table or [], days=span, emit=emit, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
@@ -125,6 +132,7 @@ def promote(
     name: AppName,
     apply: Apply = False,
     despite_checks: Annotated[bool, typer.Option("--despite-checks", help="Promote it even where its checks are red.")] = False,
+    emit: Emit = False,
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
@@ -137,11 +145,11 @@ def promote(
     Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
     with terminal.begin_session(settings) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept)
-        _promote(settings, loaded, spark, store, apply=apply, despite_checks=despite_checks, reason=reason, as_json=as_json)
+        _promote(settings, loaded, spark, store, apply=apply, despite_checks=despite_checks, emit=emit, reason=reason, as_json=as_json)
 
 
 def _promote(
-    settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, apply: bool, despite_checks: bool, reason: str,
+    settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, apply: bool, despite_checks: bool, emit: bool, reason: str,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Bring the shadow level with its app, show what it would change, and let it take its place where that was asked for."""
@@ -162,7 +170,7 @@ def _promote(
                 )
 
         row = beside.current(store)
-        words = row.writer
+        words, emits = row.writer, beside.emitted(loaded.topology, row, emit=emit)
         if apply:
             replay(None)
         found = beside.diff(store, loaded.topology)
@@ -170,6 +178,8 @@ def _promote(
         red = _red(settings, loaded, store, found.shadow, row.of)
         if red and (not apply or despite_checks):
             terminal.err.print(f"[yellow]red[/] at {found.shadow}: {', '.join(red)}", highlight=False, soft_wrap=True)
+        if emits and not as_json:
+            terminal.out.print(f"→ {', '.join(emits)}: all that the shadow has made is published again, as asked", highlight=False)
         if not apply:
             if not as_json:
                 terminal.out.print("nothing is changed; --apply does it", style="dim")
@@ -179,10 +189,11 @@ def _promote(
                 f"the shadow of {name} isn't promoted: at {found.shadow} these checks are red: {', '.join(red)}. Mend the code and begin "
                 f"another shadow, or `watertable promote {name} --apply --despite-checks`; nothing is changed"
             )
-        before, position = beside.promote(store, loaded.topology, replay, reason=reason)
+        before, position = beside.promote(store, loaded.topology, replay, reason=reason, emit=emit)
         store.fold_all()  # other Delta readers needn't wait for the app's next fold
     if as_json:
-        print(json.dumps({"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}"}))
+        done = {"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}", "emits": emits}
+        print(json.dumps(done))
     else:
         show.print_done(terminal.out, loaded.name, str(position), str(before))
 
@@ -200,13 +211,13 @@ def undo(
 
     _rewind(
         name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=False, tables=[], days=None, reason=reason, as_json=as_json,
+        shadow=False, tables=[], days=None, emit=False, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
 def _rewind(
     name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
-    shadow: bool, tables: list[str], days: DaySpan | None, reason: str, as_json: bool,
+    shadow: bool, tables: list[str], days: DaySpan | None, emit: bool, reason: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
     from watertable import rewind as acts
@@ -236,7 +247,7 @@ def _rewind(
         else:
             plan = acts.plan(
                 store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days,
+                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit,
             )  # fmt: skip
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
@@ -251,7 +262,7 @@ def _rewind(
             _replay(settings, loaded, spark, store, words=plan.words, as_json=as_json)
             return
         if plan.rebuilds:
-            _promote(settings, loaded, spark, store, apply=True, despite_checks=False, reason="", as_json=as_json)
+            _promote(settings, loaded, spark, store, apply=True, despite_checks=False, emit=False, reason="", as_json=as_json)
             return
     if as_json:
         print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))

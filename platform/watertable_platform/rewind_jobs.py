@@ -57,6 +57,9 @@ class RewindConfig(UndoConfig):
         [], description="rebuild these tables and what is made of them, from earliest, and nothing else; in_place: join them at once"
     )
     days: str = Field("", description="with tables, of windows: those that start on these days alone, 2011-01-02/2011-01-03")
+    emit: bool = Field(
+        False, description="publish what the replay makes to the output topics again; without it, nothing is published twice"
+    )
 
     def options(self) -> list[str]:
         """Write it as the command line takes it."""
@@ -64,6 +67,7 @@ class RewindConfig(UndoConfig):
         said = [word for option, value in where if value for word in (option, value)]
         said += [word for table in self.tables for word in ("--table", table)]
         said += ["--days", self.days] if self.days else []
+        said += ["--emit"] if self.emit else []
         return [*said, *(["--shadow"] if self.mode == "shadow" else []), *super().options()]
 
 
@@ -73,6 +77,7 @@ class PromoteConfig(dg.Config):
     dry_run: bool = Field(True, description="show what would change and change nothing")
     give_up: bool = Field(False, description="give the shadow up instead of promoting it")
     despite_checks: bool = Field(False, description="promote it even where its checks of the highest severity are red")
+    emit: bool = Field(False, description="publish all that the shadow has made to the output topics again")
     reason: str = Field("", description="why, in a few words; the changelog keeps it")
 
     def options(self) -> list[str]:
@@ -90,7 +95,8 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
         if config.give_up:
             _act(context, app, settings, "rewind", ["--abandon-shadow", *config.options()])
         else:
-            _act(context, app, settings, "promote", [*(["--despite-checks"] if config.despite_checks else []), *config.options()])
+            said = [*(["--despite-checks"] if config.despite_checks else []), *(["--emit"] if config.emit else [])]
+            _act(context, app, settings, "promote", [*said, *config.options()])
 
     return [
         _job(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -55,6 +55,11 @@ DAYS: Final = ("days:first", "days:last")
 """In the counters of these rows: the days, counted from the year 1 on, whose windows alone are made anew."""
 UNTIL: Final = "until"
 """In the counters of a shadow's row: the commit of the app up to which it reads; where it isn't there, as far as the app does."""
+
+EMIT: Final = "emit"
+"""In the counters of an epoch's or a shadow's row: the epoch from which on its lineage publishes all that it makes, again or not."""
+BACK: Final = "back"
+"""In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
 
 DaySpan = tuple[date, date]
 Partition = tuple[str, int]
@@ -355,6 +360,14 @@ class Head:
         """Give the lineage of any epoch there was."""
         return Lineage.of(epoch, (*self.forks, *self.shadows))
 
+    def emitting(self, epoch: int) -> frozenset[int]:
+        """Name the epochs of one's lineage whose output is published whatever was published before: its own, and a shadow's it promoted.
+
+        None where nobody has asked for it.
+        """
+        since = next((row.counters.get(EMIT, 0) for row in self.forks if row.epoch == epoch), 0)
+        return frozenset(span.epoch for span in self.lineage_of(epoch).spans if since and span.epoch >= since)
+
 
 class Changelog:
     """Reach the changelog of one app at `<warehouse>/<app>/changelog`."""
@@ -478,22 +491,23 @@ class Changelog:
         return 0
 
     def outbox(
-        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, floor: Offsets | None = None
+        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, floor: Offsets | None = None, again: Collection[int] = ()
     ) -> Iterator[tuple[int, int, str, bytes | None, bytes | None, datetime]]:
         """Read what commits (after, upto] have to publish, in order: seq, number within the commit, topic, key, value, timestamp.
 
         A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it, but for what comes from
-        source records before `floor`. Pairs of records have several sources, and are all read.
+        source records before `floor`, unless the commit is of an epoch in `again`. Pairs of records have several sources, and are all read.
         """
         number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
         rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}").selectExpr(
             "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
-            "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o",
+            "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o", "epoch",
         )  # fmt: skip
         for (topic, partition), offset in (floor or {}).items():
             source = F.col("o.src_topic").eqNullSafe(F.lit(topic)) & F.col("o.src_partition").eqNullSafe(F.lit(partition))
-            rows = rows.where(~source | (F.col("o.src_offset") >= F.lit(offset)))
-        for row in rows.drop("o").orderBy("seq", "number").toLocalIterator(prefetchPartitions=True):
+            beyond = ~source | (F.col("o.src_offset") >= F.lit(offset))
+            rows = rows.where(beyond | F.col("epoch").isin(*again) if again else beyond)
+        for row in rows.drop("o", "epoch").orderBy("seq", "number").toLocalIterator(prefetchPartitions=True):
             key, value = (None if row[c] is None else bytes(row[c]) for c in ("key", "value"))
             yield row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"])
 

@@ -6,7 +6,8 @@
 A rewind is an epoch: (parent, fork), one `__commit` row in the line of writers, atomic over all tables. It takes the writer's place and
 leaves it again: whoever writes the app goes on from the fork, in the same process or the next. Nothing is deleted; what the left epoch
 committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
-replay every table is what it was, and nothing that was published is published again, but for what joins of two streams make.
+replay every table is what it was, and nothing that was published is published again, but for what joins of two streams make. With
+`emit`, all that the replay makes is published once more: the epoch's row says so, and whoever publishes goes by it.
 
 A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`. So
 does a rebuild of some tables, which makes them, and all that is computed from them, from the first record on, and is promoted by
@@ -20,24 +21,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark.sql import functions as F
 
 from watertable import failpoints
 from watertable.archive import Archives
-from watertable.changelog import DAYS, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, batches, now_after
+from watertable.changelog import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, batches, now_after
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.estimates import Estimate, estimate, eta_text
-from watertable.layout import moment
+from watertable.lineage import topics_of
 from watertable.purity import Purity, purity_of
-from watertable.reader import offsets_passed, time_passed
 from watertable.rebuild import end_of, misfit, parse_days, rebuilt
 from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
+from watertable.targets import Target as Target
+from watertable.targets import first_begins, fork_of
 
 if TYPE_CHECKING:
     from watertable.deltalog import Snapshot
@@ -48,82 +49,8 @@ if TYPE_CHECKING:
 _TRIES: Final = 20
 _SAMPLES: Final = 500
 """The newest commits whose times an estimate is made from."""
-BACK: Final = "back"
-"""In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)")
-_UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-Kind = Literal["earliest", "event", "offsets", "commit", "by", "shift", "undo"]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Say where to: `kind` and, in a form that is one for all ways of writing it, its value.
-
-    >>> Target.parse(to="2011-06-01T02:00+02:00")
-    Target(kind='event', value='2011-06-01T00:00:00+00:00')
-    >>> str(Target.parse(by="90 min")), str(Target.parse(shift_by=-1000)), str(Target.parse(to="version 481"))
-    ('to 1:30:00 ago', '1,000 records back', 'to commit 481')
-    """
-
-    kind: Kind
-    value: str = ""
-
-    @classmethod
-    def parse(cls, to: str | None = None, *, by: str | None = None, shift_by: int | None = None) -> Self:
-        """Read a target as people write it: exactly one of the three.
-
-        `to` is `earliest`, a time (event time), a JSON file of offsets ({"sales": {"0": 1200}}) or such text, a commit's number, or a
-        position (retail@1.481). `by` is a duration of commit time (10 min), `shift_by` a number of records. Raises `RewindRefused`.
-        """
-        if sum(x is not None for x in (to, by, shift_by)) != 1:
-            raise RewindRefused(
-                "say where to, in one way: --to earliest, a time, offsets or a commit; or --by a duration; or --shift-by records"
-            )
-        if by is not None:
-            found = _DURATION.fullmatch(by.strip())
-            if found is None or not float(found[1]):
-                raise RewindRefused(f"--by {by!r} is no duration; write 30 s, 10 min, 2 h or 1 d")
-            return cls("by", f"{float(found[1]) * _UNITS[found[2]]:g}")
-        if shift_by is not None:
-            if not shift_by:
-                raise RewindRefused("--shift-by 0 goes nowhere; write how many records to go back")
-            return cls("shift", str(abs(shift_by)))
-        assert to is not None
-        wanted = to.strip()
-        if wanted == "earliest":
-            return cls("earliest")
-        if number := re.fullmatch(r"(?:version\s+)?(\d+)", wanted):
-            return cls("commit", str(int(number[1])))
-        if "@" in wanted:
-            return cls("commit", str(Position.parse(wanted.removeprefix("version "))))
-        if wanted.endswith(".json") or wanted.startswith("{"):
-            return cls("offsets", _canonical_offsets(wanted))
-        try:
-            when = datetime.fromisoformat(wanted)
-        except ValueError:
-            raise RewindRefused(
-                f"--to {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a position "
-                "(retail@1.481)"
-            ) from None
-        return cls("event", (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat())
-
-    def __str__(self) -> str:
-        match self.kind:
-            case "earliest":
-                return "to earliest"
-            case "event":
-                return f"to event time {self.value.replace('+00:00', 'Z')}"
-            case "offsets":
-                return f"to offsets {self.value}"
-            case "commit":
-                return f"to {self.value}" if "@" in self.value else f"to commit {int(self.value):,}"
-            case "by":
-                return f"to {timedelta(seconds=float(self.value))} ago"
-            case "shift":
-                return f"{int(self.value):,} records back"
-            case "undo":
-                return "undo"
+EMITTING: Final = ", emitting"
+"""In the words of an epoch's row: that it publishes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +96,14 @@ class Effect:
     effect: str
 
 
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Say what an output topic gets again: all that is made of the ranges of these topics."""
+
+    topic: str
+    of: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindPlan:
     """Say all that a rewind will do; made by `plan`, carried out by `apply`, and never changed in between.
@@ -195,6 +130,8 @@ class RewindPlan:
     sinks: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     """The output topics that get what comes after the fork once more."""
+    emits: tuple[Emission, ...] = ()
+    """What they get where that was asked for; none stands for not asked."""
     eta: Estimate | None = None
     partial: bool = False
     accepted: tuple[str, ...] = ()
@@ -221,6 +158,7 @@ class RewindPlan:
         if self.rebuilds:
             of = f"{', '.join(self.rebuilds)}{f' on {self.days}' if self.days else ''}"
             what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {of}"
+        what += EMITTING if self.emits else ""
         return f"{what}: {self.reason}" if self.reason else what
 
     @property
@@ -232,6 +170,10 @@ class RewindPlan:
 
     def publishing(self, sink: str) -> str:
         """Say what the replay publishes to an output topic."""
+        for emission in self.emits:
+            if emission.topic == sink:
+                when = ", once it is promoted" if self.shadow else ""
+                return f"all that is made of {', '.join(emission.of)} from these offsets on is published again, as asked{when}"
         if sink in self.again:
             return "what comes after the fork is published again, since pairs of records have no one place"
         return "nothing that was published is published again"
@@ -272,7 +214,9 @@ class RewindPlan:
             body.pop("event", None)
             return cls(**body | {
                 "target": Target(**body["target"]), "ranges": tuple(Range(**r) for r in body["ranges"]),
-                "tables": tuple(Effect(**t) for t in body["tables"]), "eta": Estimate(**body["eta"]) if body["eta"] else None,
+                "tables": tuple(Effect(**t) for t in body["tables"]),
+                "emits": tuple(Emission(e["topic"], tuple(e["of"])) for e in body.get("emits", ())),
+                "eta": Estimate(**body["eta"]) if body["eta"] else None,
                 **{name: tuple(body.get(name, ())) for name in ("sinks", "again", "accepted", "refusals", "rebuilds")},
             })  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -326,11 +270,12 @@ class Facts:
 def plan(
     store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
-    tables: Sequence[str] = (), days: DaySpan | None = None,
+    tables: Sequence[str] = (), days: DaySpan | None = None, emit: bool = False,
 ) -> RewindPlan:  # fmt: skip
     """Say what a rewind will do, in place or in the shadow; nothing is changed. With `tables`, it rebuilds those and what is made of them.
 
-    With `days`, their windows that start on them, and the target is the start of the first.
+    With `days`, their windows that start on them, and the target is the start of the first. With `emit`, what the replay makes is
+    published again.
 
     What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
     isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
@@ -342,6 +287,9 @@ def plan(
             f"--table goes {target}: some tables alone are made anew from the first record on, since the others don't go back; "
             "leave the target out, or rewind all tables"
         )
+    if emit and (rebuilds or not topology.sinks):
+        why = "output topics get nothing of a rebuild of some tables" if rebuilds else f"{topology.app} has no output topics"
+        raise RewindRefused(f"--emit: {why}: there is nothing to publish again. Leave it out{', or rewind all tables' if rebuilds else ''}")
     part = topology.above(rebuilds) if rebuilds else topology
     facts = survey(store, part, kafka, target)
     if days is not None:
@@ -350,7 +298,7 @@ def plan(
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
         keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds,
-        misfit=misfit(store, topology, facts.head, rebuilds if days is None else ()) if rebuilds else "", days=days,
+        misfit=misfit(store, topology, facts.head, rebuilds if days is None else ()) if rebuilds else "", days=days, emit=emit,
     )  # fmt: skip
 
 
@@ -361,7 +309,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     head = changelog.head(snapshot)
     if head.last is None and not head.forks:
         raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
-    parent, seq, back = _place(store, snapshot, head, target)
+    parent, seq, back = fork_of(store, snapshot, head, target)
     of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
     lineage = of_parent.lineage
     names = [topic.name for topic in topology.topics]
@@ -373,7 +321,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
         # a fork at the parent's own end goes on behind the parent's gaps
         begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here[0].next
     else:
-        begins = _first_begins(snapshot, head, last)
+        begins = first_begins(snapshot, head, last)
     begins = {p: offset for p, offset in begins.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:
@@ -406,7 +354,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
 def draw(
     topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
     accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
-    rebuilds: tuple[str, ...] = (), misfit: str = "", days: DaySpan | None = None,
+    rebuilds: tuple[str, ...] = (), misfit: str = "", days: DaySpan | None = None, emit: bool = False,
 ) -> RewindPlan:  # fmt: skip
     """Draw the plan from the facts.
 
@@ -455,7 +403,8 @@ def draw(
         becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
         commits=0 if rebuilds else head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges,
         tables=tuple(effects),
-        sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if sink.is_of_pairs),
+        sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
+        emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
         eta=estimate(facts.samples, records, batch_records), partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
         refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
@@ -497,6 +446,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
     fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
     of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until else {})
     of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
+    of |= {EMIT: becomes.epoch} if plan.emits else {}
 
     def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
@@ -549,80 +499,6 @@ def source_text(part: Range) -> str:
     return ", then ".join(found) or "nothing to read"
 
 
-def _place(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tuple[int, int, int]:
-    """Find where to fork: the parent epoch, the seq, and the epoch that an undo would go back to."""
-    epoch = head.position.epoch
-    match target.kind:
-        case "earliest":
-            return epoch, 0, epoch
-        case "undo":
-            rows = {fork.epoch: fork for fork in head.forks}
-            before = rows[epoch].counters.get(BACK, 0) if epoch in rows else 0
-            if not before:
-                raise RewindRefused(f"{store.app} at {head.position}: there is no rewind to undo")
-            ended = store.changelog.head(snapshot, epoch=before).position.seq
-            return before, ended, rows[before].counters.get(BACK, 0) if before in rows else 0
-        case "commit":
-            wanted = Position.parse(target.value) if "@" in target.value else Position(store.app, epoch, int(target.value))
-            if wanted.app != store.app:
-                raise RewindRefused(f"{wanted} is a position of app {wanted.app!r}, not of {store.app!r}")
-            if head.shadow is not None and wanted.epoch == head.shadow.epoch:
-                raise RewindRefused(f"{wanted} is a position of the shadow: `watertable promote {store.app}` is how to get there")
-            try:
-                end = head.position if wanted.epoch == epoch else store.changelog.head(snapshot, epoch=wanted.epoch).position
-            except UnknownPosition as error:
-                raise RewindRefused(f"{error}; it is at {head.position}") from None
-            if wanted.seq > end.seq:
-                raise RewindRefused(f"{wanted} isn't there yet: {store.app} is at {end}")
-            on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
-            return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
-        case _:
-            return epoch, _newest_before(store.app, snapshot, head, target), epoch
-
-
-def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> int:
-    """Give the newest commit at or before a target; 0 where that is before the first."""
-    last = head.last
-    if last is None:
-        raise NothingToRewind(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
-    commits = batches(snapshot, head.lineage, 0, head.position.seq)
-    match target.kind:
-        case "event":
-            when = datetime.fromisoformat(target.value)
-            if not any(time is not None and time >= when for time in last.stream_times.values()):
-                newest = max((t for t in last.stream_times.values() if t is not None), default=None)
-                raise NothingToRewind(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
-            condition = time_passed(when - timedelta(microseconds=1))
-        case "offsets":
-            wanted = _offsets(target.value)
-            for partition, offset in wanted.items():
-                if partition not in last.next:
-                    raise RewindRefused(f"{app} reads no partition {partition[1]} of topic {partition[0]!r}")
-                if offset > last.next[partition]:
-                    raise RewindRefused(
-                        f"{app} has read {partition[0]}/{partition[1]} up to offset {last.next[partition]:,}; {offset:,} is in its future"
-                    )
-            condition = offsets_passed(wanted)
-        case "by":
-            since = datetime.now(UTC) - timedelta(seconds=float(target.value))
-            if last.commit_time <= since:
-                raise RewindRefused(f"{app} has committed nothing since {since:%F %T}Z; its last commit is of {last.commit_time:%F %T}Z")
-            condition = f"c.commit_time <= {moment(since)}"
-        case _:
-            after = "coalesce(sum(c.counters['records']) OVER (ORDER BY seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
-            commits = commits.selectExpr("seq", f"{after} AS later", "c")
-            condition = f"later >= {int(target.value)}"
-    row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
-    assert row is not None
-    if row[0] is not None:
-        return int(row[0])
-    if row[1] == 1:
-        return 0
-    raise RewindRefused(
-        f"{target}: that is before commit {row[1]:,}, the oldest that {app} still keeps; rewind to that one, or to earliest"
-    )
-
-
 def _effects(
     store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str], days: DaySpan | None
 ) -> tuple[list[Effect], list[str]]:
@@ -659,33 +535,3 @@ def _effects(
 
 def _by_arrival(table: TableDef) -> str:
     return "; it depends on arrival: the replay may make other rows of it" if purity_of(table.node) is Purity.ARRIVAL else ""
-
-
-def _first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
-    """Give the offsets at which the app began: as its oldest commit says; 0 where that isn't kept any more."""
-    row = batches(snapshot, head.lineage, 0, head.position.seq).agg(F.min("seq")).head()
-    oldest = int(row[0]) if row is not None and row[0] is not None else 0
-    if oldest != 1:
-        return dict.fromkeys(last.next, 0)
-    frame = batches(snapshot, head.lineage, 0, 1).selectExpr("explode(c.partitions) AS p").selectExpr("p.topic", "p.partition", "p.begin")
-    found = {(r["topic"], r["partition"]): r["begin"] for r in frame.collect() if r["begin"] is not None}
-    return dict.fromkeys(last.next, 0) | found
-
-
-def _canonical_offsets(text: str) -> str:
-    """Read offsets by topic and partition, from a file or as they stand, and write them in one way."""
-    if not text.startswith("{"):
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except OSError as error:
-            raise RewindRefused(f"can't read the offsets in {text}: {error.strerror}") from None
-    try:
-        return json.dumps(
-            {str(t): {str(int(p)): int(o) for p, o in parts.items()} for t, parts in json.loads(text).items()}, sort_keys=True
-        )
-    except (ValueError, AttributeError, TypeError):
-        raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {text[:80]!r}') from None
-
-
-def _offsets(text: str) -> Mapping[tuple[str, int], int]:
-    return {(topic, int(p)): offset for topic, parts in json.loads(text).items() for p, offset in parts.items()}

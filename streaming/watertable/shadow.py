@@ -33,13 +33,28 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.changelog import DAYS, JOINED, KNOWN, OF, UNTIL, CommitInfo, Head, Offsets, Position, batches, now_after, table_part
+from watertable.changelog import (
+    BACK,
+    DAYS,
+    EMIT,
+    JOINED,
+    KNOWN,
+    OF,
+    UNTIL,
+    CommitInfo,
+    Head,
+    Offsets,
+    Position,
+    batches,
+    now_after,
+    table_part,
+)  # fmt: skip
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
 from watertable.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of, offsets_passed
 from watertable.rebuild import commit_at, inside, misfit
-from watertable.rewind import BACK
+from watertable.rewind import EMITTING
 from watertable.schema import Column, Type, quote
 from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
@@ -182,6 +197,17 @@ def _ended(head: Head) -> str:
     return f"; the last, {last.writer!r}, {'was joined' if last.of else 'was promoted'}, as epoch {became}"
 
 
+def emitted(topology: Topology, shadow: CommitInfo, *, emit: bool) -> tuple[str, ...]:
+    """Name the output topics that get all that a shadow has made when it is promoted: because that is asked for now, or was when it began.
+
+    Raises `RewindRefused` where it is asked for and there are none.
+    """
+    if emit and (shadow.of or not topology.sinks):
+        why = "output topics get nothing of a rebuild of some tables" if shadow.of else f"{topology.app} has no output topics"
+        raise RewindRefused(f"--emit: {why}: there is nothing to publish again. Leave it out")
+    return tuple(sink.topic for sink in topology.sinks) if emit or EMIT in shadow.counters else ()
+
+
 def goes_first(waiting: int, since: datetime, now: datetime, lag: timedelta) -> bool:
     """Tell whether a shadow lets its app go first, of which so many records wait, and which has committed last at a time.
 
@@ -195,23 +221,27 @@ def goes_first(waiting: int, since: datetime, now: datetime, lag: timedelta) -> 
 
 
 def promote(
-    store: Store, topology: Topology, replay: Callable[[Offsets | None], None], *, reason: str = "", hold: float = HOLD
-) -> tuple[Position, Position]:
+    store: Store, topology: Topology, replay: Callable[[Offsets | None], None], *, reason: str = "", hold: float = HOLD,
+    emit: bool = False,
+) -> tuple[Position, Position]:  # fmt: skip
     """Let the shadow take the app's place, with one row over all tables; give where the app was and where it is.
 
     One of some tables takes the place of those; it is asked of the others that they can go on under the code of both.
 
     `replay` brings the shadow to these offsets, or with None to where the app stands at the moment. The app's writer, if one runs, waits
     from the last look until the row is there, `hold` seconds at most, and goes on behind it. What was published isn't published again,
-    but for what joins of two streams make. Raises `RewindRefused` where there is no shadow, it's of other code than what is loaded, or
-    the app doesn't wait; whatever `replay` raises. Nothing is changed then.
+    but for what joins of two streams make; with `emit`, or where the shadow was begun so, all that it has made is. Raises `RewindRefused`
+    where there is no shadow, it's of other code than what is loaded, or the app doesn't wait; whatever `replay` raises. Nothing is changed
+    then.
     """
     shadow = current(store)
     if shadow.fingerprint != topology.fingerprint:
         raise RewindRefused(
             f"the shadow of {store.app} is of the code {shadow.fingerprint}, and {topology.fingerprint} is loaded: promote it with its own"
         )
-    words = f"promote {shadow.writer}" + (f": {reason}" if reason else "")
+    words = f"promote {shadow.writer}" + (EMITTING if emit and EMIT not in shadow.counters else "") + (f": {reason}" if reason else "")
+    if emitted(topology, shadow, emit=emit):
+        shadow = dataclasses.replace(shadow, counters={**shadow.counters, EMIT: shadow.epoch})
     replay(None)
     for attempt in range(_TRIES):
         failpoints.hit("rewind.promote.before_hold")
@@ -261,7 +291,8 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
         info = CommitInfo(
             kind="epoch", epoch=head.next_epoch, seq=own.position.seq, generation=head.generation + 1, writer=words,
             commit_time=now_after(max(live.commit_time, ours.commit_time)), fingerprint=topology.fingerprint, parent=shadow.epoch,
-            fork=own.position.seq, next=shadow.next if ours.epoch != shadow.epoch else {}, counters={BACK: head.position.epoch},
+            fork=own.position.seq, next=shadow.next if ours.epoch != shadow.epoch else {},
+            counters={BACK: head.position.epoch} | ({EMIT: shadow.epoch} if EMIT in shadow.counters else {}),
         )  # fmt: skip
         rows = None
         if shadow.of:

@@ -187,7 +187,7 @@ class Courier(Worker):
     While Kafka doesn't answer, both wait; `problem` says so. Losing the race to another run's courier is `Fenced`, and ends the run.
 
     An epoch that a rewind began publishes from where the one before it stopped, by the records' own places in the source: what came
-    from records before that, its parent has published.
+    from records before that, its parent has published. Where the rewind asks for it, it publishes all that it makes.
     """
 
     def __init__(self, store: Store, admin: Admin, cluster: Cluster, *, publishes: bool) -> None:
@@ -197,7 +197,7 @@ class Courier(Worker):
         self._order: tuple[Position, Offsets] | None = None
         self._outbox = False
         self._publisher: OutboxPublisher | None = None
-        self._lineage: Lineage | None = None
+        self._head: Head | None = None
         self._read = 0
         self._sent: Position | None = None
         self._since = time.monotonic()
@@ -264,43 +264,69 @@ class Courier(Worker):
         changelog = self._store.changelog
         snapshot = changelog.snapshot()
         with job_group(self._store.spark, self._group_id, "publish", UPKEEP_POOL):
-            if self._publisher is None or self._lineage is None:
+            if self._publisher is None or self._head is None:
                 head = changelog.head(snapshot)
                 if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
                     raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
-                self._lineage, self._read, self._publisher = head.lineage, 0, OutboxPublisher(self._cluster, self._store.app)
+                self._head, self._read, self._publisher = head, 0, OutboxPublisher(self._cluster, self._store.app)
                 self._settle(self._publisher, snapshot, head)
-            self._send(self._publisher, snapshot, self._lineage, upto.seq)
+            self._send(self._publisher, snapshot, self._head, self._head.lineage, upto.seq)
         done = self._publisher.published
         if done is not None and done.floor and all(offsets.get(p, offset) >= offset for p, offset in done.floor.items()):
             self._publisher.mark(Published(Place(upto.epoch, upto.seq + 1, -1)))
 
-    def _send(self, publisher: OutboxPublisher, snapshot: Snapshot, lineage: Lineage, upto: int) -> None:
-        """Publish what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published."""
+    def _send(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head, lineage: Lineage, upto: int) -> None:
+        """Publish what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published.
+
+        The floor is none for the commits of epochs that publish again.
+        """
         done = publisher.published
         after = max(self._read, done.place.seq - 1 if done else 0)
-        rows = self._store.changelog.outbox(snapshot, lineage, after, upto, done.floor if done else None)
+        again = head.emitting(lineage.epoch)
+        rows = self._store.changelog.outbox(snapshot, lineage, after, upto, done.floor if done else None, again)
         publisher.publish(
             OutboxRow(Place(lineage.epoch, seq, number), topic, key, value, timestamp) for seq, number, topic, key, value, timestamp in rows
         )
         self._read = upto
 
     def _settle(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head) -> None:
-        """Take the place over from an epoch that was left, where it's another one's.
+        """Take the place over from an epoch that was left, by way of those since then that were to publish again and never came to it.
+
+        Of these, as much is published as the app has kept.
+        """
+        done = publisher.published
+        if done is None:
+            return  # nothing is published, so nothing is again
+        for row in head.forks:
+            way, again = head.lineage_of(row.epoch), head.emitting(row.epoch)
+            if row.epoch <= done.place.epoch or row.epoch == head.lineage.epoch or not again:
+                continue
+            kept = head.lineage.common(way)
+            if kept > min(span.after for span in way.spans if span.epoch in again):
+                self._take_over(publisher, snapshot, head, way)
+                self._send(publisher, snapshot, head, way, kept)
+        self._take_over(publisher, snapshot, head, head.lineage)
+        self._read = 0
+
+    def _take_over(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head, lineage: Lineage) -> None:
+        """Make the place one of this lineage, where it's one of another.
 
         Where both have the commit it is in, it is the same place. Else that commit is sent to its end, along the lineage that was left,
-        and where it ended in the topics becomes the floor.
+        and where it ended in the topics becomes the floor. That is kept where all is published again, too, for whoever comes after.
         """
-        done, lineage = publisher.published, head.lineage
+        done = publisher.published
         if done is None or done.place.epoch == lineage.epoch:
             return
-        left, place = head.lineage_of(done.place.epoch), done.place
+        left, place, self._read = head.lineage_of(done.place.epoch), done.place, 0
         last = place.seq if place.ordinal >= 0 else place.seq - 1
         shared = lineage.common(left)
         if last <= shared:
-            publisher.mark(Published(Place(lineage.epoch, place.seq, place.ordinal), done.floor))
+            if head.emitting(left.epoch):  # what it was to publish again, and the app has kept, nobody else would
+                self._send(publisher, snapshot, head, left, shared)
+                done = publisher.published or done
+            publisher.mark(Published(Place(lineage.epoch, done.place.seq, done.place.ordinal), done.floor))
             return
-        self._send(publisher, snapshot, left, last)
+        self._send(publisher, snapshot, head, left, last)
         found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last - 1, last)}")
         if not found:  # trimmed, and so all that comes before the first one kept is published
             found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last, 1 << 40)}")

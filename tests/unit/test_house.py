@@ -44,6 +44,7 @@ SPARK_ROOMS = {
         "reader",
         "rebuild",
         "rewind",
+        "targets",
         "touched",
         "shadow",
         "session",

@@ -111,6 +111,29 @@ def test_a_plan_names_what_is_read_again_and_where_the_app_goes_on() -> None:
     assert planned(reason="a bad price").words == "rewind to commit 4: a bad price"
 
 
+def test_a_plan_that_publishes_again_names_the_topics_and_the_records_of_which() -> None:
+    plan = planned(emit=True, reason="a bad price")
+    assert (plan.words, plan.again) == ("rewind to commit 4, emitting: a bad price", ("low",))
+    assert json.loads(plan.to_json())["emits"] == [{"topic": "low", "of": ["moves"]}]
+    assert RewindPlan.from_json(plan.to_json()) == plan
+    told = "all that is made of moves from these offsets on is published again, as asked"
+    assert (plan.publishing("low"), f"output topic low: {told}" in plan.markdown()) == (told, True)
+    assert planned(emit=True, shadow=True).publishing("low") == f"{told}, once it is promoted"
+    assert (planned().emits, planned().publishing("low")) == ((), "nothing that was published is published again")
+    assert RewindPlan.from_json(json.dumps({k: v for k, v in json.loads(planned().to_json()).items() if k != "emits"})) == planned()
+
+
+def test_an_epoch_that_publishes_again_does_so_alone_or_with_the_shadow_that_it_promoted() -> None:
+    forks = (
+        CommitInfo(kind="epoch", epoch=2, parent=1, fork=4, counters={"emit": 2}),
+        CommitInfo(kind="epoch", epoch=4, parent=3, fork=9, counters={"emit": 3}),
+        CommitInfo(kind="epoch", epoch=5, parent=4, fork=12),
+    )
+    shadows = (CommitInfo(kind="shadow", epoch=3, parent=2, fork=6, counters={"emit": 3}),)
+    there = dataclasses.replace(head(epoch=5, forks=forks), shadows=shadows)
+    assert [there.emitting(epoch) for epoch in (1, 2, 3, 4, 5)] == [frozenset(), {2}, frozenset(), {3, 4}, frozenset()]
+
+
 def test_epochs_are_numbered_on_whichever_of_them_forks() -> None:
     forks = (CommitInfo(kind="epoch", epoch=2, parent=1, fork=4), CommitInfo(kind="epoch", epoch=3, parent=1, fork=9))
     assert planned(facts(head=head(epoch=3, forks=forks), parent=3)).becomes == "shop@4.4"

@@ -102,6 +102,17 @@ def test_an_applied_rewind_is_noted_on_every_table(app: LoadedApp, instance: dg.
     assert asked == ["undo", "shop", "--json", "--apply"]
 
 
+def test_what_is_to_be_published_again_is_said_where_an_app_is_rewound_or_a_shadow_promoted(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = json.dumps({"event": "plan", **json.loads(planned(emit=True).to_json())})
+    result, asked = launch(app, instance, monkeypatch, f"print({plan!r})", to="4", emit=True, mode="shadow")
+    assert (result.success, asked) == (True, ["rewind", "shop", "--json", "--to", "4", "--emit", "--shadow"])
+    assert "output topic low: all that is made of moves from these offsets on is published again" in metadata(result)["plan"].value
+    result, asked = launch(app, instance, monkeypatch, f"print({DIFFERS!r})", 2, emit=True)
+    assert (result.success, asked) == (True, ["promote", "shop", "--json", "--emit"])
+
+
 def test_a_refusal_fails_the_run_in_its_own_words_with_the_plan(
     app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +183,12 @@ def test_each_app_has_its_three_jobs_in_its_pool(app: LoadedApp) -> None:
         assert definitions.resolve_job_def(name).nodes[0].definition.pools == {"act__shop"}
 
 
+def test_a_plan_shows_what_is_published_again() -> None:
+    out = io.StringIO()
+    show.print_plan(Console(width=140, file=out), planned(emit=True))
+    assert "→ low all that is made of moves from these offsets on is published again, as asked" in " ".join(out.getvalue().split())
+
+
 def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
     out = io.StringIO()
     found = facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)])
@@ -194,6 +211,9 @@ def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
         (["rewind", "shop", "--by", "soon"], "no duration"),
         (["rewind", "shop", "--plan", "nowhere.json"], "can't read the plan"),
         (["rewind", "shop", "--plan", "plan.json", "--to", "4"], "a plan says where to"),
+        (["rewind", "shop", "--plan", "plan.json", "--emit"], "a plan says where to"),
+        (["rewind", "shop", "--shadow", "--emit"], "--emit is said where a shadow is begun"),
+        (["rewind", "shop", "--abandon-shadow", "--emit"], "given up by --abandon-shadow alone"),
         (["rewind", "shop", "--abandon-shadow", "--to", "4"], "given up by --abandon-shadow alone"),
         (["promote", "shop"], "127.0.0.1:1"),
         (["rewind", "shop", "--to", "earliest"], "127.0.0.1:1"),
