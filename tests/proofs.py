@@ -24,10 +24,12 @@ LAWS: Final = {
     "crash": "a store's tables are the interpreter's though the app died between commits, or before one",
     "rewind": "and after a rewind, replayed in other batches",
 }
+_BROUGHT: Final = (nodes.JoinSide, nodes.JoinBuffer, nodes.History, nodes.Waiting)
+_NODES: Final = [kind for kind in vars(nodes).values() if isinstance(kind, type) and issubclass(kind, nodes.Node)]
 EVERY: Final = frozenset({
-    *(name for name, kind in vars(nodes).items() if isinstance(kind, type) and issubclass(kind, nodes.Node)),
-    *(kind.__name__ for kind in (*get_args(Windows), Stretches, Lifetimes)), *(function for function in FUNCTIONS),
-} - {"Node", "JoinSide", "JoinBuffer", "History", "Waiting"})  # fmt: skip
+    *(kind.__name__ for kind in _NODES if not issubclass(kind, _BROUGHT)),
+    *(kind.__name__ for kind in (*get_args(Windows), Stretches, Lifetimes)), *FUNCTIONS,
+} - {"Node"})  # fmt: skip
 """All that a plan can be made of, but for what other nodes bring along."""
 
 Said = tuple[str, str, int, str]

@@ -69,6 +69,7 @@ def test_a_running_app_publishes_again_what_was_asked_for_and_nothing_of_it_afte
     assert world.stock() == {"a": (-10, 4), "b": (7, 3), "c": (-1, 2)}
 
 
+@pytest.mark.slow
 def test_a_promoted_shadow_publishes_again_all_that_it_has_made(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
     store, topology = store_of(world), world.topology()
