@@ -478,7 +478,9 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
         keys = rows.where(keyed).select("key").distinct()
         added = self.singles(table, frames).join(F.broadcast(keys), "key", "left_semi")
-        before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (self.lookup(table, keys), ()))]
+        asked = keys.selectExpr(f"{company(table)} AS key").distinct() if isinstance(table.root, nodes.Stored) else keys
+        old = self.lookup(table, asked)
+        before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (old, ()))]
         both = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), before, rows)
         forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
         known = f"count_if(NOT present){upto(forward)} > 0"
