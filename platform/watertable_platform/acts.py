@@ -281,7 +281,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
         held = leases.take(settings, ours)
     except WatertableError as error:
         raise dg.Failure(str(error)) from None
-    log = settings.home_folder / "logs" / f"{app.name}.act.log"
+    log = settings.log_file(f"{app.name}.act")
     env = {"WATERTABLE_PROJECT": str(settings.project)}
     reporter = Reporter(context, instance, app.topology, 0.0, act.days)
     records, rows = 0, 0

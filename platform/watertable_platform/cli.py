@@ -63,7 +63,7 @@ def run(
     from watertable import job
     from watertable_platform.progress import JsonLines, Progress
 
-    log = settings.home_folder / "logs" / f"{loaded.name}.log"
+    log = settings.log_file(loaded.name)
     terminal.quiet(log)
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
         view = JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log)

@@ -165,7 +165,7 @@ class Script:
         """Start Spark, and compare the tables with their source."""
         from watertable.session import shut_down, spark_session
 
-        spark = spark_session(settings, app=f"demo of {self.app.name}", log=settings.home_folder / "logs" / "demo-totals.log")
+        spark = spark_session(settings, app=f"demo of {self.app.name}", log=settings.log_file("demo-totals"))
         try:
             yield from self._module("_totals").compare(spark, schedule, self.app.topology, settings)
         finally:
@@ -196,7 +196,7 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, days: int | N
         if stop.is_set():
             return 130
         _log(console, f"{feeding.done:,} records are in the topics")
-        log = settings.home_folder / "logs" / "demo.log"
+        log = settings.log_file("demo")
         with Child(run_command(script.app.name, "--available-now"), env=_environment(settings), cwd=settings.project, log=log) as child:
             while not child.ended and not stop.is_set():
                 event = child.event(0.25)
@@ -244,7 +244,7 @@ def _watched(
     from watertable.kafka.admin import Admin
     from watertable_platform.child import Child
 
-    log = settings.home_folder / "logs" / "dagster.log"
+    log = settings.log_file("dagster")
     command = [sys.executable, "-m", "watertable_platform", "dev", "--port", str(port), "--no-broker"]
     page = Page(f"http://127.0.0.1:{port}", script.app.name)
     board = Board(settings, script.app, Admin(cluster), page, script.tour())

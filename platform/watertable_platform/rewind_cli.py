@@ -158,7 +158,7 @@ def _promote(
     from watertable_platform import show
     from watertable_platform.progress import JsonLines, Progress
 
-    name, log = loaded.name, settings.home_folder / "logs" / "query.log"
+    name, log = loaded.name, settings.log_file("query")
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
 
         def replay(goal: Offsets | None) -> None:
@@ -278,7 +278,7 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
     from watertable_platform.progress import JsonLines, Progress
 
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
-        with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.home_folder / "logs" / "query.log") as view:
+        with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query")) as view:
             job.run(loaded.topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
         if stop.is_set():
             raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")

@@ -165,7 +165,7 @@ def carry_out(
 
     `heard` is told all but the last as it comes. Raises `Failure` with the command's own words.
     """
-    log = settings.home_folder / "logs" / f"{app.name}.act.log"
+    log = settings.log_file(f"{app.name}.act")
     said: dict[str, Event] = {}
     done: Event | None = None
     with Child(command(act, app.name, "--json", *options), env={"WATERTABLE_PROJECT": str(settings.project)}, cwd=settings.project, log=log,

@@ -67,7 +67,7 @@ def session(settings: Settings, console: Console) -> Iterator[SparkSession]:
     from watertable.session import shut_down, spark_session
 
     with console.status("starting Spark", spinner="dots"):
-        spark = spark_session(settings, app="watertable query", log=settings.home_folder / "logs" / "query.log")
+        spark = spark_session(settings, app="watertable query", log=settings.log_file("query"))
     try:
         yield spark
     finally:

@@ -97,7 +97,7 @@ class _Stream:
             run_command(self.app.name),
             env={"WATERTABLE_PROJECT": str(self.settings.project)},
             cwd=self.settings.project,
-            log=self.settings.home_folder / "logs" / f"{self.app.name}.driver.log",
+            log=self.settings.log_file(f"{self.app.name}.driver"),
             grace=GRACE,
         )
         try:

@@ -72,5 +72,5 @@ def begin_session(settings: Settings) -> AbstractContextManager[SparkSession]:
     """Begin a Spark session for a command that looks or acts, ended with it."""
     from watertable_platform.show import session
 
-    quiet(settings.home_folder / "logs" / "query.log")
+    quiet(settings.log_file("query"))
     return session(settings, err)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 class Lookup(Protocol):
     """Give the old rows of a table for a frame of distinct keys, and perhaps more, or all: `key`, `state`, with its lineage cut.
 
+    The keys are those under which rows are made together (`company`): shorter ones than a processor's store has, say.
     Of an outer join of streams, those too in which a record waits whose window is closed at the stream time `due`; of the rows that wait
     for a suppressed table, all whose windows are closed by then, and all that could be made one with them.
     """
@@ -478,8 +479,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
         keys = rows.where(keyed).select("key").distinct()
         added = self.singles(table, frames).join(F.broadcast(keys), "key", "left_semi")
-        asked = keys.selectExpr(f"{company(table)} AS key").distinct() if isinstance(table.root, nodes.Stored) else keys
-        old = self.lookup(table, asked)
+        old = self.lookup(table, keys.selectExpr(f"{company(table)} AS key").distinct())
         before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (old, ()))]
         both = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), before, rows)
         forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"

@@ -84,4 +84,4 @@ def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:
 
 def _session(settings: Settings) -> SparkSession:
     """Start Spark where none runs yet; what its JVM prints goes to a file, not between a notebook's cells."""
-    return spark_session(settings, app="watertable read", log=settings.home_folder / "logs" / "read.log")
+    return spark_session(settings, app="watertable read", log=settings.log_file("read"))

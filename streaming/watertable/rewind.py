@@ -267,6 +267,17 @@ class Facts:
     until: CommitInfo | None = None
 
 
+def check_emits(topology: Topology, rebuilds: Collection[str]) -> None:
+    """Refuse `--emit` where nothing is published: by a rebuild of some tables, and by an app without output topics."""
+    if rebuilds:
+        raise RewindRefused(
+            "--emit: output topics get nothing of a rebuild of some tables: there is nothing to publish again. "
+            "Leave it out, or rewind all tables"
+        )
+    if not topology.sinks:
+        raise RewindRefused(f"--emit: {topology.app} has no output topics: there is nothing to publish again. Leave it out")
+
+
 def plan(
     store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
@@ -287,9 +298,8 @@ def plan(
             f"--table goes {target}: some tables alone are made anew from the first record on, since the others don't go back; "
             "leave the target out, or rewind all tables"
         )
-    if emit and (rebuilds or not topology.sinks):
-        why = "output topics get nothing of a rebuild of some tables" if rebuilds else f"{topology.app} has no output topics"
-        raise RewindRefused(f"--emit: {why}: there is nothing to publish again. Leave it out{', or rewind all tables' if rebuilds else ''}")
+    if emit:
+        check_emits(topology, rebuilds)
     part = topology.above(rebuilds) if rebuilds else topology
     facts = survey(store, part, kafka, target)
     if days is not None:

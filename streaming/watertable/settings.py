@@ -140,6 +140,10 @@ class Settings(BaseSettings):
         """Give the folder of the embedded broker, logs and local state."""
         return self.project / self.home
 
+    def log_file(self, of: str) -> Path:
+        """Give the file that a process of ours logs to, which may not be there yet."""
+        return self.home_folder / "logs" / f"{of}.log"
+
     @property
     def warehouse_uri(self) -> str:
         """Give the Delta warehouse as an absolute path or a URI with its scheme, for Spark and for Delta readers."""

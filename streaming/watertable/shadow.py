@@ -54,7 +54,7 @@ from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
 from watertable.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of, offsets_passed
 from watertable.rebuild import commit_at, inside, misfit
-from watertable.rewind import EMITTING
+from watertable.rewind import EMITTING, check_emits
 from watertable.schema import Column, Type, quote
 from watertable.store import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
@@ -202,9 +202,8 @@ def emitted(topology: Topology, shadow: CommitInfo, *, emit: bool) -> tuple[str,
 
     Raises `RewindRefused` where it is asked for and there are none.
     """
-    if emit and (shadow.of or not topology.sinks):
-        why = "output topics get nothing of a rebuild of some tables" if shadow.of else f"{topology.app} has no output topics"
-        raise RewindRefused(f"--emit: {why}: there is nothing to publish again. Leave it out")
+    if emit:
+        check_emits(topology, shadow.of)
     return tuple(sink.topic for sink in topology.sinks) if emit or EMIT in shadow.counters else ()
 
 

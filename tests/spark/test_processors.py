@@ -11,7 +11,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
-from tests.spark.runs import Run, cut, survives
+from tests.spark.runs import Run, agree, by, cut, survives, told
 from tests.unit.test_processors import baskets, clocked, shopping, site, tale
 from watertable.plan import Topology
 from watertable.records import Record
@@ -64,11 +64,24 @@ def test_spark_gives_what_the_interpreter_does_whatever_the_cuts(spark: SparkSes
         assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
 
 
+@pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_all_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
     app, _, made = site()
     made["fresh"].group_by_key().agg(n=wt.count(), pages=wt.collect_list("page")).materialized_as("fresh")
     made["often"].group_by("page").agg(n=wt.sum("n")).materialized_as("often")
     survives(tiny(spark), tmp_path, app.topology(), PARTITIONS, tale(24), 8)
+
+
+def test_a_stream_joined_with_a_store_whose_keys_are_longer_than_its_records_finds_the_row(spark: SparkSession, tmp_path: Path) -> None:
+    app, views, made = site()
+    seen = views.select_key("who", "page").left_join(made.tables["pages"], n="right.n")
+    seen.group_by("page").agg(ns=wt.collect_list("n")).materialized_as("seen")
+    records, run = tale(24), Run(tiny(spark), tmp_path, app.topology(), PARTITIONS)
+    for batch in by(records, 8):
+        run.read(batch)
+    wanted = told(run.topology, records)
+    assert any(n > 1 for row in wanted.tables["seen"].values() for n in row["ns"])
+    agree(run, wanted)
 
 
 def test_the_jobs_of_a_batch_are_as_many_whatever_the_records_and_the_keys(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from watertable.errors import KafkaError, TopicChanged
 from watertable.kafka.config import Cluster
 
 TIMEOUT: Final = 15.0
-_NO_LEADER_YET: Final = (ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError.UNKNOWN_TOPIC_OR_PART)
+_NO_LEADER_YET: Final = (
+    ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError.UNKNOWN_TOPIC_OR_PART,
+    ClientError.UNKNOWN_LEADER_EPOCH, ClientError.FENCED_LEADER_EPOCH,  # who leads it, the client knows before the broker, or after it
+)  # fmt: skip
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
 T = TypeVar("T")
