@@ -8,16 +8,20 @@ keys, tombstones, null columns, broken bytes, several partitions, and times in a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture.providers import CONSTANTS_CACHE, HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
 
 import watertable as wt
 from watertable import nodes, plan
@@ -546,8 +550,18 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(topology, tuple(records), tuple(sorted(cuts)), keyed)
 
 
+@contextmanager
+def nothing_from_our_code() -> Iterator[None]:
+    """Let Hypothesis draw no constants that it finds in the project's modules: they would be of those that happen to be loaded."""
+    with patch.object(HypothesisProvider, "_local_constants", Constants()):
+        CONSTANTS_CACHE.cache.clear()
+        yield
+    CONSTANTS_CACHE.cache.clear()
+
+
+@nothing_from_our_code()
 def drawn(number: int, start: int) -> list[Case]:
-    """Draw so many cases, the same ones for the same seed."""
+    """Draw so many cases, the same ones for the same seed, whatever ran before."""
     found: list[Case] = []
 
     @seed(start)
