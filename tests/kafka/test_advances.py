@@ -36,6 +36,7 @@ def shop() -> Topology:
     return app.topology()
 
 
+@pytest.mark.slow
 def test_an_idle_partition_is_let_go_and_a_replay_closes_the_same_windows(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     admin, producer, topology = Admin(broker), Producer(broker.client_config()), shop()
     settings = Settings.load(tmp_path, kafka=broker.bootstrap, fold_seconds=3600.0, trigger_seconds=0.0)

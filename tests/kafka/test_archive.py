@@ -122,13 +122,8 @@ def test_an_archive_is_one_for_all_apps_and_whoever_is_late_finds_what_it_wanted
     assert Counter(world.archived()).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "archive.after_commit",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("archive.before_write", "archive.after_write", "store.commit.before_write")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["archive.before_write", "archive.after_write", "archive.after_commit", "store.commit.before_write"])
 def test_a_run_that_dies_around_its_archive_leaves_no_gap_and_no_double(world: Keeping, point: str) -> None:
     world.produce(("a", 5), ("b", -1))
     world.go()

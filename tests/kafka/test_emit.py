@@ -95,6 +95,7 @@ def test_a_promoted_shadow_publishes_again_all_that_it_has_made(spark: SparkSess
     assert [of(world, sku) for sku in "abc"] == [[-2, -11, -2, -11], [-1, -3, -1, -3], [-3, -3, -2]]
 
 
+@pytest.mark.slow
 def test_publishers_that_fail_while_they_publish_again_lose_and_repeat_nothing(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

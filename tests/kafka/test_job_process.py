@@ -113,6 +113,7 @@ def test_sigterm_ends_a_run_within_seconds_with_exit_code_0_and_leaves_no_proces
     assert not _runs(jvm)
 
 
+@pytest.mark.slow
 def test_a_jvm_does_not_outlive_its_python_and_a_python_whose_jvm_died_fails_in_words(run: Run, tmp_path: Path) -> None:
     jvm = run.jvm
     os.kill(run.process.pid, signal.SIGKILL)

@@ -146,6 +146,7 @@ def test_at_whatever_position_a_rewind_arrives_the_tables_are_the_interpreters_f
             hold(store.head().position, ends)
 
 
+@pytest.mark.slow
 def test_records_that_retention_has_taken_are_refused_by_name(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
     world.produce(("a", 5), ("a", 6), ("b", 1))

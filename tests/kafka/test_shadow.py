@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
+@pytest.mark.slow
 def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward
     assert Counter(world.published()) == Counter(emitted)
 
 
+@pytest.mark.slow
 def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_nothing_twice(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_not
     assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("c", -1), ("a", -1)])
 
 
+@pytest.mark.slow
 def test_a_live_run_that_was_asked_to_wait_goes_on_when_nobody_comes(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
     topology = world.topology()
@@ -120,6 +123,7 @@ def test_a_live_run_that_was_asked_to_wait_goes_on_when_nobody_comes(spark: Spar
     assert not any(isinstance(e, Rewound) for e in said)
 
 
+@pytest.mark.slow
 def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
     assert (world.stock(), store.head().position.epoch) == ({"a": (18, 3)}, 2)
 
 
+@pytest.mark.slow
 def test_a_shadow_begins_no_batch_while_its_app_is_late_but_for_the_one_that_the_app_waits_for(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
     return Ledger.open(tiny(spark), str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_shadow_that_is_given_up_leaves_the_app_as_it_was_and_makes_room_for_another(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2, 3), folds=(2,))
     begun(ledger)

@@ -77,6 +77,7 @@ def test_a_left_epoch_is_no_history_of_the_one_that_is_read(ledger: Ledger) -> N
     assert str(looked(again, "qty < 0").at) == "shop@2.3"
 
 
+@pytest.mark.slow
 def test_of_a_trimmed_history_it_says_what_was_already_so_and_finds_what_became_so_since(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ BATCHES: list[list[tuple[str, str, dict[str, Any] | None]]] = [
 ]
 
 
+@pytest.mark.slow
 @both_folds
 def test_a_side_that_no_reader_sees_is_kept_through_folds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int

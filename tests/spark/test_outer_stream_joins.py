@@ -51,6 +51,7 @@ def test_what_comes_alone_comes_once_through_folds_that_let_go_of_what_is_done_w
     assert max(run.jobs[1:]) <= 24, f"{run.jobs} Spark jobs for two joins of streams"
 
 
+@pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_what_comes_alone_is_the_same(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_status_tells_how_far_each_table_is_behind(ledger: Ledger) -> None:
     assert timedelta(0) < stock.behind < low.behind < timedelta(minutes=10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_buckets")
 def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSession, tmp_path: Path) -> None:
     ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7), timedelta(days=1)))
@@ -160,6 +161,7 @@ def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSe
     assert again.read("stock") == {"a": 9}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_buckets")
 def test_advances_outlive_the_commits_that_made_them(ledger: Ledger) -> None:
     made = (Advance("moves", 0, 3, minute(5)), Advance("moves", 0, 3, minute(9)), Advance("moves", 1, 0, minute(2)))
@@ -177,6 +179,7 @@ def test_advances_outlive_the_commits_that_made_them(ledger: Ledger) -> None:
     assert ledger.restart().store.head().position.seq == 5
 
 
+@pytest.mark.slow
 def test_upkeep_beside_a_writer_changes_no_row_and_stops_nobody(ledger: Ledger) -> None:
     for _ in range(3):
         ledger.sell(a=1)

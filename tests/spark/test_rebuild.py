@@ -239,7 +239,8 @@ def test_tables_of_every_kind_are_rebuilt_and_rewound_over(spark: SparkSession, 
     agree(run, told(run.topology, RECORDS))
 
 
-@pytest.mark.parametrize("points", [POINTS[-2:], pytest.param(POINTS, marks=pytest.mark.slow)], ids=["at its commit", "anywhere"])
+@pytest.mark.slow
+@pytest.mark.parametrize("points", [POINTS[-2:], POINTS], ids=["at its commit", "anywhere"])
 def test_a_rebuild_that_dies_leaves_the_old_rows_or_the_new_and_can_be_gone_on_with_and_undone(run: App, points: Sequence[str]) -> None:
     before, position = run.tables(), run.writer.position
     assert run.wrong(30) == {"stock"}
@@ -261,6 +262,7 @@ def test_a_rebuild_that_dies_leaves_the_old_rows_or_the_new_and_can_be_gone_on_w
     assert run.tables() == before
 
 
+@pytest.mark.slow
 def test_what_the_app_reads_while_it_is_joined_is_in_it_and_new_tables_come_under_new_code(run: App) -> None:
     begun(run, "stock")
 

@@ -282,6 +282,7 @@ def test_a_gap_that_was_accepted_is_recorded_and_gone_behind(ledger: Ledger) -> 
     assert again.restart().offsets == {("moves", 0): 35, ("names", 0): 30}
 
 
+@pytest.mark.slow
 def test_changes_across_a_fork_are_the_difference_of_both_lineages(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 3, 4, 6), folds=(4,))
     again = rewound(ledger, "2")
@@ -417,6 +418,7 @@ def test_an_epoch_publishes_from_where_its_parent_stopped_by_the_places_of_the_s
     assert broker.state.floor == {}, "once it is passed, the floor is gone"
 
 
+@pytest.mark.slow
 def test_what_an_undo_brings_back_is_published_once_too(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     for upto in (10, 20):
@@ -476,6 +478,7 @@ def test_a_rewind_before_what_is_unpublished_changes_nothing_of_it(ledger: Ledge
         assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(40)]
 
 
+@pytest.mark.slow
 def test_changed_code_starts_over_from_earliest_even_where_it_keeps_another_state(spark: SparkSession, tmp_path: Path) -> None:
     import watertable as wt
     from watertable.store import Store

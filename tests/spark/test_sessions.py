@@ -61,7 +61,7 @@ def batches(seed: int) -> list[list[Record]]:
     return cut(records, rng, 4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 4))])
 def test_the_compiler_makes_the_sessions_of_the_interpreter_and_tells_the_same_of_them(spark: SparkSession, seed: int) -> None:
     given, topology = batches(seed), site()
     wanted = run_interpreter(topology, given)
@@ -70,6 +70,7 @@ def test_the_compiler_makes_the_sessions_of_the_interpreter_and_tells_the_same_o
     assert wanted.differences(CompilerRun(tiny(spark), topology).run(given)) == []
 
 
+@pytest.mark.slow
 @both_folds
 def test_sessions_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
@@ -89,6 +90,7 @@ def test_sessions_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_read
                 assert bounds == wanted, (table, number)
 
 
+@pytest.mark.slow
 def test_a_fold_deletes_a_session_that_only_another_fold_has_seen(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def promoted(ledger: Ledger, *cuts: int, **options: Any) -> Ledger:
     return again
 
 
+@pytest.mark.slow
 def test_nobody_notices_a_shadow_while_it_replays(ledger: Ledger) -> None:
     """Readers, the app's writer, its folds and its upkeep go on as if it weren't there, in whatever order the commits come."""
     tell(ledger, cuts=(1, 2, 3), folds=(2,))
@@ -107,6 +108,7 @@ def test_a_shadow_from_any_fork_is_promoted_at_the_apps_offsets_and_readers_have
     assert ledger.read("stock") == told(6)["stock"] | {"a": 14}
 
 
+@pytest.mark.slow
 def test_what_the_app_reads_meanwhile_the_shadow_reads_before_it_is_promoted(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2, 3))
     begun(ledger)
@@ -123,6 +125,7 @@ def test_what_the_app_reads_meanwhile_the_shadow_reads_before_it_is_promoted(led
         ledger.writer.check()
 
 
+@pytest.mark.slow
 def test_a_promote_is_undone_like_any_rewind(ledger: Ledger) -> None:
     tell(ledger, cuts=(2, 4), folds=(4,))
     begun(ledger)
@@ -160,6 +163,7 @@ def test_a_promote_that_dies_at_any_point_has_changed_nothing_or_all_and_can_be_
         shadow.promote(ledger.store, ledger.topology, replay(ledger))
 
 
+@pytest.mark.slow
 def test_a_promote_behind_the_app_or_beyond_it_is_refused(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2, 3, 4))
     begun(ledger)
@@ -178,6 +182,7 @@ def test_a_promote_behind_the_app_or_beyond_it_is_refused(ledger: Ledger) -> Non
     assert read(promoted(again.restart())) == told(5)
 
 
+@pytest.mark.slow
 def test_nothing_is_published_twice_through_a_promote_and_its_undo(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     for upto in (10, 20):
@@ -224,6 +229,7 @@ def test_a_diff_counts_rows_and_columns_and_shows_keys(ledger: Ledger) -> None:
     assert "| stock | 1 | 1 | 2 | qty in 2 (sum -14, at most 8) |" in found.markdown()
 
 
+@pytest.mark.slow
 def test_a_shadow_of_other_code_is_compared_promoted_and_undone_by_the_code_that_was(spark: SparkSession, tmp_path: Path) -> None:
     import watertable as wt
     from watertable.store import Store

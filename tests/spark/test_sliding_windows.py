@@ -70,7 +70,7 @@ def in_log_order(records: Iterable[Record]) -> list[Record]:
     return [record for *_, record in sorted(placed)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 3))])
 def test_the_compiler_makes_the_windows_of_the_interpreter(spark: SparkSession, seed: int) -> None:
     given, topology = batches(seed), house()
     wanted = run_interpreter(topology, given)
@@ -80,6 +80,7 @@ def test_the_compiler_makes_the_windows_of_the_interpreter(spark: SparkSession, 
     assert wanted.differences(CompilerRun(tiny(spark), topology).run(given)) == []
 
 
+@pytest.mark.slow
 def test_changes_of_windows_survive_crashes_folds_and_rewinds(spark: SparkSession, tmp_path: Path) -> None:
     app = wt.App("house")
     heat, smoke = (app.topic(name, key="room STRING", value="x INT, y DECIMAL(9,2)").stream() for name in TOPICS)

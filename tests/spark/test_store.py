@@ -140,6 +140,7 @@ def test_what_a_writer_had_begun_when_it_died_is_not_there_and_what_it_had_commi
         assert (ledger.writer.position.seq, ledger.read("stock")) == (there, {"a": there})
 
 
+@pytest.mark.slow
 def test_an_idle_app_keeps_its_position_through_optimize_vacuum_and_log_clean_up(ledger: Ledger, spark: SparkSession) -> None:
     for _ in range(3):
         ledger.sell(a=1)

@@ -141,6 +141,7 @@ def test_a_sum_that_a_filter_hides_goes_on_and_plain_readers_never_see_it(ledger
     assert plain(ledger, "low") == ledger.read("low") == {"a": 4, "b": 5}
 
 
+@pytest.mark.slow
 def test_an_emptied_group_is_deleted_leaves_no_tombstone_and_comes_back_as_new(spark: SparkSession, tmp_path: Path) -> None:
     app = wt.App("shop")
     names = app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")

@@ -64,6 +64,7 @@ def waiting(run: Run) -> list[int]:
     return [int(frame.selectExpr("coalesce(sum(__lefts + __rights), 0)").collect()[0][0]) for frame in frames]
 
 
+@pytest.mark.slow
 @both_folds
 def test_pairs_come_once_through_folds_that_let_go_of_what_nothing_can_pair_with(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int

@@ -56,6 +56,7 @@ def tale(minutes: int) -> list[Record]:
     return records
 
 
+@pytest.mark.slow
 @both_folds
 def test_what_waits_goes_on_once_through_folds_and_is_gone_then(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int

@@ -68,6 +68,7 @@ def versions(run: Run) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in found.collect()]
 
 
+@pytest.mark.slow
 @both_folds
 def test_rows_are_the_last_by_event_time_through_folds_that_let_go_of_old_versions_and_of_tombstones(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
