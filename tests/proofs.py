@@ -28,7 +28,7 @@ _BROUGHT: Final = (nodes.JoinSide, nodes.JoinBuffer, nodes.History, nodes.Waitin
 _NODES: Final = [kind for kind in vars(nodes).values() if isinstance(kind, type) and issubclass(kind, nodes.Node)]
 EVERY: Final = frozenset({
     *(kind.__name__ for kind in _NODES if not issubclass(kind, _BROUGHT)),
-    *(kind.__name__ for kind in (*get_args(Windows), Stretches, Lifetimes)), *FUNCTIONS,
+    *(kind.__name__ for kind in (*get_args(Windows), Stretches, Lifetimes)), *FUNCTIONS, "reduce",
 } - {"Node"})  # fmt: skip
 """All that a plan can be made of, but for what other nodes bring along."""
 

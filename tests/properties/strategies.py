@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +24,7 @@ from hypothesis.internal.conjecture.providers import CONSTANTS_CACHE, Hypothesis
 from hypothesis.internal.constants_ast import Constants
 
 import watertable as wt
+from tests.proofs import EVERY, parts_of
 from watertable import nodes, plan
 from watertable.definitions import check_waits
 from watertable.errors import DefinitionError
@@ -40,6 +41,7 @@ BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 MAX_DEPTH = 3
 MAX_STREAMS = 8
+RUN = 25
 
 
 @dataclass(frozen=True)
@@ -551,7 +553,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @contextmanager
-def nothing_from_our_code() -> Iterator[None]:
+def _nothing_from_our_code() -> Iterator[None]:
     """Let Hypothesis draw no constants that it finds in the project's modules: they would be of those that happen to be loaded."""
     with patch.object(HypothesisProvider, "_local_constants", Constants()):
         CONSTANTS_CACHE.cache.clear()
@@ -559,16 +561,40 @@ def nothing_from_our_code() -> Iterator[None]:
     CONSTANTS_CACHE.cache.clear()
 
 
-@nothing_from_our_code()
+def each(judge: Callable[[Case], None], start: int, *phases: Phase) -> None:
+    """Show the cases of a seed to a judge, the same ones whatever ran before.
+
+    They are few: in a long run many are alike, since Hypothesis changes what it has drawn.
+    """
+    how = settings(
+        max_examples=RUN, phases=[Phase.generate, *phases], database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+    with _nothing_from_our_code():
+        seed(start)(how(given(cases())(judge)))()
+
+
 def drawn(number: int, start: int) -> list[Case]:
-    """Draw so many cases, the same ones for the same seed, whatever ran before."""
-    found: list[Case] = []
+    """Draw so many cases, no two of them the same, of a seed and those after it."""
+    found: dict[str, Case] = {}
 
-    @seed(start)
-    @settings(max_examples=number, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(cases())
-    def draw(case: Case) -> None:
-        found.append(case)
+    def keep(case: Case) -> None:
+        found[repr(case)] = case
 
-    draw()
-    return found
+    for first in count(start):
+        if len(found) >= number:
+            return list(found.values())[:number]
+        each(keep, first)
+    raise AssertionError("seeds don't end")
+
+
+def covering(plans: Sequence[Case]) -> list[Case]:
+    """Choose few of the cases that have, together, every operator, window and aggregate."""
+    chosen: list[Case] = []
+    missing = set(EVERY)
+    while missing:
+        best = max(plans, key=lambda case: len(missing & parts_of(case.topology)))
+        assert missing & parts_of(best.topology), f"no case has {sorted(missing)}"
+        missing -= parts_of(best.topology)
+        chosen.append(best)
+    return chosen

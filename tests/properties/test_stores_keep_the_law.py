@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.properties.engines import tiny
-from tests.properties.strategies import Case, drawn
+from tests.properties.strategies import Case, covering, drawn
 from tests.spark.runs import Twin
 from watertable.plan import Topology
 from watertable.purity import Purity, purity_of
@@ -66,10 +66,25 @@ def judge(spark: SparkSession, case: Case, warehouse: Path, seed: int) -> list[s
     return live(Twin(spark, warehouse, case.topology, whole), case.batches, random.Random(seed))
 
 
+def hold(spark: SparkSession, plans: Sequence[Case], warehouses: Path) -> None:
+    session = tiny(spark)
+    for number, case in enumerate(plans):
+        differences = judge(session, case, warehouses / str(number), number)
+        assert not differences, "\n".join([f"plan {number}, oracle, then store:", *differences, repr(case)])
+
+
 @pytest.mark.spark
 def test_a_table_is_the_same_after_crashes_folds_and_a_rewind(spark: SparkSession, tmp_path: Path, say: Callable[[str], None]) -> None:
-    session, plans = tiny(spark), drawn(PLANS, SEED)
-    for number, case in enumerate(plans):
-        differences = judge(session, case, tmp_path / str(number), number)
-        assert not differences, "\n".join([f"plan {number}, oracle, then store:", *differences, repr(case)])
+    plans = drawn(PLANS, SEED)
+    hold(spark, plans, tmp_path)
     say(f"{len(plans)} random plans on a store (seed {SEED}): the same after crashes, folds and rewinds")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_every_operator_window_and_aggregate_is_the_same_after_crashes_folds_and_a_rewind(
+    spark: SparkSession, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    plans = covering(drawn(300, SEED))
+    hold(spark, plans, tmp_path)
+    say(f"{len(plans)} random plans with all operators on a store (seed {SEED}): the same after crashes, folds and rewinds")
