@@ -589,11 +589,11 @@ def drawn(number: int, start: int) -> list[Case]:
 
 
 def covering(plans: Sequence[Case]) -> list[Case]:
-    """Choose few of the cases that have, together, every operator, window and aggregate."""
+    """Choose cases of few tables that have, together, every operator, window and aggregate."""
     chosen: list[Case] = []
     missing = set(EVERY)
     while missing:
-        best = max(plans, key=lambda case: len(missing & parts_of(case.topology)))
+        best = max(plans, key=lambda case: len(missing & parts_of(case.topology)) / (1 + len(case.topology.kept)))
         assert missing & parts_of(best.topology), f"no case has {sorted(missing)}"
         missing -= parts_of(best.topology)
         chosen.append(best)
