@@ -274,7 +274,8 @@ class Context:
         A time that has been reached already is taken as the next after it. Raises `KeyError` for a punctuator that wasn't declared.
         """
         soonest = self._record.stream_time + timedelta(microseconds=1)
-        due = {"at": at, "topic": self._record.topic, "partition": self._record.partition}
+        partition = max(0, self._record.partition)  # a final row is of none: it goes by the first
+        due = {"at": at, "topic": self._record.topic, "partition": partition}
         row = typed(due, self._timers(punctuator)._type.value, f"schedule({punctuator!r})")
         self._timers(punctuator)._write((punctuator,), row | {"at": max(row["at"], soonest)})
 
