@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """Counts the layout of changelog and tables; what is greater than `KNOWN`, found in a store, is refused."""
-KNOWN: Final = 2
-"""The greatest format that is understood: that of an epoch's row which has some tables begin anew."""
+REBUILT: Final = 2
+"""The format of an epoch's row which has some tables begin anew."""
+CLOCKED: Final = 3
+"""The format of a commit in which the wall clock was recorded: what is called there would be missing in an earlier release's replay."""
+KNOWN: Final = CLOCKED
+"""The greatest format that is understood."""
 BUCKET: Final = 1000
 """Commits per partition: the grain of trimming, and what OPTIMIZE makes one file of."""
 COMMIT_TABLE: Final = "__commit"
@@ -62,6 +66,9 @@ BACK: Final = "back"
 """In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
 
 DaySpan = tuple[date, date]
+CLOCK: Final = "clock:"
+"""In the counters of a commit's row: the wall clock, in microseconds, of the advance of a topic's partition to a stream time."""
+
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
 
@@ -111,12 +118,21 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Record the decision to let a partition's stream time go on without records: before this offset it counts as `stream_time`."""
+    """Record the decision to let a partition's stream time go on without records: before this offset it counts as `stream_time`.
+
+    With a `clock`, it records what the clock on the wall was there.
+    """
 
     topic: str
     partition: int
     before: int
     stream_time: datetime
+    clock: datetime | None = None
+
+    @property
+    def counter(self) -> str:
+        """Name the counter of its commit that has its clock."""
+        return f"{CLOCK}{self.topic}:{self.partition}:{_since(self.stream_time)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +198,10 @@ class CommitInfo:
     def to_json(self) -> str:
         """Write the row's struct as JSON, as Spark's `from_json` reads it."""
         parts = sorted(set(self.begin) | set(self.next) | set(self.stream_times))
+        clocks = {a.counter: _since(a.clock) for a in self.advances if a.clock is not None}
         return json.dumps({
-            "format": self.format, "kind": self.kind, "generation": self.generation, "writer": self.writer,
-            "commit_time": _iso(self.commit_time), "fingerprint": self.fingerprint, "suite_hash": self.suite_hash,
+            "format": max(self.format, CLOCKED) if clocks else self.format, "kind": self.kind, "generation": self.generation,
+            "writer": self.writer, "commit_time": _iso(self.commit_time), "fingerprint": self.fingerprint, "suite_hash": self.suite_hash,
             "partitions": [
                 {"topic": p[0], "partition": p[1], "begin": self.begin.get(p), "next": self.next.get(p),
                  "stream_time": _iso(self.stream_times.get(p))} for p in parts
@@ -197,7 +214,7 @@ class CommitInfo:
                 {"table": m.table, "version": m.version, "epoch": m.epoch, "seq": m.seq, "tombstones_from": m.tombstones_from}
                 for m in self.folds
             ],
-            "parent": self.parent, "fork": self.fork, "counters": dict(self.counters),
+            "parent": self.parent, "fork": self.fork, "counters": {**self.counters, **clocks},
         })  # fmt: skip
 
     @classmethod
@@ -207,6 +224,8 @@ class CommitInfo:
         if c["format"] > KNOWN:
             raise FormatError(f"commit {row['epoch']}.{row['seq']} has store format {c['format']}; this release knows {KNOWN}: upgrade it")
         parts = {(p["topic"], p["partition"]): p for p in c["partitions"]}
+        advances = [Advance(a["topic"], a["partition"], a["before"], _micros(a["stream_time"])) for a in c["advances"]]
+        clocks = {name: _micros(value) for name, value in c["counters"].items() if name.startswith(CLOCK)}
         return cls(
             kind=c["kind"], epoch=row["epoch"], seq=row["seq"], generation=c["generation"], writer=c["writer"],
             commit_time=_micros(c["commit_time"]), fingerprint=c["fingerprint"], suite_hash=c["suite_hash"],
@@ -214,9 +233,10 @@ class CommitInfo:
             next={k: p["next"] for k, p in parts.items() if p["next"] is not None},
             stream_times={k: None if p["stream_time"] is None else _micros(p["stream_time"]) for k, p in parts.items()},
             topic_ids={t["topic"]: t["id"] for t in c["topics"]},
-            advances=tuple(Advance(a["topic"], a["partition"], a["before"], _micros(a["stream_time"])) for a in c["advances"]),
+            advances=tuple(replace(a, clock=clocks.get(a.counter)) for a in advances),
             folds=tuple(FoldMark(m["table"], m["version"], m["epoch"], m["seq"], m["tombstones_from"]) for m in c["folds"]),
-            parent=c["parent"], fork=c["fork"], counters=dict(c["counters"]), format=c["format"],
+            parent=c["parent"], fork=c["fork"], format=c["format"],
+            counters={name: value for name, value in c["counters"].items() if name not in clocks},
         )  # fmt: skip
 
 
@@ -469,18 +489,31 @@ class Changelog:
     def advances(self, topic_ids: Mapping[str, str], where: str = "true") -> tuple[Advance, ...]:
         """List the advances that any epoch has recorded for these topics, the furthest for each place: they are part of the log.
 
-        Those of a topic that has been created anew since are of another log. `where` is a condition over epoch and bucket.
+        Each recorded clock is one by itself. Those of a topic that has been created anew since are of another log. `where` is a condition
+        over epoch and bucket.
         """
         rows = self.snapshot().frame().where(f"`table` = '{COMMIT_TABLE}' AND {where}").selectExpr("commit_v1 AS c")
         rows = rows.where("size(c.advances) > 0")
-        each = rows.selectExpr("explode(c.advances) AS a", "map_from_entries(c.topics) AS ids").selectExpr(
+        each = rows.selectExpr("explode(c.advances) AS a", "map_from_entries(c.topics) AS ids", "c.counters AS counters").selectExpr(
             "a.topic AS topic", "a.partition AS partition", "a.before AS before", "ids[a.topic] AS id",
-            "unix_micros(a.stream_time) AS micros",
+            "unix_micros(a.stream_time) AS micros", "counters",
         )  # fmt: skip
-        furthest = each.groupBy("topic", "partition", "before", "id").agg(F.max("micros").alias("micros")).collect()
+        each = each.withColumn("clock", F.expr(f"try_element_at(counters, concat_ws(':', '{CLOCK[:-1]}', topic, partition, micros))"))
+        place = ("topic", "partition", "before", "id", "clock", F.expr("CASE WHEN clock IS NOT NULL THEN micros END"))
+        furthest = each.groupBy(*place).agg(F.max("micros").alias("micros")).collect()
         return tuple(
-            Advance(r["topic"], r["partition"], r["before"], _micros(r["micros"])) for r in furthest if topic_ids.get(r["topic"]) == r["id"]
+            Advance(r["topic"], r["partition"], r["before"], _micros(r["micros"]), None if r["clock"] is None else _micros(r["clock"]))
+            for r in furthest if topic_ids.get(r["topic"]) == r["id"]
         )  # fmt: skip
+
+    def furthest(self, topic_ids: Mapping[str, str]) -> dict[Partition, int]:
+        """Give, for each partition of these topics, the offset up to which any epoch has read it."""
+        rows = self.snapshot().frame().where(f"`table` = '{COMMIT_TABLE}'").selectExpr("commit_v1 AS c").where("c.kind = 'batch'")
+        each = rows.selectExpr("explode(c.partitions) AS p", "map_from_entries(c.topics) AS ids").selectExpr(
+            "p.topic AS topic", "p.partition AS partition", "try_element_at(ids, p.topic) AS id", "p.next AS next"
+        )
+        found = each.groupBy("topic", "partition", "id").agg(F.max("next").alias("next")).where("next IS NOT NULL").collect()
+        return {(r["topic"], r["partition"]): r["next"] for r in found if topic_ids.get(r["topic"]) == r["id"]}
 
     def hint(self, snapshot: Snapshot) -> int:
         """Give a seq to look for the head from, by the last commit's own words; 0 when log clean-up or OPTIMIZE has taken them."""
@@ -592,6 +625,10 @@ def _portable(column: str) -> Any:
 
 def _iso(time: datetime | None) -> str | None:
     return None if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _since(time: datetime) -> int:
+    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _micros(value: int) -> datetime:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import reduce
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
 
@@ -42,6 +43,7 @@ from watertable.algebra import (
 from watertable.layout import Fold, Layout, Segment, expires, literal, moment
 from watertable.nodes import Aggregate, TableAggregate, Versioned
 from watertable.plan import TableDef, Topology
+from watertable.processing import Clocks
 from watertable.pythons import register, visited
 from watertable.schema import quote
 from watertable.sql.udfs import called_in
@@ -138,16 +140,17 @@ class Compiler:
 
     def batch(
         self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup,
-        since: Mapping[Partition, datetime | None] | None = None,
+        since: Mapping[Partition, datetime | None] | None = None, clocks: Clocks = MappingProxyType({}),
     ) -> Batch:  # fmt: skip
         """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
 
-        `since` are the stream times at which the batch before ended, where advances have moved them on. `lookup` gives old rows, for the
-        tables whose changes are streamed or that streams are joined with, and for what waits. Runs one job over the batch, and one for each
-        such use of a table; all other frames run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
+        `since` are the stream times at which the batch before ended, where advances have moved them on; `clocks` are the wall clocks that
+        were recorded there, each at a stream time of its own. `lookup` gives old rows, for the tables whose changes are streamed or that
+        streams are joined with, and for what waits. Runs one job over the batch, and one for each such use of a table; all other frames
+        run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
         self._teach(records.sparkSession)
-        run = _Run(self.layout, carry, lookup, carry if since is None else since)
+        run = _Run(self.layout, carry, lookup, carry if since is None else since, clocks)
         frames = {0: run.base(records)}
         watched, figures = run.watched(frames[0])
         partial: dict[nodes.Leaf, DataFrame] = {}
@@ -194,6 +197,7 @@ class _Run:
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
     since: Mapping[Partition, datetime | None]
+    clocks: Clocks
     kept: list[DataFrame] = field(default_factory=list)
     reached: Mapping[Partition, datetime | None] = field(default_factory=dict)
     """The stream times once the batch is read."""
@@ -534,7 +538,7 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
         record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, *RAW)
         rows = frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
         tables = [self.layout.topology.table(name) for name, _ in node.processor.stores]
-        return visited(node, tables, rows, self.lookup, self.reached)
+        return visited(node, tables, rows, self.lookup, self.reached, self.clocks)
 
     def _paired(self, segment: Segment, node: nodes.StreamStreamJoin, frames: Mapping[int, DataFrame]) -> DataFrame:
         """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.

@@ -18,7 +18,7 @@ from typing import Final
 from watertable.errors import EvaluationError, StoreError, TableNotFound
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.nodes import FinalRows
+from watertable.nodes import FinalRows, Process
 from watertable.plan import TableDef, Topology, walk
 from watertable.records import Event, Record, Row
 
@@ -64,7 +64,8 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
     """Run the app over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
     Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
-    a time to live: its rows come of time that went by, and the story is that of the table above it.
+    a time to live: its rows come of time that went by, and the story is that of the table above it; and for a table that is
+    made of what waits for the wall clock, since no record says what that was.
     """
     wanted = columns_of(table, key)
     if any(isinstance(node, FinalRows) for node in walk(table.node)):
@@ -100,6 +101,12 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
         engine.dropped.clear()
         engine.quarantine.clear()
         engine.outputs.clear()
+    above = (node for t in topology.above({table.name}).tables for node in walk(t.node))
+    if any(isinstance(node, Process) and node.processor.punctuators for node in above) and engine.visits.clocked:
+        raise StoreError(
+            f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
+            "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
+        )
     left_out += [out for record, out in suspects if record.key is not None and record.key in made_by]
     return Explanation(table.name, tuple(steps), tuple(left_out), count)
 

@@ -131,7 +131,7 @@ class Interpreter:
             {n: node for n, node in above.items() if isinstance(node, nodes.Versioned)},
             {n: (node, self._number[id(plan.root_of(node.right))]) for n, node in above.items() if isinstance(node, nodes.WaitingJoin)},
         )
-        self._visits = Visits({n: node for n, node in above.items() if isinstance(node, nodes.Process)})
+        self.visits = Visits({n: node for n, node in above.items() if isinstance(node, nodes.Process)})
         self._released: dict[int, list[Event]] = {}
         self._made: dict[tuple[int, str], list[Event]] = {}
         self._at: Place
@@ -153,9 +153,8 @@ class Interpreter:
             self._look_ahead(arrived)
             self._histories.release(self._is_due)
         self._given, self._ended = {}, {}
-        while (
-            self._outer or self._final
-        ):  # what a batch closes comes at its own place among the batch's records, so it must be known before
+        # what a batch closes comes at its own place among the batch's records, so it must be known before
+        while self._outer or self._final:
             ahead = self._copy()
             ahead._run(arrived)
             given = {name: found for name, join in self._outer.items() if (found := ahead._closed(name, join))}
@@ -172,7 +171,7 @@ class Interpreter:
         other = copy.copy(self)
         for name in _MEMORY:
             setattr(other, name, copied(getattr(self, name)))
-        other._histories, other._visits = self._histories.copied(), self._visits.copied()
+        other._histories, other.visits = self._histories.copied(), self.visits.copied()
         return other
 
     def _run(self, arrived: list[tuple[Event, Record]]) -> None:
@@ -243,7 +242,7 @@ class Interpreter:
 
         And what has waited in a join until now, at its own.
         """
-        while late := {*self._later, *self._histories.released, *self._visits.due(self.stream_times)}:
+        while late := {*self._later, *self._histories.released, *self.visits.due(self.stream_times)}:
             if before is not None and not min(late) < before:
                 break
             place = min(late)
@@ -293,7 +292,8 @@ class Interpreter:
 
     def _arrive(self, batch: Iterable[Record | Advance]) -> Iterator[tuple[Event, Record]]:
         """Give each record that can be read its stream time and so its place, partition by partition in offset order."""
-        for item in sorted(batch, key=lambda i: (i.topic, i.partition, i.offset, isinstance(i, Record))):
+        self.visits.clocks = {}
+        for item in sorted(batch, key=lambda i: (i.topic, i.partition, i.offset, isinstance(i, Record), getattr(i, "stream_time", 0))):
             if item.topic not in self._topics:
                 raise DefinitionError(f"app {self.topology.app!r} doesn't read topic {item.topic!r}; it reads {', '.join(self._topics)}")
             source = (item.topic, item.partition)
@@ -301,6 +301,7 @@ class Interpreter:
             now = self.stream_times.get(source, EPOCH)
             if isinstance(item, Advance):
                 self.stream_times[source] = max(now, item.stream_time)
+                self.visits.notice(item, self.stream_times[source])
             elif (event := self._decode(item, now)) is not None:
                 self.stream_times[source] = event.place.st
                 yield event, item
@@ -405,7 +406,7 @@ class Interpreter:
             return self._drop(operator_of(node), "null_key")
         number = self._number[id(node)]
         try:
-            for output, made in self._visits.call(number, node, event, self._at, self.stream_times):
+            for output, made in self.visits.call(number, node, event, self._at, self.stream_times):
                 self._made.setdefault((number, output), []).append(made)
         except EvaluationError as error:
             self._refuse(operator_of(node), node.location, str(error))

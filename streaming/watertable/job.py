@@ -10,8 +10,8 @@ on from where they put the app, within the same process. One that is asked to wa
 over. A shadow is brought on by the same loop with a writer of its own, up to where its app stands and no further; nobody folds or
 publishes what it commits.
 
-A partition that is idle, where its topic says so, is let go by an advance in the commit; a replay cuts its batches at those that were
-recorded (`advances`).
+A partition that is idle, where its topic says so, is let go by an advance in the commit, and the wall clock is recorded by one where a
+punctuator waits for it; a replay cuts its batches at those that were recorded (`advances`).
 
 Where a batch fails because of its data, halves of it are tried until the one record is known: what comes before it is committed, and
 the error names it.
@@ -25,6 +25,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -36,7 +37,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 
 from watertable import failpoints
-from watertable.advances import Advances
+from watertable.advances import Advances, Clocks, clocks_of
 from watertable.archive import Archives
 from watertable.changelog import OUT_PREFIX, UNTIL, Advance, Changelog, CommitInfo, Offsets, Partition, Position
 from watertable.compiler import Batch, Compiler
@@ -74,7 +75,7 @@ class Pace:
     """Say how fast a run goes; durations in seconds.
 
     Commits are at least `trigger` apart, batches hold at most `records`. A table is folded each `fold`, at once when `tail` rows wait for
-    it; when twice as many wait, the stream does too.
+    it; when twice as many wait, the stream does too. What is scheduled by the wall clock is looked at each `punctuate`.
     """
 
     trigger: float = 1.0
@@ -82,11 +83,13 @@ class Pace:
     fold: float = 30.0
     tail: int = 2_000_000
     tidy: float = 600.0
+    punctuate: float = 10.0
 
     @classmethod
     def of(cls, settings: Settings) -> Pace:
         """Take what the settings say."""
-        return cls(settings.trigger_seconds, settings.batch_records, settings.fold_seconds, settings.tail_rows, settings.tidy_seconds)
+        folding = settings.fold_seconds, settings.tail_rows, settings.tidy_seconds
+        return cls(settings.trigger_seconds, settings.batch_records, *folding, settings.punctuate_seconds)
 
 
 def run(
@@ -100,10 +103,12 @@ def run(
     stop: threading.Event | None = None,
     spark: SparkSession | None = None,
     log: Path | None = None,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> None:
     """Run an app until `stop` is set; with `available_now`, until it has read what was there when it began.
 
     With `shadow`, it is the app's shadow that is run, until it is where the app stands, or has read up to `goal`; the app is left alone.
+    `clock` is the clock on the wall, by which punctuators may be scheduled.
 
     Returns when all is committed, folded (a bounded run) or left as it was (a stop: the batch at hand is finished or undone within
     seconds). Without `spark`, a session is started, and ended with its JVM. Raises `TopicChanged` when the topics are no longer those that
@@ -117,7 +122,7 @@ def run(
     try:
         Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
-        job = _Replay(topology, settings, spark, emit, stop, goal) if shadow else _Job(topology, settings, spark, emit, stop)
+        job = _Replay(topology, settings, spark, emit, stop, goal) if shadow else _Job(topology, settings, spark, emit, stop, clock)
         reason = job.run(available_now=available_now)
     except Exception as error:
         told = _told(error, spark)
@@ -183,8 +188,11 @@ class _Emitter:
 class _Job:
     """Hold one running app: where it stands, and the loop that moves it."""
 
-    def __init__(self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event) -> None:
-        self.topology, self.spark, self.emit, self.stop = topology, spark, emit, stop
+    def __init__(
+        self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:  # fmt: skip
+        self.topology, self.spark, self.emit, self.stop, self.clock = topology, spark, emit, stop, clock
         self.pace = Pace.of(settings)
         self.cluster = Cluster.of(settings)
         self.admin = Admin(self.cluster)
@@ -192,6 +200,7 @@ class _Job:
         retention = Retention(timedelta(days=settings.horizon_days))
         self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.kept, retention, topology.archived)
         self.advances = Advances.of(topology)
+        self.clocks = Clocks(self.pace.punctuate, lambda: self.store.by_clock(self.writer.known))
         self.archives = Archives(spark, settings.warehouse_uri, topology.archived)
         self.position: Position | None = None
         self.offsets: dict[Partition, int] = {}
@@ -241,6 +250,7 @@ class _Job:
         ends = goal or self._ends()
         if goal is None:
             self.advances.look(self.offsets, ends, began)
+            self.advances.noticed = self.clocks.due(self.position, began, self.clock()) if self.clock else {}
         end = self.advances.upto(self.offsets, bounded(self.offsets, ends, self.pace.records))
         if end == self.offsets and not self.advances.due(self.offsets, self.stream_times):
             if goal is not None:
@@ -316,7 +326,9 @@ class _Job:
     def _look_for_advances(self) -> None:
         """Find the advances of other epochs; those of its own are in its stream times."""
         if self.writer.known.head.next_epoch > 2:
-            self.advances.recorded = self.store.changelog.advances({name: state.id for name, state in self.topics.items()})
+            ids = {name: state.id for name, state in self.topics.items()}
+            self.advances.recorded = self.store.changelog.advances(ids)
+            self.advances.read = self.store.changelog.furthest(ids) if self.store.timers else {}
 
     def _check_topics(self) -> None:
         """Raise `TopicChanged` when the topics are no longer those that were read, or have lost what no archive holds."""
@@ -459,7 +471,7 @@ class _Job:
             since = {p: self.stream_times.get(p) for p in self.offsets}
             advances = self.advances.due(self.offsets, since)
             carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
-            batch = self.compiler.batch(records, carry, self.writer.lookup(), since)
+            batch = self.compiler.batch(records, carry, self.writer.lookup(), since, clocks_of(advances))
             try:
                 failpoints.hit("job.batch.compiled")
                 self._commit(batch, end, advances)
@@ -506,7 +518,7 @@ class _Job:
         self.position = self.writer.commit(
             batch.tables, info, outbox=batch.outbox, quarantine=batch.quarantine, dropped=batch.dropped, records=counters["records"]
         )
-        self.offsets, self.stream_times = end, dict(info.stream_times)
+        self.offsets, self.stream_times, self.advances.noticed = end, dict(info.stream_times), {}
 
     def _is_data(self, error: Exception) -> bool:
         """Tell whether a batch failed because of what is in it, rather than at any record or for another reason."""
@@ -611,9 +623,8 @@ class _Replay(_Job):
     def _goal(self) -> dict[Partition, int]:
         """Give the offsets at which the app stands, or where the days were over; of topics that it doesn't read, the ends.
 
-        What the app has let go by then goes here, too.
+        What the app has recorded by then is done here, too.
         """
-        self._look_for_advances()
         found = self._given
         if self._until is not None:
             found = self._until.next
@@ -622,6 +633,7 @@ class _Replay(_Job):
             if last is None:  # rewound to earliest, it has read nothing since
                 return dict(self.offsets)
             found = last.next
+        self._look_for_advances()  # after the look at the app, which goes on meanwhile: all up to there is wanted
         beyond = [p for p in self.offsets if p not in found]
         return {**{p: found[p] for p in self.offsets if p in found}, **(self.admin.latest(beyond) if beyond else {})}
 

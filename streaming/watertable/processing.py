@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,10 +26,16 @@ Place = tuple[datetime, str, int, int, int]
 """A place in log order, as the plan has it: stream time, topic, partition, offset, ord."""
 Times = Mapping[tuple[str, int], datetime | None]
 """The stream times that partitions have reached."""
+Clock = tuple[datetime, datetime]
+"""What the wall clock was, recorded where a partition's stream time was moved on: that stream time, then the clock."""
+Clocks = Mapping[tuple[str, int], Sequence[Clock]]
+"""The clocks that a batch has of each partition, as they follow each other."""
 Entry = tuple[Any, ...]
 """The part of a store's key that is its own, beside the record's."""
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MOMENT: Final = timedelta(microseconds=1)
+"""The least time: of a partition's stream time, what is called at a recorded clock takes so much."""
 DELETED: Final = "deleted"
 """The column of a version that says that there is no row from then on."""
 PLACE: Final = ("st", "topic", "partition", "offset", "ord")
@@ -42,7 +48,7 @@ class Record:
     """Hold the record that a processor is called for: its place, its times and its row; the value of a tombstone is None.
 
     `timestamp` is the event time, `stream_time` the running maximum of the record's partition, both UTC. A punctuator gets one without a
-    value, at the offset -1; both times are the one for which it was scheduled.
+    value, at the offset -1; `timestamp` is the time for which it was scheduled, and so is `stream_time`, unless that was by the wall clock.
     """
 
     key: Row
@@ -268,16 +274,22 @@ class Context:
                 return store
         raise KeyError(f"no store {name!r}; there are {', '.join(t.name for t in self._step.stores) or 'none'}: stores={{{name!r}: ...}}")
 
-    def schedule(self, punctuator: str, at: datetime) -> None:
+    def schedule(self, punctuator: str, at: datetime, *, by: Literal["stream_time", "wall_clock"] = "stream_time") -> None:
         """Call a punctuator for the record's key, once, when the stream time of the record's partition has reached a time; forget another.
 
-        A time that has been reached already is taken as the next after it. Raises `KeyError` for a punctuator that wasn't declared.
+        A time that has been reached already is taken as the next after it. By the wall clock, it is called once the clock of the running
+        app has passed the time: at the next clock that is recorded for the record's partition, also where the time is over already.
+        Raises `KeyError` for a punctuator that wasn't declared, `ValueError` for another clock.
         """
-        soonest = self._record.stream_time + timedelta(microseconds=1)
+        if by not in ("stream_time", "wall_clock"):
+            raise ValueError(f"schedule({punctuator!r}, by={by!r}): by='stream_time' or by='wall_clock'")
+        now, clocked = self._record.stream_time, by == "wall_clock"
         partition = max(0, self._record.partition)  # a final row is of none: it goes by the first
-        due = {"at": at, "topic": self._record.topic, "partition": partition}
+        due = {"at": at, "topic": self._record.topic, "partition": partition, "since": now if clocked else None}
         row = typed(due, self._timers(punctuator)._type.value, f"schedule({punctuator!r})")
-        self._timers(punctuator)._write((punctuator,), row | {"at": max(row["at"], soonest)})
+        if not clocked:
+            row["at"] = max(row["at"], now + MOMENT)
+        self._timers(punctuator)._write((punctuator,), row)
 
     def cancel(self, punctuator: str) -> None:
         """Don't call a punctuator for the record's key, if it is scheduled; raise `KeyError` for one that wasn't declared."""
@@ -316,7 +328,7 @@ def visit(step: Step, held: Held, record: Record) -> Made:
 
 def punctuate(step: Step, held: Held, key: Row, tick: Tick) -> tuple[Made, Exception | None]:
     """Call a punctuator, which isn't scheduled any more; where it raises, that is all that came of it, beside what it raises."""
-    record = Record(key, None, tick.at, tick.at, tick.topic, tick.partition, -1)
+    record = Record(key, None, tick.at, tick.st, tick.topic, tick.partition, -1)
     context = Context(step, held, record)
     context.cancel(tick.name)
     try:
@@ -339,28 +351,51 @@ def _taken(held: Held, made: Made) -> Made:
 
 @dataclass(frozen=True)
 class Tick:
-    """Say when a punctuator of a key is due, and by the time of which partition."""
+    """Say that a punctuator of a key is due: for which time it was scheduled, and where in log order it comes.
+
+    By stream time that is where the partition reaches the time. By the wall clock, it is where the clock was recorded: `clocked`.
+    """
 
     at: datetime
     topic: str
     partition: int
     name: str
+    st: datetime
+    clocked: bool
+    ord: int
 
-    def place(self, step: Step, key: Row) -> Place:
+    def place(self, key: Row) -> Place:
         """Give it a place in log order: before the records of its partition that are at its time, apart from those of other keys."""
         text = repr([part.isoformat() if isinstance(part, datetime) else part for part in key.values()])
         number = int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:15], 16)
-        return (self.at, self.topic, self.partition, number - (1 << 60), list(step.punctuators).index(self.name))
+        return (self.st, self.topic, self.partition, number - (1 << 60 + self.clocked), self.ord)
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Order those of one key as they are called; at one recorded clock, by the times for which they were scheduled."""
+        return (self.st, self.topic, self.partition, not self.clocked, self.at, self.ord)
 
 
-def next_tick(step: Step, held: Held, key: Row, reached: Times, before: Place | None = None) -> Tick | None:
+def next_tick(step: Step, held: Held, key: Row, reached: Times, clocks: Clocks, before: Place | None = None) -> Tick | None:
     """Find the first punctuator of a key that is due, and comes before a place in log order, if one is given."""
     if not step.punctuators or not held.stores[-1]:
         return None
-    ticks = (Tick(row["at"], row["topic"], row["partition"], name) for (name,), row in held.stores[-1].items())
-    due = [tick for tick in ticks if (now := reached.get((tick.topic, tick.partition))) is not None and tick.at <= now]
-    first = min(due, key=lambda tick: tick.place(step, key), default=None)
-    return first if first is not None and (before is None or first.place(step, key) < before) else None
+    due = [tick for (name,), row in held.stores[-1].items() if (tick := _tick(step, name, row, reached, clocks)) is not None]
+    first = min(due, key=lambda tick: tick.rank, default=None)
+    if first is not None and first.clocked:  # each is gone once it was called, so their numbers grow
+        there = [tick for tick in due if tick.clocked and tick.rank[:3] == first.rank[:3]]
+        first = replace(first, ord=len(step.punctuators) - len(there))
+    return first if first is not None and (before is None or first.place(key) < before) else None
+
+
+def _tick(step: Step, name: str, row: Row, reached: Times, clocks: Clocks) -> Tick | None:
+    """Tell whether a punctuator is due, and where. By the wall clock, what was scheduled at a recorded clock waits for the next one."""
+    at, source = row["at"], (row["topic"], row["partition"])
+    if row["since"] is not None:
+        st = next((st for st, clock in clocks.get(source, ()) if row["since"] < st and at <= clock), None)
+    else:
+        st = at if (now := reached.get(source)) is not None and at <= now else None
+    return None if st is None else Tick(at, *source, name, st, row["since"] is not None, list(step.punctuators).index(name))
 
 
 def typed(value: Mapping[str, object], kind: pa.DataType, what: str) -> Row:
@@ -413,12 +448,12 @@ def plain(value: Any, kind: pa.DataType) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
-def visits_in(step: Step, schema: pa.Schema, reached: Times, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def visits_in(step: Step, schema: pa.Schema, reached: Times, clocks: Clocks, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Call a processor for sorted rows: of each key first what its stores keep, where `present` is false, then its records in log order.
 
-    Punctuators are called between them, as stream times have `reached` them. Gives a row for each that is forwarded or put (`output`
-    counts the children, then the stores) and, with the `output` -1 and a `reason`, for each record on which it raises; beside it are the
-    columns of the record.
+    Punctuators are called between them, as stream times have `reached` them, and at the recorded `clocks`. Gives a row for each that is
+    forwarded or put (`output` counts the children, then the stores) and, with the `output` -1 and a `reason`, for each record on which
+    it raises; beside it are the columns of the record.
     """
     made = _Rows(schema)
     key: Row | None = None
@@ -429,17 +464,18 @@ def visits_in(step: Step, schema: pa.Schema, reached: Times, batches: Iterable[p
         for n, present in enumerate(columns["present"]):
             if columns["key"][n] != key:
                 if key is not None:
-                    made.add(_ticks(step, held, key, reached))
+                    made.add(_ticks(step, held, key, reached, clocks))
                 key, held = columns["key"][n], Held([{} for _ in step.stores])
             row = {name: column[n] for name, column in columns.items()}
             if not present:
                 _remember(held, [row[f"store_{number}"] for number in range(len(step.stores))])
                 continue
-            made.add(_ticks(step, held, row["key"], reached, (row["st"], row["topic"], row["partition"], row["offset"], row["ord"])))
+            place = (row["st"], row["topic"], row["partition"], row["offset"], row["ord"])
+            made.add(_ticks(step, held, row["key"], reached, clocks, place))
             made.add(_outputs(step, held, row), n)
         yield from made.taken(batch)
     if key is not None:
-        made.add(_ticks(step, held, key, reached))
+        made.add(_ticks(step, held, key, reached, clocks))
         yield from made.taken(batch)
 
 
@@ -493,11 +529,11 @@ def _outputs(step: Step, held: Held, row: Row) -> Iterator[Row]:
     yield from _made_rows(step, held, place, made)
 
 
-def _ticks(step: Step, held: Held, key: Row, reached: Times, before: Place | None = None) -> Iterator[Row]:
+def _ticks(step: Step, held: Held, key: Row, reached: Times, clocks: Clocks, before: Place | None = None) -> Iterator[Row]:
     """Call the punctuators of a key that are due, each at its place; give what comes of them."""
-    while (tick := next_tick(step, held, key, reached, before)) is not None:
+    while (tick := next_tick(step, held, key, reached, clocks, before)) is not None:
         made, error = punctuate(step, held, dict(key), tick)
-        place = {"key": key, "ts": tick.at, **dict(zip(PLACE, tick.place(step, key), strict=True))}
+        place = {"key": key, "ts": tick.at, **dict(zip(PLACE, tick.place(key), strict=True))}
         if error is not None:
             yield {**place, "present": True, "output": -1, "reason": reason(step.punctuators[tick.name], error)}
         yield from _made_rows(step, held, place, made)

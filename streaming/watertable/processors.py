@@ -29,7 +29,9 @@ class StoreShape:
 
 
 TIMERS: Final = "__timers"
-_TIMERS: Final = StoreShape("key_value", Schema.parse("punctuator STRING"), Schema.parse("at TIMESTAMP, topic STRING, partition INT"))
+_DUE: Final = "at TIMESTAMP, topic STRING, partition INT, since TIMESTAMP"
+"""When a punctuator is due, and by the time of which partition; by the wall clock if there is the stream time `since` which that holds."""
+_TIMERS: Final = StoreShape("key_value", Schema.parse("punctuator STRING"), Schema.parse(_DUE))
 
 
 @dataclass(frozen=True, slots=True)

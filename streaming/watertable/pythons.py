@@ -70,15 +70,21 @@ def _arrow_udf(udf: Udf) -> Any:
     return wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
 
 
-def visited(node: Process, tables: Sequence[TableDef], rows: DataFrame, lookup: Lookup, reached: processing.Times) -> DataFrame:
+def visited(
+    node: Process, tables: Sequence[TableDef], rows: DataFrame, lookup: Lookup, reached: processing.Times, clocks: processing.Clocks
+) -> DataFrame:
     """Call a processor for records, key by key in log order, in one pass over the rows of all keys; see `processing.visits_in`.
 
-    With what its `tables` keep of their keys; and for the keys whose punctuators are due now that partitions have `reached` their times.
+    With what its `tables` keep of their keys; and for the keys whose punctuators are due now that partitions have `reached` their times,
+    or by the recorded `clocks`.
     """
     processor, key, keys = node.processor, plan.key_of(node), rows.select("key").distinct()
     if processor.punctuators:
         timers, now = plan.timers_of(node), max((time for time in reached.values() if time is not None), default=EPOCH)
-        due = lookup(timers, keys, now).where(f"state.row.value.at <= {moment(now)}").selectExpr(f"{company(timers)} AS key")
+        clock = max((clock for known in clocks.values() for _, clock in known), default=None)
+        are_due = f"since IS NULL AND at <= {moment(now)}" + ("" if clock is None else f" OR since IS NOT NULL AND at <= {moment(clock)}")
+        known = lookup(timers, keys, now if clock is None else max(now, clock)).selectExpr("key", "state.row.value.*")
+        due = known.where(are_due).selectExpr(f"{company(timers)} AS key")
         tables, keys = [*tables, timers], keys.unionByName(due).distinct()
     kept = [lookup(table, keys) for table in tables]
     for number, ((_, shape), states) in enumerate(zip(processor.kept, kept, strict=True)):
@@ -94,23 +100,25 @@ def visited(node: Process, tables: Sequence[TableDef], rows: DataFrame, lookup: 
         put = Schema.of([("key", (key + shape.key).struct()), ("value", placed(shape.value.struct(), NUMBER))])
         made += Schema.of([(f"put_{n}", put.struct())])
     made += _OF_RECORD
-    return rows.mapInArrow(_visiting(processor.step, arrow_type(made.struct()), reached), made.sql())
+    return rows.mapInArrow(_visiting(processor.step, arrow_type(made.struct()), reached, clocks), made.sql())
 
 
-def _visiting(step: processing.Step, columns: Any, reached: processing.Times) -> Callable[[Iterable[Any]], Iterable[Any]]:
+def _visiting(
+    step: processing.Step, columns: Any, reached: processing.Times, clocks: processing.Clocks
+) -> Callable[[Iterable[Any]], Iterable[Any]]:
     """Make the function that Spark's workers call, pickled by value as those of `_arrow_udf` are."""
     import pyarrow as pa
 
     packed = _by_value(
-        (processing.visits_in, step, pa.schema(list(columns)), dict(reached)),
+        (processing.visits_in, step, pa.schema(list(columns)), dict(reached), dict(clocks)),
         (processing, *_beside(step.function, *step.punctuators.values())),
     )
 
     def call(batches: Iterable[Any]) -> Iterable[Any]:
         import pickle
 
-        visits_in, step, schema, reached = pickle.loads(packed)  # noqa: S301 (packed above, by this driver)
-        yield from visits_in(step, schema, reached, batches)
+        visits_in, step, schema, reached, clocks = pickle.loads(packed)  # noqa: S301 (packed above, by this driver)
+        yield from visits_in(step, schema, reached, clocks, batches)
 
     return call
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge
 from watertable.algebra import change_struct, company, finish, home, merge, spread, state_struct
-from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, batches
+from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Partition, Position, batches
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.deployment import Outline, OutlinedTable
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
@@ -203,6 +203,14 @@ class View:
             time = "at" if isinstance(table.root, Stored) else NEXT  # when a punctuator is due, or a window closes
             rows = _only(states_in(base, table, time), keys, "left").where(f"__k0 IS NOT NULL OR {time} < {moment(upto)}")
         return merge(table, rows.select("key", "state", "epoch", "seq").unionByName(tail))
+
+    def by_clock(self, timers: TableDef) -> dict[Partition, datetime]:
+        """Give, by partition, the first time for which a punctuator is scheduled by the wall clock."""
+        tail, base = self.tail(timers).select("key", "state", "epoch", "seq"), self.base_states(timers)
+        rows = tail if base is None else tail.unionByName(base.where("state.row.value.since IS NOT NULL"))
+        waiting = merge(timers, rows).selectExpr("state.row.value.*").where("since IS NOT NULL")
+        found = waiting.groupBy("topic", "partition").agg(F.expr("unix_micros(min(at)) AS at")).collect()
+        return {(row["topic"], row["partition"]): EPOCH + timedelta(microseconds=row["at"]) for row in found}
 
     def touched(self, table: TableDef) -> DataFrame:
         """List the keys in the tail; of sessions, their groups."""

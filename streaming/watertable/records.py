@@ -40,12 +40,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Move a partition's stream time on, from this offset: a decision that became part of the log."""
+    """Move a partition's stream time on, from this offset: a decision that became part of the log, with the wall `clock` or not."""
 
     topic: str
     partition: int
     offset: int
     stream_time: datetime
+    clock: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ from watertable.changelog import (
     DAYS,
     EMIT,
     JOINED,
-    KNOWN,
     OF,
+    REBUILT,
     UNTIL,
     CommitInfo,
     Head,
@@ -335,7 +335,7 @@ def _joining(
     counters |= {name: shadow.counters[name] for name in DAYS if name in shadow.counters}
     fork = head.position.seq
     begins = dataclasses.replace(
-        info, seq=fork, parent=head.position.epoch, fork=fork, next={}, counters=counters, format=KNOWN
+        info, seq=fork, parent=head.position.epoch, fork=fork, next={}, counters=counters, format=REBUILT
     )  # fmt: skip
     more = [p for p in ours.next if p not in live.next]
     offsets = {**live.next, **{p: ours.next[p] for p in more}}

@@ -18,11 +18,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
 
 from watertable import failpoints
-from watertable.changelog import Changelog, CommitInfo, Head, Position, now_after, system_parts, table_part
+from watertable.changelog import Changelog, CommitInfo, Head, Partition, Position, now_after, system_parts, table_part
 from watertable.deployment import Deployment, classify
 from watertable.errors import Fenced, StoreError
 from watertable.fold import Folder, TableFold
+from watertable.nodes import Stored
 from watertable.plan import TableDef, Topology
+from watertable.processors import TIMERS
 from watertable.reader import Known, Reader, Recent, materialise, number_of
 from watertable.upkeep import Upkeep
 
@@ -100,6 +102,19 @@ class Store:
     def head(self) -> Head:
         """Find where the app stands: position, offsets and stream times of its last commit, lineage."""
         return self.changelog.head()
+
+    def by_clock(self, known: Known) -> dict[Partition, datetime]:
+        """Give, by partition, the first time for which a punctuator is scheduled by the wall clock; of apps without any, at no cost."""
+        found: dict[Partition, datetime] = {}
+        for table in self.timers:
+            for partition, at in self.reader.view_for([table.name], known).by_clock(table).items():
+                found[partition] = min(at, found.get(partition, at))
+        return found
+
+    @property
+    def timers(self) -> list[TableDef]:
+        """List the hidden tables that say when punctuators are due."""
+        return [table for table in self.tables if isinstance(table.root, Stored) and table.root.parent.store == TIMERS]
 
     def start_writer(self, fingerprint: str, *, suite_hash: str = "", shadow: bool = False) -> Writer:
         """Fence off every other writer, and begin where the last one's commits end.

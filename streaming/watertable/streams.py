@@ -272,7 +272,8 @@ class Stream:
         `punctuators` are functions by name that are called for a key once its time has come: `context.schedule(name, at=time)`. They are
         called when the stream time of the record's partition has reached it, at its place in log order, before all records of that time:
         what a punctuator does follows from the records (and advances), not from when that was noticed. Where it raises, that is
-        quarantined, and it isn't called again. There are none by the wall clock: what they did would follow from when the app ran.
+        quarantined, and it isn't called again. Scheduled `by="wall_clock"`, they are called once the clock has passed the time, where that
+        was noticed: the place is recorded, and a replay calls them there.
 
         Without stores and punctuators it is pure. With them it is pure where each key is of one partition; else it depends on arrival, and
         is marked so.

@@ -1,8 +1,8 @@
 """Test a topology without Kafka, Spark or a JVM: pipe records in, read tables and topics, in Kafka Streams' spirit.
 
-Time is an argument: nothing here reads a clock, and stream time moves only by the records piped in and by `advance`. Each record is
-read as a batch of its own, so outputs come in the order of piping; `with driver.batch():` reads several as one, as a micro-batch does.
-Rows are dicts. A key of one column is that column's value, a key of several a tuple.
+Time is an argument: nothing here reads a clock. Stream time moves only by the records piped in and by `advance`, the wall clock only by
+`advance_wall_clock`. Each record is read as a batch of its own, so outputs come in the order of piping; `with driver.batch():` reads
+several as one, as a micro-batch does. Rows are dicts. A key of one column is that column's value, a key of several a tuple.
 
     >>> import watertable as wt
     >>> app = wt.App("shop")
@@ -38,6 +38,7 @@ from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.nodes import Format, Topic
 from watertable.plan import Sink, TableDef, Topology
+from watertable.processing import MOMENT
 from watertable.records import Advance, Dropped, Output, Record, Refused, Row
 from watertable.schema import Schema
 from watertable.windows import EPOCH
@@ -68,16 +69,17 @@ class Change:
 class TopologyTestDriver:
     """Run an app on records given one by one.
 
-    Raises `DefinitionError` for what the app doesn't have (a topic, a table), naming what it has, and `SchemaError` for input that
-    doesn't fit its topic.
+    `wall_clock` is what the clock on the wall says in the beginning. Raises `DefinitionError` for what the app doesn't have (a topic, a
+    table), naming what it has, and `SchemaError` for input that doesn't fit its topic.
     """
 
-    def __init__(self, app: App | Topology) -> None:
+    def __init__(self, app: App | Topology, *, wall_clock: Time | None = None) -> None:
         self.topology = app.topology() if isinstance(app, App) else app
         self._engine = Interpreter(self.topology, watch=frozenset(table.name for table in self.topology.tables))
         self._next: dict[tuple[str, int], int] = {}
         self._pending: list[Record | Advance] | None = None
         self._given: dict[str, int] = {}
+        self._clock = None if wall_clock is None else _moment(wall_clock)
 
     # -- input --------------------------------------------------------------------------------------------------------------------
 
@@ -119,6 +121,18 @@ class TopologyTestDriver:
         """Move the stream time of an idle partition on, as a recorded advance does; it never goes back."""
         self._topic(topic)
         self._read(Advance(topic, partition, self._next.get((topic, partition), 0), _moment(stream_time)))
+
+    def advance_wall_clock(self, to: timedelta | Time) -> None:
+        """Move the clock on the wall on, by a duration or to a time, and call what is due by it then, as a recorded clock does.
+
+        What is scheduled by that, by the wall clock, is called when the clock is moved next. Raises `DefinitionError` for a clock that
+        goes back, for a duration before any time was said, and within a batch: a clock is recorded between batches.
+        """
+        if self._pending is not None:
+            raise DefinitionError("a batch is open: the wall clock is recorded between batches")
+        self._clock = now = self._moved_to(to)
+        times, due = self._engine.stream_times, [p for p, at in self._engine.visits.by_clock().items() if at <= now]
+        self._engine.read([Advance(*p, self._next.get(p, 0), times[p] + MOMENT, now) for p in due])
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -191,6 +205,18 @@ class TopologyTestDriver:
             if table.name == name:
                 return table
         raise DefinitionError(f"{self._app} has no table {name!r}; it has {_list(t.name for t in self.topology.tables)}")
+
+    def _moved_to(self, to: timedelta | Time) -> datetime:
+        """Give the wall clock as it is said to be from now on."""
+        if not isinstance(to, timedelta):
+            now = _moment(to)
+        elif self._clock is not None:
+            now = self._clock + to
+        else:
+            raise DefinitionError("say what the wall clock is first: TopologyTestDriver(app, wall_clock='2024-03-01T10:00:00Z')")
+        if self._clock is not None and now < self._clock:
+            raise DefinitionError(f"the wall clock is at {self._clock}, and doesn't go back to {now}")
+        return now
 
     def _read(self, item: Record | Advance) -> None:
         if self._pending is None:

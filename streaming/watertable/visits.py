@@ -11,8 +11,11 @@ from heapq import heappop, heappush
 from watertable.errors import EvaluationError
 from watertable.nodes import Process
 from watertable.plan import key_of
-from watertable.processing import MOST, Held, Made, Record, Step, Tick, Times, next_tick, punctuate, reason, visit
-from watertable.records import Event, Key, Place, Row, key_tuple
+from watertable.processing import MOST, Clock, Held, Made, Record, Step, Tick, Times, next_tick, punctuate, reason, visit
+from watertable.records import Advance, Event, Key, Place, Row, key_tuple
+
+Waited = tuple[tuple[str, int], bool]
+"""What a punctuator waits for: a partition's stream time, or the wall clock recorded there, if so it is."""
 
 
 class Visits:
@@ -22,18 +25,25 @@ class Visits:
         self._steps: dict[int, Step] = {number: node.processor.step for number, node in processors.items()}
         self._keys = {number: key_of(node).names for number, node in processors.items()}
         self._held: dict[tuple[int, Key], Held] = {}
-        self._waits: dict[tuple[str, int], list[tuple[datetime, int, tuple[int, Key]]]] = {}
-        """By partition, as heaps: at which of its stream times a punctuator of which key is due. Some may be so no more."""
-        self._waiting: set[tuple[tuple[str, int], datetime, tuple[int, Key]]] = set()
+        self._waits: dict[Waited, list[tuple[datetime, int, tuple[int, Key]]]] = {}
+        """As heaps: at which time a punctuator of which key is due. Some may be so no more."""
+        self._waiting: set[tuple[Waited, datetime, tuple[int, Key]]] = set()
         self._ready: set[tuple[int, Key]] = set()
         """The keys of which one may be due now."""
         self._count = 0
+        self.clocks: dict[tuple[str, int], list[Clock]] = {}
+        """The recorded clocks of the batch that is being read."""
+
+    def notice(self, advance: Advance, st: datetime) -> None:
+        """Take in what the wall clock was where a partition's stream time was moved on."""
+        if advance.clock is not None:
+            self.clocks.setdefault((advance.topic, advance.partition), []).append((st, advance.clock))
 
     def copied(self) -> Visits:
         """Give others that go on from here, and leave these as they are."""
         other = copy.copy(self)
         other._held = {key: held.copied() for key, held in self._held.items()}
-        other._waits = {partition: list(heap) for partition, heap in self._waits.items()}
+        other._waits = {waited: list(heap) for waited, heap in self._waits.items()}
         other._waiting, other._ready = set(self._waiting), set(self._ready)
         return other
 
@@ -62,17 +72,32 @@ class Visits:
         """Give the place of each key's next punctuator that is due."""
         yield from (place for *_, place in self._ticks(reached))
 
+    def by_clock(self) -> Mapping[tuple[str, int], datetime]:
+        """Give, by partition, the first time for which a punctuator is scheduled by the wall clock."""
+        timers = [held.stores[-1] for (number, _), held in self._held.items() if self._steps[number].punctuators]
+        found: dict[tuple[str, int], datetime] = {}
+        for row in (row for store in timers for row in store.values() if row["since"] is not None):
+            source = row["topic"], row["partition"]
+            found[source] = min(row["at"], found.get(source, row["at"]))
+        return found
+
+    @property
+    def clocked(self) -> bool:
+        """Tell whether anything was ever scheduled by the wall clock."""
+        return any(clocked for _, clocked in self._waits)
+
     def _ticks(self, reached: Times) -> Iterator[tuple[int, Held, Row, Tick, Place]]:
-        for partition, heap in self._waits.items():
-            now = reached.get(partition)
+        for waited, heap in self._waits.items():
+            source, clocked = waited
+            now = max((clock for _, clock in self.clocks.get(source, ())), default=None) if clocked else reached.get(source)
             while heap and now is not None and heap[0][0] <= now:
                 at, _, whose = heappop(heap)
-                self._waiting.discard((partition, at, whose))
+                self._waiting.discard((waited, at, whose))
                 self._ready.add(whose)
         for number, key in list(self._ready):
             step, held, row = self._steps[number], self._held[number, key], dict(zip(self._keys[number], key, strict=True))
-            if (tick := next_tick(step, held, row, reached)) is not None:
-                yield number, held, row, tick, Place(*tick.place(step, row))
+            if (tick := next_tick(step, held, row, reached, self.clocks)) is not None:
+                yield number, held, row, tick, Place(*tick.place(row))
             else:
                 self._ready.discard((number, key))
                 self._schedule(number, key)
@@ -90,11 +115,11 @@ class Visits:
         """Note which times a key's punctuators wait for."""
         waits = self._held[number, key].stores[-1] if self._steps[number].punctuators else {}
         for row in waits.values():
-            partition, at, whose = (row["topic"], row["partition"]), row["at"], (number, key)
-            if (partition, at, whose) not in self._waiting:
-                self._waiting.add((partition, at, whose))
+            waited, at, whose = ((row["topic"], row["partition"]), row["since"] is not None), row["at"], (number, key)
+            if (waited, at, whose) not in self._waiting:
+                self._waiting.add((waited, at, whose))
                 self._count += 1  # keys needn't have an order
-                heappush(self._waits.setdefault(partition, []), (at, self._count, whose))
+                heappush(self._waits.setdefault(waited, []), (at, self._count, whose))
 
     def _made(self, node: Process, held: Held, event: Event, made: Made) -> Iterator[tuple[str, Event]]:
         first = event.place.ord * MOST

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -114,20 +115,25 @@ class CompilerRun:
         note("cuts" if len(batches) > 1 else "one batch", self.topology)
         self.carry |= dict.fromkeys(partitions_of(batches))
         for batch in batches:
-            since = dict(self.carry)
+            since, clocks = dict(self.carry), dict[tuple[str, int], list[tuple[datetime, datetime]]]()
             for item in batch:
                 if isinstance(item, Advance):
-                    self.carry[item.topic, item.partition] = max(
+                    now = self.carry[item.topic, item.partition] = max(
                         item.stream_time, self.carry[item.topic, item.partition] or item.stream_time
                     )
-            self.read([item for item in batch if isinstance(item, Record)], since)
+                    if item.clock is not None:
+                        clocks.setdefault((item.topic, item.partition), []).append((now, item.clock))
+            self.read([item for item in batch if isinstance(item, Record)], since, clocks)
         self._tables()
         return self.result
 
-    def read(self, batch: Sequence[Record], since: Mapping[tuple[str, int], datetime | None] | None = None) -> None:
+    def read(
+        self, batch: Sequence[Record], since: Mapping[tuple[str, int], datetime | None] | None = None,
+        clocks: Mapping[tuple[str, int], Sequence[tuple[datetime, datetime]]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         """Compile and run one batch, collecting all its frames in one job."""
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
-        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup, since)
+        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup, since, clocks)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
         more = [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
         found = collect_together(frames | {name: frame for name, frame in more if frame is not None})

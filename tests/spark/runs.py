@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars
 
 from tests.proofs import note
 from tests.properties.engines import as_frame
-from watertable import rewind
+from watertable import changelog, rewind
+from watertable.advances import clocks_of
 from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
 from watertable.interpreter import Interpreter
 from watertable.kafka.admin import TopicState
 from watertable.plan import Topology
-from watertable.records import Record
+from watertable.records import Advance, Record
 from watertable.rewind import Target
 from watertable.store import Store
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 Tables = dict[str, dict[tuple[Any, ...], dict[str, Any]]]
 Partitions = Sequence[tuple[str, int]]
+Item = Record | Advance
+T = TypeVar("T")
+OfLog = TypeVar("OfLog", bound=Item)
 
 
 class Kafka:
@@ -68,17 +72,21 @@ class Run:
         self.next = dict.fromkeys(self.partitions, 0) | dict(last.next)
         self.carry: dict[tuple[str, int], datetime | None] = dict.fromkeys(self.partitions) | dict(last.stream_times)
 
-    def read(self, records: Sequence[Record], *, dies: bool = False) -> None:
-        """Commit one batch; or die right before its commit."""
-        begin = dict(self.next)
+    def read(self, items: Sequence[Item], *, dies: bool = False) -> None:
+        """Commit one batch, with the advances before its records; or die right before its commit."""
+        records, begin, since = [i for i in items if isinstance(i, Record)], dict(self.next), dict(self.carry)
+        advances = tuple(
+            changelog.Advance(i.topic, i.partition, i.offset, i.stream_time, i.clock) for i in items if isinstance(i, Advance)
+        )  # fmt: skip
+        self.carry |= {(a.topic, a.partition): a.stream_time for a in advances}
         self.next |= {(r.topic, r.partition): r.offset + 1 for r in records}
         tracker, group = self.spark.sparkContext.statusTracker(), f"batch {len(self.jobs)} of {id(self)}"
         self.spark.sparkContext.setJobGroup(group, group)
-        made = self.compiler.batch(as_frame(self.spark, records), self.carry, self.writer.lookup())
+        made = self.compiler.batch(as_frame(self.spark, records), self.carry, self.writer.lookup(), since, clocks_of(advances))
         self.carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
         info = CommitInfo(
             begin=begin, next=dict(self.next), stream_times=dict(self.carry), topic_ids={topic: topic for topic, _ in self.next},
-            counters={"records": len(records), "ms": 10},
+            counters={"records": len(records), "ms": 10}, advances=advances,
         )  # fmt: skip
         if not dies:
             self.writer.commit(made.tables, info, outbox=made.outbox, records=len(records))
@@ -93,9 +101,13 @@ class Run:
         note("rewind", self.topology)
         self.open()
 
-    def left(self, records: Iterable[Record]) -> list[Record]:
-        """List the records that aren't committed."""
-        return [r for r in records if r.offset >= self.next[r.topic, r.partition]]
+    def left(self, items: Iterable[OfLog]) -> list[OfLog]:
+        """List the records and advances that aren't committed."""
+        return [i for i in items if i.offset >= self.next[i.topic, i.partition] and (isinstance(i, Record) or self._lacks(i))]
+
+    def _lacks(self, advance: Advance) -> bool:
+        come = self.carry[advance.topic, advance.partition]
+        return come is None or advance.offset > self.next[advance.topic, advance.partition] or come < advance.stream_time
 
     def tables(self) -> Tables:
         """Read all tables, fresh and at one position, as the oracle holds them."""
@@ -120,18 +132,18 @@ def agree(run: Run, oracle: Interpreter) -> None:
     assert run.published() == Counter(o.value for o in oracle.outputs)
 
 
-def told(topology: Topology, records: Sequence[Record]) -> Interpreter:
+def told(topology: Topology, items: Sequence[Item]) -> Interpreter:
     """Ask the oracle, which reads all at once."""
     engine = Interpreter(topology)
-    engine.read(records)
+    engine.read(items)
     return engine
 
 
-def survives(spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions, records: Sequence[Record], size: int) -> Run:
+def survives(spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions, items: Sequence[Item], size: int) -> Run:
     """Hold an app to the law: crashes between all commits, a fold, and rewinds that are replayed in other batches change nothing."""
-    wanted = told(topology, records)
+    wanted = told(topology, items)
     run = Run(spark, warehouse, topology, partitions)
-    for number, batch in enumerate(by(records, size)):
+    for number, batch in enumerate(apart(by(items, size))):
         run.start()
         run.read(batch)
         if number == 1:
@@ -139,15 +151,13 @@ def survives(spark: SparkSession, warehouse: Path, topology: Topology, partition
     agree(run, wanted)
     for to in (1, 2):  # of the new epoch, then
         run.rewind(to)
-        for batch in by(run.left(records), 7, 30):
+        for batch in apart(by(run.left(items), 7, 30)):
             run.read(batch)
         agree(run, wanted)
     return run
 
 
-def through_folds(
-    run: Run, records: Sequence[Record], size: int, waiting: Callable[[Run], list[int]]
-) -> tuple[Interpreter, list[list[int]]]:
+def through_folds(run: Run, records: Sequence[Item], size: int, waiting: Callable[[Run], list[int]]) -> tuple[Interpreter, list[list[int]]]:
     """Run batches of a size, a fold after each second one; give the oracle, which agrees, and what was waiting after each fold."""
     sizes = []
     for number, batch in enumerate(by(records, size)):
@@ -160,19 +170,32 @@ def through_folds(
     return oracle, sizes
 
 
-def by(records: Sequence[Record], *sizes: int) -> list[list[Record]]:
+def by(items: Sequence[T], *sizes: int) -> list[list[T]]:
     """Cut records into batches of these sizes, over and over."""
     found, start, n = [], 0, 0
-    while start < len(records):
-        found.append(list(records[start : start + sizes[n % len(sizes)]]))
+    while start < len(items):
+        found.append(list(items[start : start + sizes[n % len(sizes)]]))
         start, n = start + sizes[n % len(sizes)], n + 1
     return found
 
 
-def cut(records: Sequence[Record], rng: random.Random, cuts: int) -> list[list[Record]]:
+def cut(items: Sequence[T], rng: random.Random, cuts: int) -> list[list[T]]:
     """Cut records into batches anywhere."""
-    at = sorted({0, len(records), *rng.sample(range(1, len(records)), cuts)})
-    return [list(records[a:b]) for a, b in pairwise(at)]
+    at = sorted({0, len(items), *rng.sample(range(1, len(items)), cuts)})
+    return [list(items[a:b]) for a, b in pairwise(at)]
+
+
+def apart(batches: Iterable[Sequence[Item]]) -> Iterator[list[Item]]:
+    """Cut batches where an advance comes behind records of its partition: there a job begins another one."""
+    for batch in batches:
+        part = list[Item]()
+        for item in batch:
+            of = [(i.topic, i.partition) for i in part if isinstance(i, Record)]
+            if isinstance(item, Advance) and (item.topic, item.partition) in of:
+                yield part
+                part = []
+            part.append(item)
+        yield part
 
 
 # -- beside the oracle, batch by batch ------------------------------------------------------------------------------------------------

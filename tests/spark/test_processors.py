@@ -11,10 +11,11 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
-from tests.spark.runs import Run, agree, by, cut, survives, told
+from tests.spark.runs import Run, agree, apart, by, cut, survives, told
+from tests.unit import test_wall_clock as wall
 from tests.unit.test_processors import baskets, clocked, shopping, site, tale
 from watertable.plan import Topology
-from watertable.records import Record
+from watertable.records import Advance, Record
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
@@ -129,3 +130,30 @@ def test_what_is_scheduled_comes_once_after_crashes_and_rewinds(spark: SparkSess
     told.group_by_key().agg(n=wt.count(), all=wt.collect_list("what")).materialized_as("told")
     run = survives(tiny(spark), tmp_path, app.topology(), PARTITIONS, shopping(20), 8)
     assert sum(row["n"] for row in run.tables()["told"].values()) > 3
+
+
+def test_punctuators_by_the_wall_clock_do_the_same_whatever_the_cuts(spark: SparkSession) -> None:
+    rng, topology = random.Random(9), wall.shop()
+    items = wall.lived(topology, wall.shopping(60), rng, most=8)
+    assert len(items) > 60 + 10
+    batches = list(apart(cut(items, rng, 2)))
+    wanted = run_interpreter(topology, [items])
+    assert any(offset < -(1 << 60) for _, _, offset, *_ in wanted.quarantine)
+    assert len(wanted.outputs["out"]) > 10
+    found = CompilerRun(tiny(spark), topology).run(batches)
+    assert run_interpreter(topology, batches).differences(found) == []
+    assert wanted.tables == found.tables
+
+
+@pytest.mark.slow
+def test_what_waits_for_the_wall_clock_comes_once_after_crashes_and_rewinds(spark: SparkSession, tmp_path: Path) -> None:
+    topology = wall.shop()
+    items = wall.lived(topology, wall.shopping(24), random.Random(8), most=12)
+    run = survives(tiny(spark), tmp_path, topology, PARTITIONS, items, 9)
+    assert sum(row["n"] for row in run.tables()["told"].values()) > 3
+    made = {(i.topic, i.partition, i.offset, i.stream_time, i.clock) for i in items if isinstance(i, Advance)}
+    assert len(made) > 5
+    log = run.store.changelog
+    assert {(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in log.advances({"views": "views"})} == made
+    assert log.furthest({"views": "views"}) == run.next
+    assert log.furthest({"views": "another"}) == {}

@@ -164,7 +164,8 @@ def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSe
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_buckets")
 def test_advances_outlive_the_commits_that_made_them(ledger: Ledger) -> None:
-    made = (Advance("moves", 0, 3, minute(5)), Advance("moves", 0, 3, minute(9)), Advance("moves", 1, 0, minute(2)))
+    clocked = (Advance("moves", 0, 3, minute(6), minute(60)), Advance("moves", 0, 3, minute(7), minute(60)))
+    made = (Advance("moves", 0, 3, minute(5)), Advance("moves", 0, 3, minute(9)), Advance("moves", 1, 0, minute(2)), *clocked)
     ledger.writer.commit({}, CommitInfo(topic_ids={"moves": "id-m"}, advances=made))
     for _ in range(3):
         ledger.sell(a=1)

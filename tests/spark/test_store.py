@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.ledger import Ledger, minute
 from watertable import failpoints
-from watertable.changelog import KNOWN, Advance, CommitInfo, Lineage, Position, Span
+from watertable.changelog import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.reader import Reader
 
@@ -61,7 +61,8 @@ def test_a_commit_row_says_everything_it_was_told_to_the_microsecond(ledger: Led
     told = CommitInfo(
         begin={("moves", 0): 0, ("moves", 1): 5}, next={("moves", 0): 10, ("moves", 1): 5},
         stream_times={("moves", 0): datetime(2010, 12, 1, 8, 26, 0, 123456, tzinfo=UTC), ("moves", 1): None},
-        topic_ids={"moves": "Xy_-1"}, advances=(Advance("moves", 1, 5, minute(7)),),
+        topic_ids={"moves": "Xy_-1"},
+        advances=(Advance("moves", 1, 5, minute(7)), Advance("moves", 1, 5, minute(8), minute(99)), Advance("moves", 1, 5, minute(9))),
         counters={"records": 10, "dropped:app.py:3:null_key": 1},
     )  # fmt: skip
     ledger.writer.commit({}, told)
@@ -69,6 +70,7 @@ def test_a_commit_row_says_everything_it_was_told_to_the_microsecond(ledger: Led
     assert found is not None
     for name in ("begin", "next", "stream_times", "topic_ids", "advances", "counters"):
         assert getattr(found, name) == getattr(told, name)
+    assert found.format == CLOCKED, "earlier releases would pass the clock over"
     assert (found.kind, found.seq, found.writer) == ("batch", 1, ledger.writer._fence.writer)
     assert found.low_stream_time is None
     assert abs(datetime.now(UTC) - found.commit_time) < timedelta(minutes=5)

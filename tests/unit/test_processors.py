@@ -420,7 +420,7 @@ def test_a_record_asks_only_the_keys_whose_time_has_come(monkeypatch: pytest.Mon
     told.to("out")
     asked: list[object] = []
     find = visits.next_tick
-    monkeypatch.setattr(visits, "next_tick", lambda step, held, row, reached: (asked.append(row["who"]), find(step, held, row, reached))[1])
+    monkeypatch.setattr(visits, "next_tick", lambda step, held, row, *times: (asked.append(row["who"]), find(step, held, row, *times))[1])
     driver = TopologyTestDriver(app)
     for n in range(100):
         driver.pipe_input("views", f"k{n}", {"what": "tea"}, timestamp=n)
