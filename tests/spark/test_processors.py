@@ -157,3 +157,28 @@ def test_what_waits_for_the_wall_clock_comes_once_after_crashes_and_rewinds(spar
     assert {(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in log.advances({"views": "views"})} == made
     assert log.furthest({"views": "views"}) == run.next
     assert log.furthest({"views": "another"}) == {}
+
+
+@pytest.mark.slow
+def test_the_punctuators_of_final_rows_do_what_the_interpreters_do(spark: SparkSession) -> None:
+    app = wt.App("site")
+    views = app.topic("views", key="who STRING", value="what STRING").stream()
+    sums = views.group_by_key().windowed_by(wt.tumbling(seconds=10), emit="on_close").agg(n=wt.count()).materialized_as("sums")
+    late = {"tell": _tell, "notice": _tell}
+    sums.to_stream().map_values(n="new.n").process_values(_wait, value="at TIMESTAMP, st TIMESTAMP", punctuators=late).to("told")
+    topology = app.topology()
+    items = wall.lived(topology, wall.shopping(40), random.Random(4), most=9)
+    batches = list(apart([items]))
+    wanted = run_interpreter(topology, batches)
+    assert sum(isinstance(item, Advance) for item in items) > 0
+    assert len(wanted.outputs["told"]) > 4
+    assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+
+
+def _wait(record: wt.Record, context: wt.Context) -> None:
+    context.schedule("tell", at=record.timestamp + wt.seconds(5))
+    context.schedule("notice", at=record.timestamp + wt.seconds(5), by="wall_clock")
+
+
+def _tell(record: wt.Record, context: wt.Context) -> None:
+    context.forward({"at": record.timestamp, "st": record.stream_time})
