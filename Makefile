@@ -8,8 +8,6 @@ JARS   := $(VENV)/.watertable-jars
 ARGS   ?=
 # Tests run in so many processes, a file of them in one; each has a JVM of its own (2 GB).
 JOBS   ?= 2
-# The files of tests/spark that hold operators to the laws; the others are about the store and the acts.
-OPERATORS := *_joins *_tables *_windows elapsed folds processors sessions suppress udf
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo dev test test-all proofs check bench docs lock clean
@@ -32,8 +30,8 @@ test-all: setup ## every test there is, the slow ones too; 5,000 random plans, a
 	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
 
 proofs: setup ## run what proves each operator, and print docs/proofs.md: which test holds which operator to which law
-	WATERTABLE_STORES=$${WATERTABLE_STORES:-10} $(BIN)/python -m pytest -m "" -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		--proofs docs/proofs.md tests/properties tests/cases $(wildcard $(OPERATORS:%=tests/spark/test_%.py)) $(ARGS)
+	$(BIN)/python -m pytest -m "" -n $(JOBS) --dist loadfile --no-loadscope-reorder --proofs docs/proofs.md \
+		tests/properties/test_stores_keep_the_law.py tests/properties tests/cases $(ARGS)
 
 check: setup ## ruff, mypy --strict, the import laws
 	$(BIN)/ruff check .

@@ -107,7 +107,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if page := terminalreporter.config.getoption("--proofs"):
+    if (page := terminalreporter.config.getoption("--proofs")) and not hasattr(terminalreporter.config, "workerinput"):
         Path(page).write_text(proofs.page(proofs.said), encoding="utf-8")
     for text in terminalreporter.config.stash[_SAID]:
         terminalreporter.write_line(text)
