@@ -20,7 +20,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from watertable.aggregates import Merge
 from watertable.interpreter import Interpreter
-from watertable.merges import MERGE
+from watertable.interpreter.merges import MERGE
 from watertable.plan import TableDef, Topology
 from watertable.records import Place, Record
 

@@ -16,7 +16,7 @@ from tests.properties.engines import Result, run_interpreter
 from tests.properties.strategies import START, Case, cases, drawn
 from watertable import nodes, plan
 from watertable.aggregates import Merge, StateField, TopField, placed
-from watertable.merges import MERGE
+from watertable.interpreter.merges import MERGE
 from watertable.nodes import Process
 from watertable.purity import Purity, purity_of
 from watertable.records import Place, Record

@@ -10,9 +10,9 @@ import pytest
 
 import watertable as wt
 from tests.spark.runs import cut
-from watertable import nodes, plan, visits
+from watertable import nodes, plan
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
-from watertable.interpreter import Interpreter
+from watertable.interpreter import Interpreter, visits
 from watertable.lineage import column_lineage, describe, mermaid
 from watertable.purity import Purity, purity_of
 from watertable.records import Record
@@ -477,20 +477,3 @@ def test_what_a_punctuator_is_scheduled_for_is_checked() -> None:
     assert [r.reason for r in driver.quarantine()] == [
         "wrong raises KeyError: \"no punctuator 'late'; there are later: punctuators={...}\""
     ]
-
-
-def test_a_final_row_is_of_no_partition_and_goes_by_the_stream_time_of_its_topics_first() -> None:
-    def wait(record: wt.Record, context: wt.Context) -> None:
-        context.schedule("tell", at=record.timestamp + wt.seconds(5))
-
-    def tell(record: wt.Record, context: wt.Context) -> None:
-        context.forward({"second": record.stream_time.second})
-
-    app = wt.App("site")
-    views = app.topic("views", key="who STRING", value="what STRING").stream()
-    sums = views.group_by_key().windowed_by(wt.tumbling(seconds=10), emit="on_close").agg(n=wt.count()).materialized_as("sums")
-    sums.to_stream().map_values(n="new.n").process_values(wait, value="second INT", punctuators={"tell": tell}).to("out")
-    driver = TopologyTestDriver(app)
-    for second in (1, 11, 30):
-        driver.pipe_input("views", "ann", {"what": "tea"}, timestamp=second * 1000)
-    assert [s.value for s in driver.read_output("out")] == [{"second": 14}, {"second": 24}]

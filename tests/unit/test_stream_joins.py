@@ -17,8 +17,8 @@ from tests.properties.strategies import START
 from watertable import explain as explaining
 from watertable import nodes
 from watertable.interpreter import Interpreter
+from watertable.interpreter.pairing import PAIRS, pair_number
 from watertable.lineage import Origin, column_lineage
-from watertable.pairing import PAIRS, pair_number
 from watertable.plan import Topology
 from watertable.purity import Purity, purity_of
 from watertable.records import Place, Record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import datetime, timedelta
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -236,9 +237,12 @@ def test_a_replay_in_any_batches_does_the_same_with_the_clocks_that_were_recorde
     assert told_by(replay) == told_by(live)
 
 
-def test_a_final_row_is_of_no_partition_and_goes_by_the_clocks_of_its_topics_first() -> None:
+@pytest.mark.parametrize(("by", "told"), [("stream_time", [14, 24]), ("wall_clock", [30, 30])])
+def test_a_final_row_is_of_no_partition_and_goes_by_what_its_topics_come_to_first(
+    by: Literal["stream_time", "wall_clock"], told: list[int]
+) -> None:
     def wait(record: wt.Record, context: wt.Context) -> None:
-        context.schedule("tell", at=record.timestamp + wt.seconds(5), by="wall_clock")
+        context.schedule("tell", at=record.timestamp + wt.seconds(5), by=by)
 
     def tell(record: wt.Record, context: wt.Context) -> None:
         context.forward({"second": record.stream_time.second})
@@ -251,7 +255,7 @@ def test_a_final_row_is_of_no_partition_and_goes_by_the_clocks_of_its_topics_fir
     for second in (1, 11, 30):
         driver.pipe_input("views", "ann", {"what": "tea"}, timestamp=second * 1000)
     driver.advance_wall_clock(at(50))
-    assert [s.value for s in driver.read_output("out")] == [{"second": 30}] * 2
+    assert [s.value for s in driver.read_output("out")] == [{"second": second} for second in told]
 
 
 def test_what_is_asked_of_a_clock_is_checked() -> None:

@@ -15,18 +15,17 @@ from pyspark.sql.pandas.functions import arrow_udf
 from watertable import plan, processing
 from watertable.aggregates import NUMBER, placed
 from watertable.algebra import company
+from watertable.compiler.run import PLACE, Lookup
 from watertable.layout import moment
 from watertable.nodes import Process
 from watertable.schema import Schema, quote
 from watertable.sql import udfs
 from watertable.sql.udfs import Udf, arrow_type
-from watertable.telling import PLACE
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from watertable.compiler import Lookup
     from watertable.plan import TableDef
 
 _OF_RECORD = Schema.parse(

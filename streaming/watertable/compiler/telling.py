@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from watertable.algebra import brought, company, finish, home, in_sessions, in_windows, merged_state, sliding_window, stretch_of, upto
+from watertable.compiler.run import FAN_OUT, PLACE, RAW
 from watertable.layout import encoded
 from watertable.nodes import Format, OuterStreamJoin
 from watertable.plan import DONE, TableDef
@@ -16,12 +17,6 @@ from watertable.windows import EPOCH, Closing, SessionWindows, SlidingWindows, m
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-FAN_OUT: Final = 65536
-"""Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
-PLACE: Final = ("st", "topic", "partition", "offset", "ord")
-RAW: Final = ("raw_key", "raw_value", "raw_ts")
-"""What a frame carries of each record besides its place: its bytes and timestamp, for the quarantine."""
 
 
 def session_changes(table: TableDef, sessions: SessionWindows, rows: DataFrame, old: DataFrame) -> DataFrame:

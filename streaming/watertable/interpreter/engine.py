@@ -1,13 +1,4 @@
-"""Run a topology record by record over Python data: short and obvious, so that it can be the oracle.
-
-The law: a table is a function of its topics' records as first read and of the advances, whatever the batches. Three rules carry it.
-Stream time is a running maximum per partition, taken as records arrive. Records then go through the graph one by one in log order
-(stream time, topic, partition, offset). Every table only merges what a record lifts, by merges that don't care for order. Batches show
-in one place alone: where a table's changes are streamed, each batch is in log order, and batches follow each other as they came.
-
-Two records made from one are told apart by the `ord` of their place: the n-th element of an array, or the n-th window of a record, is
-`ord * 65536 + n`; the n-th of m merged streams `ord * m + n`; a pair of records has a number of its own (`pair_number`).
-"""
+"""Work records off one by one, in log order: what each becomes at every node, and what it adds to every table."""
 
 from __future__ import annotations
 
@@ -21,19 +12,19 @@ from typing import Any, Final, cast
 from watertable import nodes, plan
 from watertable.aggregates import StateField, TimedField
 from watertable.errors import DefinitionError, EvaluationError
-from watertable.histories import Histories, remember, waits_until
+from watertable.interpreter.histories import Histories, remember, waits_until
+from watertable.interpreter.merges import contribution, held, merged, slid
+from watertable.interpreter.pairing import SIDES, Pair, Waiting, copied, joined, row_number, waiting_in
+from watertable.interpreter.rows import finished
+from watertable.interpreter.visits import Visits
 from watertable.kafka import serdes
 from watertable.lineage import operator_of
-from watertable.merges import contribution, held, merged, slid
 from watertable.nodes import Topic
-from watertable.pairing import SIDES, Pair, Waiting, copied, joined, row_number, waiting_in
 from watertable.plan import Sink, Topology
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
-from watertable.rows import finished
 from watertable.rules import OnFail
 from watertable.sql.expressions import Expr
 from watertable.stages import How, Stage
-from watertable.visits import Visits
 from watertable.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time
 
 FAN_OUT: Final = 65536

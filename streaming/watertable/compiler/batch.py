@@ -1,0 +1,246 @@
+"""Compile a topology once, and run it over one batch of records after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+from watertable import nodes
+from watertable.compiler.pythons import register
+from watertable.compiler.run import Lookup, Partition, Run, forget, union
+from watertable.compiler.segments import first, later
+from watertable.layout import Layout, expires, literal
+from watertable.nodes import Aggregate, Versioned
+from watertable.plan import Topology
+from watertable.processing import Clocks
+from watertable.sql.udfs import called_in
+from watertable.windows import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DROPPED: Final = (
+    "node STRING, reason STRING, topic STRING, partition INT, offset BIGINT, window_start TIMESTAMP, window_end TIMESTAMP, count BIGINT"
+)
+"""Rows of `__dropped`: a late record has one for each window it missed, with its place; the other reasons are counts of a batch."""
+QUARANTINE: Final = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, node STRING, location STRING, reason STRING"
+)
+OUT: Final = (
+    "topic STRING, key BINARY, value BINARY, timestamp TIMESTAMP, st TIMESTAMP, src_topic STRING, src_partition INT, src_offset BIGINT, "
+    "ord BIGINT, ordinal BIGINT"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStats:
+    """Count what a batch read from one partition; `stream_time` includes what was carried in."""
+
+    records: int
+    stream_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """Hold the figures of a batch that its commit records."""
+
+    partitions: Mapping[Partition, PartitionStats]
+    quarantined: int
+    dropped: Mapping[tuple[str, str], int]
+    """Records dropped at the first segment, by (node, reason); late ones are counted per window."""
+    peeks: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Hold the frames of one batch, ready to be committed together; `close` frees what was cached for them."""
+
+    tables: dict[str, DataFrame]
+    outbox: DataFrame | None
+    quarantine: DataFrame | None
+    dropped: DataFrame | None
+    stats: BatchStats
+    _kept: list[DataFrame] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Free the records that were kept for the frames; none of them can be used any more."""
+        for frame in self._kept:
+            forget(frame)
+
+
+@dataclass(slots=True)
+class Compiler:
+    """Compile one topology once; `batch` then runs it over any batch of records.
+
+    A record that can't be decoded or placed in time, or at which an expression fails, goes to quarantine with its bytes and the
+    file:line of the operator, and no operator below that one sees it.
+    """
+
+    topology: Topology
+    layout: Layout = field(init=False)
+    _taught: WeakSet[SparkSession] = field(init=False, default_factory=WeakSet)
+
+    def __post_init__(self) -> None:
+        self.layout = Layout(self.topology)
+
+    def batch(
+        self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup,
+        since: Mapping[Partition, datetime | None] | None = None, clocks: Clocks = MappingProxyType({}),
+    ) -> Batch:  # fmt: skip
+        """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
+
+        `since` are the stream times at which the batch before ended, where advances have moved them on; `clocks` are the wall clocks that
+        were recorded there, each at a stream time of its own. `lookup` gives old rows, for the tables whose changes are streamed or that
+        streams are joined with, and for what waits. Runs one job over the batch, and one for each such use of a table; all other frames
+        run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
+        """
+        self._teach(records.sparkSession)
+        run = Run(self.layout, carry, lookup, carry if since is None else since, clocks)
+        run.frames[0] = first(run, records)
+        seen, figures = _watched(run, run.frames[0])
+        partial: dict[nodes.Leaf, DataFrame] = {}
+        if (direct := self.layout.direct) is None:
+            run.frames[0] = run.keep(seen)
+        else:  # all that anybody wants of the records is in one table: they needn't be kept
+            partial[direct.root] = run.keep(run.partial(direct, run.contributions(direct, seen)[0]))
+        stats = figures()
+        run.reached = {partition: read.stream_time for partition, read in stats.partitions.items()}
+        for segment in self.layout.segments[1:]:
+            frame = later(run, segment)
+            run.frames[segment.number] = run.keep(frame) if self.layout.shared(segment) else frame
+        late: list[DataFrame] = []
+        for root, (segment, fold) in self.layout.folds.items():
+            contributions, missed = run.contributions(fold, run.frames[segment.number])
+            if root not in partial:
+                partial[root] = run.partial(fold, contributions)
+            if missed is not None and not (segment.number == 0 and not stats.dropped.get((fold.label, "late"))):
+                late.append(missed)
+        partial |= run.waits
+        bad = [s for s in self.layout.segments if s.failures and not (s.number == 0 and not stats.quarantined)]
+        return Batch(
+            tables={table.name: run.deltas(table, partial) for table in (*self.topology.tables, *self.layout.buffers)},
+            outbox=_outbox(run),
+            quarantine=_all([_refused(run.frames[s.number]) for s in bad]),
+            dropped=_all([*late, *_counted(run, stats)]),
+            stats=stats,
+            _kept=run.kept,
+        )
+
+    def _teach(self, spark: SparkSession) -> None:
+        """Let a session call the user's functions, once."""
+        if spark not in self._taught:
+            register(spark, called_in(self.topology))
+            self._taught.add(spark)
+
+
+def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], BatchStats]]:
+    """Count on the way through: give the frame to run, and what gives the figures once it has run."""
+    segment = run.layout.segments[0]
+    sums: dict[str, str] = {"records": "count(1)", "quarantined": "sum(size(bad))"}
+    names: dict[str, tuple[str, str] | str] = {}
+    for number, (name, flags) in enumerate((segment.counters | segment.peeks).items()):
+        sums[f"f{number}"] = _tally(flags)
+        names[f"f{number}"] = name
+    for number, fold in enumerate(segment.folds):
+        if isinstance(fold.root, Aggregate) and fold.root.windows:
+            sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
+            names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
+        elif isinstance(fold.root, Versioned):
+            sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"
+            names[f"l{number}"] = (fold.label, "expired")
+    partitions = list(run.carry)
+    for number, (topic, partition) in enumerate(partitions):
+        here = f"topic = {literal(topic)} AND partition = {partition}"
+        sums[f"n{number}"] = f"count(CASE WHEN {here} THEN 1 END)"
+        sums[f"t{number}"] = f"unix_micros(max(CASE WHEN {here} THEN st END))"
+    observation = Observation()
+    frame = base.observe(observation, *(F.expr(f"{sql} AS {name}") for name, sql in sums.items()))
+
+    def figures() -> BatchStats:
+        seen = observation.get
+        counts: Counter[tuple[str, str] | str] = Counter()
+        for column, name in names.items():
+            counts[name] += int(seen[column] or 0)
+        read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"]) or run.carry[p]) for i, p in enumerate(partitions)}
+        if seen["records"] != sum(p.records for p in read.values()):
+            raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
+        return BatchStats(
+            partitions=read,
+            quarantined=int(seen["quarantined"] or 0),
+            dropped={name: count for name, count in counts.items() if isinstance(name, tuple) and count},
+            peeks={name: count for name, count in counts.items() if isinstance(name, str)},
+        )
+
+    return frame, figures
+
+
+def _refused(frame: DataFrame) -> DataFrame:
+    """Give the refused records of a segment, with their bytes."""
+    bad = frame.where("size(bad) > 0").withColumn("b", F.expr("explode(bad)"))
+    return bad.selectExpr(
+        "topic", "partition", "offset", "raw_ts AS timestamp", "raw_key AS key", "raw_value AS value",
+        "b.node AS node", "b.location AS location", "b.reason AS reason",
+    )  # fmt: skip
+
+
+def _counted(run: Run, stats: BatchStats) -> list[DataFrame]:
+    """Give the counts of dropped records: known already for the first segment, computed with the write for the others."""
+    nowhere = "CAST(NULL AS STRING) AS topic, CAST(NULL AS INT) AS partition, CAST(NULL AS BIGINT) AS offset, \
+CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
+    known = [f"named_struct('n', {literal(n)}, 'r', {literal(r)}, 'c', {c}L)" for (n, r), c in stats.dropped.items() if r != "late"]
+    made = []
+    if known:
+        rows = run.frames[0].sparkSession.range(1).selectExpr(f"explode(array({', '.join(known)})) AS d")
+        made.append(rows.selectExpr("d.n AS node", "d.r AS reason", *_split(nowhere), "d.c AS count").select(*_names(DROPPED)))
+    for segment in run.layout.segments[1:]:
+        if segment.counters:
+            sums = [
+                f"named_struct('n', {literal(node)}, 'r', {literal(reason)}, 'c', {_tally(flags)})"
+                for (node, reason), flags in segment.counters.items()
+            ]  # fmt: skip
+            rows = run.frames[segment.number].agg(F.expr(f"array({', '.join(sums)}) AS a")).selectExpr("explode(a) AS d").where("d.c > 0")
+            made.append(rows.selectExpr("d.n AS node", "d.r AS reason", *_split(nowhere), "d.c AS count").select(*_names(DROPPED)))
+    return made
+
+
+def _outbox(run: Run) -> DataFrame | None:
+    """Give the records to publish, numbered for each topic in log order; what joins of streams make comes from no one record."""
+    out = []
+    for sink, flow, key, value in run.layout.sinks:
+        frame = run.frames[flow.segment.number].where(flow.present)
+        ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
+        out.append(frame.selectExpr(
+            f"{literal(sink.topic)} AS topic", f"{key} AS key", f"{value} AS value", "ts AS timestamp", "st",
+            f"{'CAST(NULL AS STRING)' if sink.is_of_pairs else 'topic'} AS src_topic",
+            "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
+        ))  # fmt: skip
+    return _all(out)
+
+
+def _all(frames: Sequence[DataFrame]) -> DataFrame | None:
+    return union(frames) if frames else None
+
+
+def _tally(flags: Sequence[str]) -> str:
+    """Write the SQL that counts the records with these flags."""
+    return "CAST(sum(" + " + ".join(f"int(COALESCE({flag}, FALSE))" for flag in flags) + ") AS BIGINT)"
+
+
+def _micros(number: int | None) -> datetime | None:
+    return None if number is None else EPOCH + timedelta(microseconds=number)
+
+
+def _split(columns: str) -> list[str]:
+    return columns.split(", ")
+
+
+def _names(ddl: str) -> list[str]:
+    return [part.split()[0] for part in ddl.split(", ")]

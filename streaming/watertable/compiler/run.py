@@ -1,0 +1,159 @@
+"""Hold what one batch of an app is computed with, and what its records add to each table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import reduce
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pyspark.sql import functions as F
+
+from watertable import nodes
+from watertable.algebra import gathered, leaf_state, lifted, placed_in, single
+from watertable.compiler.windowing import sliding_key, windowed_key
+from watertable.layout import Fold, Layout, expires, literal
+from watertable.nodes import Aggregate, TableAggregate
+from watertable.plan import TableDef
+from watertable.processing import Clocks
+from watertable.windows import SessionWindows, SlidingWindows, microseconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Partition = tuple[str, int]
+
+FAN_OUT: Final = 65536
+"""Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
+PLACE: Final = ("st", "topic", "partition", "offset", "ord")
+RAW: Final = ("raw_key", "raw_value", "raw_ts")
+"""What a frame carries of each record besides its place: its bytes and timestamp, for the quarantine."""
+
+
+class Lookup(Protocol):
+    """Give the old rows of a table for a frame of distinct keys, and perhaps more, or all: `key`, `state`, with its lineage cut.
+
+    The keys are those under which rows are made together (`company`): shorter ones than a processor's store has, say.
+    Of an outer join of streams, those too in which a record waits whose window is closed at the stream time `due`; of the rows that wait
+    for a suppressed table, all whose windows are closed by then, and all that could be made one with them.
+    """
+
+    def __call__(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:  # noqa: D102
+        ...
+
+
+@dataclass(slots=True)
+class Run:
+    """Hold what one batch needs beside the compiled plan; `frames` are its segments as far as they are made, by number."""
+
+    layout: Layout
+    carry: Mapping[Partition, datetime | None]
+    lookup: Lookup
+    since: Mapping[Partition, datetime | None]
+    clocks: Clocks
+    frames: dict[int, DataFrame] = field(default_factory=dict)
+    kept: list[DataFrame] = field(default_factory=list)
+    reached: Mapping[Partition, datetime | None] = field(default_factory=dict)
+    """The stream times once the batch is read."""
+    waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
+    done: dict[str, DataFrame] = field(default_factory=dict)
+    """What outer joins of streams have paired or given in this batch, by the name of what they keep."""
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """Compute a frame now, in one job, and cut its lineage: what is made of it plans fast, and never reads Kafka again."""
+        self.kept.append(frame.localCheckpoint(eager=True))
+        return self.kept[-1]
+
+    def once(self, frame: DataFrame) -> DataFrame:
+        """Compute a frame in the first job that uses it, for all that do."""
+        self.kept.append(frame.localCheckpoint(eager=False))
+        return self.kept[-1]
+
+    def contributions(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one, and the windows that were missed."""
+        here = frame.where(fold.present)
+        if isinstance(fold.root, nodes.Versioned | nodes.History):
+            kept = fold.root.parent if isinstance(fold.root, nodes.History) else fold.root
+            here = here.where(f"NOT ({expires(kept)})")
+        if isinstance(fold.root, TableAggregate):
+            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE, *RAW)
+            return each.withColumn("ord", F.expr("ord * 2 + n")), None
+        keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
+        if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
+            return here.selectExpr(keys, lifts, "ts", *PLACE, *RAW), None
+        names = [f"{fold.key}_{part}" for part in ("first", "open", "last")]
+        size, advance = (microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
+        taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
+            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE, *RAW
+        )
+        missed = here.where(f"{names[0]} < {names[1]}").selectExpr(
+            f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
+            f"explode(sequence({names[0]}, least({names[1]} - {advance}, {names[2]}), {advance}L)) AS s",
+        )  # fmt: skip
+        dropped = missed.selectExpr(
+            "node", "reason", "topic", "partition", "offset",
+            "timestamp_micros(s) AS window_start", f"timestamp_micros(s + {size}) AS window_end", "1L AS count",
+        )  # fmt: skip
+        return taken, dropped
+
+    def partial(self, fold: Fold, contributions: DataFrame) -> DataFrame:
+        """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`).
+
+        Of sessions, to one for each that the batch makes by itself.
+        """
+        windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
+        folded = [f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st"]
+        if windows is None:
+            return contributions.groupBy("key").agg(*map(F.expr, folded))
+        if isinstance(windows, SlidingWindows):
+            each = contributions.withColumn("key", F.expr(sliding_key(fold, windows)))
+            return each.groupBy("key").agg(*map(F.expr, folded))
+        each = contributions.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
+        if isinstance(windows, SessionWindows):
+            return gathered(windows, each, *folded)
+        return each.groupBy("key").agg(*map(F.expr, folded))
+
+    def deltas(self, table: TableDef, partial: Mapping[nodes.Leaf, DataFrame]) -> DataFrame:
+        """Give what a batch adds to a table: of several leaves, the partial states of each, to be merged where they are read."""
+        if isinstance(table.root, nodes.Leaf):
+            return partial[table.root]
+        parts = [partial[part.leaf].selectExpr(*placed_in(table, part), "st") for part in table.parts]
+        return union([*parts, self.done[table.name]] if table.name in self.done else parts)
+
+    def singles(self, table: TableDef) -> DataFrame:
+        """Give what each record of the batch adds to a table by itself: `key`, `state`, and its place.
+
+        Where a table has several leaves, the n-th of m takes a record at `ord * m + n`. Where it groups rows, one that changes within its
+        group has two steps at one place, of which only the second (`step` 1) makes a Change.
+        """
+        moves = any(isinstance(part.leaf, TableAggregate) for part in table.parts)
+        found = []
+        for number, part in enumerate(table.parts):
+            segment, fold = self.layout.folds[part.leaf]
+            rows, _ = self.contributions(fold, self.frames[segment.number])
+            if table.windows is not None:
+                size, advance = microseconds(table.windows.size), microseconds(table.windows.advance)
+                each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
+                numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
+                slot = windowed_key(fold, "s", "s", size) if table.sliding is None else sliding_key(fold, table.sliding)
+                rows = numbered.withColumn("key", F.expr(slot))
+            steps = ["paired", "step"] if moves else []
+            if moves and not isinstance(part.leaf, TableAggregate):
+                rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
+            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, *RAW)
+            if not isinstance(table.root, nodes.Leaf):
+                others = (*steps, *(c for c in PLACE if c != "ord"))
+                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *RAW)
+            found.append(rows)
+        return union(found)
+
+
+def union(frames: Iterable[DataFrame], *, loose: bool = False) -> DataFrame:
+    """Put frames of the same columns below each other; where it is `loose`, a column that one hasn't is null in its rows."""
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=loose), frames)
+
+
+def forget(kept: DataFrame) -> None:
+    """Free a checkpointed frame's blocks now: the garbage collector would let several batches pile up."""
+    kept._jdf.queryExecution().analyzed().rdd().unpersist(False)

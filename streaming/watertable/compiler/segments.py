@@ -1,0 +1,196 @@
+"""Run the segments of a batch: each begins with records, from the topics or from what earlier ones made, and goes one pass over them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from watertable import nodes, plan
+from watertable.aggregates import TimedField
+from watertable.algebra import company, finishing, merge, merged_state, spread, upto
+from watertable.compiler.joins import as_of_time, looked_up, paired
+from watertable.compiler.pythons import visited
+from watertable.compiler.run import FAN_OUT, PLACE, RAW, Run, union
+from watertable.compiler.telling import final_rows, foreign_changes, session_changes, sliding_changes
+from watertable.compiler.windowing import window_starts
+from watertable.layout import Segment, literal, moment
+from watertable.nodes import Aggregate, Versioned
+from watertable.plan import TableDef, Topology
+from watertable.schema import quote
+from watertable.windows import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BAD: Final = "node: STRING, location: STRING, reason: STRING"
+
+
+def first(run: Run, records: DataFrame) -> DataFrame:
+    """Decode the batch, run the first segment, and put each record at its stream time."""
+    segment = run.layout.segments[0]
+    frame = records.selectExpr("topic", "partition", "offset", "timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "0L AS ord")
+    times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
+    frame = _narrowed(run, segment, _leveled(frame, segment), f"coalesce({', '.join(times)}, NULL) AS ts")
+    reached = f"max(ts){upto('PARTITION BY topic, partition ORDER BY offset')}" if run.layout.needs_order else "ts"
+    frame = frame.withColumn("st", F.expr(f"greatest({reached}, try_element_at({_carried(run)}, concat(topic, ':', partition)))"))
+    return _in_windows(segment, frame)
+
+
+def later(run: Run, segment: Segment) -> DataFrame:
+    """Build the input of a later segment, and run it."""
+    match segment.origin:
+        case nodes.FlatMapValues():
+            frame = _exploded(run, segment, segment.origin)
+        case nodes.ToStream():
+            frame = _changes(run, segment.origin)
+        case nodes.StreamJoin() if isinstance(plan.root_of(segment.origin.right), Versioned):
+            frame = as_of_time(run, segment, segment.origin)
+        case nodes.StreamJoin():
+            frame = looked_up(run, segment, segment.origin)
+        case nodes.StreamStreamJoin():
+            frame = paired(run, segment, segment.origin)
+        case nodes.FinalRows():
+            frame = _final(run, segment.origin)
+        case nodes.Process():
+            frame = _visited(run, segment, segment.origin)
+        case nodes.MergeStreams():
+            frame = _united(run, segment.origin)
+        case Topology():
+            raise AssertionError("the first segment has no input but the records")
+    return _in_windows(segment, _narrowed(run, segment, _leveled(frame, segment), "ts", "st"))
+
+
+def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFrame:
+    """Make a record of each element of an array."""
+    flow, made = run.layout.inputs[segment.number]
+    there = flow.spaces.get("value", flow.spaces.get("new", ""))
+    frame = run.frames[flow.segment.number].where(f"{flow.present} AND {there} IS NOT NULL")
+    frame = frame.selectExpr("*", f"posexplode({made}.{quote(node.exploded)}) AS (_pos, _item)")
+    parts = ", ".join(f"'{n}', " + ("_item" if n == node.exploded else f"{made}.{quote(n)}") for n, _ in node.columns)
+    window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
+    return frame.selectExpr(
+        "TRUE AS present", f"{flow.spaces['key']} AS key", *window, f"named_struct({parts}) AS value", f"ord * {FAN_OUT} + _pos AS ord",
+        *(c for c in (*PLACE, "ts", *RAW) if c != "ord"),
+    )  # fmt: skip
+
+
+def _changes(run: Run, node: nodes.ToStream) -> DataFrame:
+    """Run the states of the touched keys forward, record by record in log order, from the old rows."""
+    table = run.layout.topology.table(node.table)
+    rows = run.singles(table).withColumn("present", F.lit(True))
+    keys = rows.selectExpr(f"{company(table)} AS key").distinct()
+    if isinstance(table.root, nodes.ForeignJoin):
+        named = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name, _ in table.root.left.group[: -len(table.key)])
+        return _told(table, foreign_changes(table, rows, run.lookup(table, keys.where(named))))
+    old = run.lookup(table, keys)
+    if table.sessions is not None:
+        return _told(table, session_changes(table, table.sessions, rows, old))
+    if table.sliding is not None:
+        return _told(table, sliding_changes(table, table.sliding, rows, old))
+    seeds = old.selectExpr("key", "state", "FALSE AS present")
+    both = rows.unionByName(seeds, allowMissingColumns=True)
+    moves = "step" in rows.columns
+    forward = f"PARTITION BY key ORDER BY present, st, topic, partition, offset, ord{', step' if moves else ''}"
+    running = both.selectExpr("*", f"{merged_state(table, upto(forward))} AS after")
+    in_order = [
+        f"(state.{quote(f.name)} IS NULL OR state.{quote(f.name)}.order <=> after.{quote(f.name)}.order)"
+        for f in table.state if isinstance(f, TimedField)
+    ]  # fmt: skip
+    before = f"lag(after) OVER ({forward})"
+    if moves:  # a row that changes within its group is one Change, from before it left to after it came back
+        before = f"CASE WHEN paired THEN lag(after, 2) OVER ({forward}) ELSE {before} END"
+    seen = " AND ".join(["present", *(["step = 1"] if moves else []), *in_order])
+    return _told(table, running.selectExpr("*", f"{before} AS before").where(seen))
+
+
+def _told(table: TableDef, running: DataFrame) -> DataFrame:
+    """Finish the states `before` and `after` each Change, and leave out those that nobody could see."""
+    for side in ("before", "after"):
+        for level in finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}"):
+            running = running.selectExpr("*", *level)
+    last = len(table.stages)
+    window = ["_w_after AS window"] if table.windows is not None else []
+    changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
+    return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *PLACE, *RAW)
+
+
+def _visited(run: Run, segment: Segment, node: nodes.Process) -> DataFrame:
+    """Call a processor for the batch's records, with what its stores keep of their keys; see `pythons.visited`."""
+    flow, value = run.layout.inputs[segment.number]
+    record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, *RAW)
+    rows = run.frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
+    tables = [run.layout.topology.table(name) for name, _ in node.processor.stores]
+    return visited(node, tables, rows, run.lookup, run.reached, run.clocks)
+
+
+def _final(run: Run, node: nodes.FinalRows) -> DataFrame:
+    """Give the rows of a table whose windows this batch closes: each once, at the last moment of its window, as it is now."""
+    table, closing = plan.open_of(node), plan.closing_of(node.parent)
+    partial = {}
+    for leaf in plan.leaves_of(table.root):
+        segment, fold = run.layout.folds[leaf]
+        partial[leaf] = run.partial(fold, run.contributions(fold, run.frames[segment.number])[0])
+    added = spread(table, run.deltas(table, partial)).select("key", "state")
+    since, now = (plan.reached(times, node.parent) for times in (run.since, run.reached))
+    old = run.lookup(table, added.select("key").distinct(), now or EPOCH).select("key", "state")
+    topic = literal(min(plan.topics_above(node)))
+    return final_rows(table, closing, merge(table, old.unionByName(added)), since, now, topic)
+
+
+def _united(run: Run, node: nodes.MergeStreams) -> DataFrame:
+    """Give the records of several streams; one that comes by way of more than one of them is as many."""
+    parts = []
+    for number, parent in enumerate(node.parents):
+        flow = run.layout.flow(parent)
+        columns = [f"{column} AS {name}" for name, column in flow.spaces.items() if name != "ts"]
+        frame = run.frames[flow.segment.number].where(flow.present)
+        numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
+        parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE, *RAW))
+    return union(parts)
+
+
+def _narrowed(run: Run, segment: Segment, frame: DataFrame, *times: str) -> DataFrame:
+    """Keep only what later steps need: flags and structs of tables and outputs, places, and the bytes of refused records."""
+    cases = [
+        f"CASE WHEN {flag} THEN named_struct('node', {literal(n)}, 'location', {literal(w)}, 'reason', {r}) END"
+        for flag, n, w, r in segment.failures
+    ]
+    flags = " OR ".join(f"COALESCE({flag}, FALSE)" for flag, *_ in segment.failures) or "FALSE"
+    bad = f"CASE WHEN {flags} THEN filter(array({', '.join(cases)}), b -> b IS NOT NULL) ELSE array() END" if cases else "array()"
+    counted = [flag for found in (*segment.counters.values(), *segment.peeks.values()) for flag in found]
+    raw = _raw(run, segment, flags)
+    place_now = [c for c in ("topic", "partition", "offset", "ord") if c not in segment.kept]
+    kept = dict.fromkeys([*segment.kept, *counted])
+    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", *raw)
+
+
+def _raw(run: Run, segment: Segment, flags: str) -> list[str]:
+    """Carry the bytes of records as long as one may still be refused; at last, of those that are."""
+    if any(s.failures for s in run.layout.segments if s.number > segment.number):
+        return list(RAW)
+    return [f"CASE WHEN {flags} THEN {column} END AS {column}" for column in RAW]
+
+
+def _carried(run: Run) -> str:
+    """Write the stream times that partitions were brought to as a map."""
+    known = {f"{topic}:{number}": when for (topic, number), when in run.carry.items() if when is not None}
+    if not known:
+        return "CAST(map() AS MAP<STRING, TIMESTAMP>)"
+    entries = ", ".join(f"{literal(name)}, {moment(when)}" for name, when in sorted(known.items()))
+    return f"map({entries})"
+
+
+def _in_windows(segment: Segment, frame: DataFrame) -> DataFrame:
+    """Say of each record in which windows of the segment's tables it is."""
+    for fold in segment.folds:
+        if isinstance(fold.root, Aggregate) and fold.root.windows:
+            frame = frame.selectExpr("*", *window_starts(fold))
+    return frame
+
+
+def _leveled(frame: DataFrame, segment: Segment) -> DataFrame:
+    for level in segment.levels:
+        if level:
+            frame = frame.selectExpr("*", *level)
+    return frame
