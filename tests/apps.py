@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import watertable as wt
 from watertable.plan import Topology
 from watertable.project import load_apps
 from watertable.settings import Settings
 
+ROOT = Path(__file__).parents[1]
 SALES = (
     "invoice_no STRING, stock_code STRING, description STRING, quantity INT, invoiced_at TIMESTAMP, unit_price DECIMAL(12,3), "
     "customer_id STRING, country STRING"
@@ -55,6 +59,17 @@ def wordcount() -> wt.App:
     return app
 
 
+def retail_module(name: str) -> ModuleType:
+    """Load a file beside the retail app, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"retail_{name}_under_test", ROOT / "assets" / "retail" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def demo(name: str) -> Topology:
     """Load an app of this repository's `assets/`, as the project does."""
-    return load_apps(Settings.load(Path(__file__).parents[1])).app(name).topology
+    return load_apps(Settings.load(ROOT)).app(name).topology

@@ -7,15 +7,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 import watertable as wt
+from tests.kafka.conftest import Project
 from tests.kafka.test_job import World
 from watertable import job, rewind
 from watertable.changelog import Position
@@ -25,11 +25,8 @@ from watertable.interpreter import Interpreter
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records
 from watertable.plan import Topology
-from watertable.project import load_apps
 from watertable.rewind import Target
-from watertable.settings import Settings
 from watertable.store import Store
-from watertable_platform import cli, terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -212,28 +209,12 @@ moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
 
 
 @pytest.mark.slow
-def test_the_commands_plan_apply_undo_and_explain(
-    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = World(spark, broker, tmp_path / "world")
-    (tmp_path / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{broker.bootstrap}'\n")
-    (tmp_path / "assets" / "till").mkdir(parents=True)
-    (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "begin_session", lambda _: nullcontext(spark))
-    monkeypatch.setattr(terminal, "out", Console(width=200))
-    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=200))
+def test_the_commands_plan_apply_undo_and_explain(project: Project, broker: Cluster) -> None:
+    world, said = World(project.spark, broker, project.home / "world"), project.said
+    project.write(APP.format(moves=world.moves))
     world.produce(("a", 5), ("b", 1), ("a", -7))
-    settings = Settings.load(tmp_path)
-    job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=spark)
-
-    def said(*arguments: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert cli.main(list(arguments)) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
-
-    (tmp_path / "plan.json").write_text(said("rewind", "till", "--to", "earliest", "--json"))
+    project.run()
+    (project.home / "plan.json").write_text(said("rewind", "till", "--to", "earliest", "--json"))
     shown = said("rewind", "till", "--to", "earliest")
     for wanted in ("till  rewind to earliest  till@1.1  →  till@2.0", "3 records", "rebuilt from nothing", "--apply does it"):
         assert wanted in shown

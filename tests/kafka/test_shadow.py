@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rich.console import Console
 
+from tests.kafka.conftest import Project
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import APP, caught_up, living, wait
 from watertable import failpoints, job, rewind, shadow
 from watertable.events import Rewound
 from watertable.kafka.config import Cluster
-from watertable.project import load_apps
 from watertable.rewind import Target
-from watertable.settings import Settings
 from watertable.store import Store
-from watertable_platform import cli, terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -197,27 +193,11 @@ rules = Suite("till.stock", between("qty", 0, None), not_null("qty"), row_count(
 
 
 @pytest.mark.slow
-def test_the_commands_replay_beside_compare_promote_and_give_up(
-    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = World(spark, broker, tmp_path / "world")
-    (tmp_path / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{broker.bootstrap}'\n")
-    (tmp_path / "assets" / "till").mkdir(parents=True)
-    (tmp_path / "assets" / "till" / "app.py").write_text(APP.format(moves=world.moves) + SUITE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "begin_session", lambda _: nullcontext(spark))
-    monkeypatch.setattr(terminal, "out", Console(width=200))
-    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=200))
+def test_the_commands_replay_beside_compare_promote_and_give_up(project: Project, broker: Cluster) -> None:
+    world, said = World(project.spark, broker, project.home / "world"), project.said
+    project.write(APP.format(moves=world.moves) + SUITE)
     world.produce(("a", 5), ("b", 1), ("a", -7))
-    settings = Settings.load(tmp_path)
-    job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=spark)
-
-    def said(*arguments: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert cli.main(list(arguments)) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
-
+    project.run()
     assert "has no shadow" in said("diff", "till", code=1)
     assert "nothing of it until it is promoted" in said("rewind", "till", "--to", "earliest", "--shadow")
     shown = said("rewind", "till", "--to", "earliest", "--shadow", "--apply", "--reason", "a try")

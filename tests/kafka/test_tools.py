@@ -6,23 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
-from rich.console import Console
 
-from watertable import job
+from tests.kafka.conftest import Project
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform import cli, terminal
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.kafka]
 APP = """
@@ -36,46 +27,26 @@ last = moves.to_table().materialized_as("last")
 
 
 class Till:
-    """Hold a project of one app, on the shared broker and session, and call its commands."""
+    """Hold the project and its topic."""
 
-    def __init__(self, spark: SparkSession, cluster: Cluster, moves: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.spark, self.moves, self.home, self.capsys, self.admin = spark, moves, home, capsys, Admin(cluster)
-        (home / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{cluster.bootstrap}'\n")
-        (home / "assets" / "till").mkdir(parents=True)
-        self.write(APP)
+    def __init__(self, project: Project, cluster: Cluster, moves: str) -> None:
+        self.project, self.moves, self.admin = project, moves, Admin(cluster)
+        self.home, self.run, self.said, self.json = project.home, project.run, project.said, project.json
         self._producer = Producer(cluster.client_config())
+        self.write(APP)
 
     def write(self, app: str) -> None:
-        (self.home / "assets" / "till" / "app.py").write_text(app.format(moves=self.moves))
+        self.project.write(app.format(moves=self.moves))
 
     def produce(self, *moves: tuple[str, int, str]) -> None:
         for sku, qty, at in moves:
             self._producer.produce(self.moves, json.dumps({"qty": qty, "at": f"2026-03-01T{at}:00Z"}), sku, partition=ord(sku) % 2)
         self._producer.flush(20)
 
-    def run(self) -> None:
-        settings = Settings.load(self.home)
-        job.run(load_apps(settings).app("till").topology, settings, available_now=True, spark=self.spark)
-
-    def said(self, *arguments: str) -> str:
-        self.capsys.readouterr()
-        assert cli.main(list(arguments)) == 0, self.capsys.readouterr().err
-        return self.capsys.readouterr().out
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.said(*arguments, "--json"))
-
 
 @pytest.fixture
-def till(
-    spark: SparkSession, broker: Cluster, topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Till:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "begin_session", lambda _: nullcontext(spark))
-    monkeypatch.setattr(terminal, "out", Console(width=150))
-    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=150))
-    made = Till(spark, broker, topic("moves", partitions=2), tmp_path, capsys)
+def till(project: Project, broker: Cluster, topic: Callable[..., str]) -> Till:
+    made = Till(project, broker, topic("moves", partitions=2))
     made.produce(("a", 5, "08:00"), ("b", 2, "08:10"))
     made.run()
     made.produce(("a", 3, "08:20"), ("a", -9, "08:30"), ("b", 1, "08:40"))

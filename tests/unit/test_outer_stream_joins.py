@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import watertable as wt
-from tests.unit.test_stream_joins import logs, windows
+from tests.unit.test_stream_joins import MINUTE, logs, pairs, pipe, windows
 from watertable import nodes, plan
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
@@ -25,7 +25,6 @@ from watertable.streams import Stream
 from watertable.testing import TopologyTestDriver
 from watertable.windows import EPOCH, JoinWindows
 
-MINUTE = timedelta(minutes=1)
 JOINS = {"left": Stream.left_join, "outer": Stream.outer_join}
 SIDE = "COALESCE({}.v, '-')"
 BOTH = f"concat({SIDE.format('left')}, {SIDE.format('right')})"
@@ -37,14 +36,6 @@ def views(within: JoinWindows | timedelta, how: str = "left") -> wt.App:
     views, clicks = (app.topic(name, key="k STRING", value="v STRING").stream() for name in ("views", "clicks"))
     JOINS[how](views, clicks, within=within, v=BOTH).to("seen")
     return app
-
-
-def pairs(driver: TopologyTestDriver) -> list[Any]:
-    return [(record.value["v"], (record.timestamp - EPOCH) // MINUTE) for record in driver.read_output("seen") if record.value]
-
-
-def pipe(driver: TopologyTestDriver, topic: str, value: str, minute: int, key: str | None = "k") -> None:
-    driver.pipe_input(topic, key, {"v": value}, timestamp=EPOCH + minute * MINUTE)
 
 
 def test_a_record_that_pairs_with_nothing_comes_once_every_partition_has_passed_its_window() -> None:

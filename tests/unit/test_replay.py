@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
-import sys
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,20 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.apps import retail_module
+
 ROOT = Path(__file__).parents[2]
 HOUR, DAY, GRACE = timedelta(hours=1), timedelta(days=1), timedelta(minutes=10)
 
 
 @pytest.fixture(scope="module")
 def replay() -> ModuleType:
-    file = ROOT / "assets" / "retail" / "replay.py"
-    spec = importlib.util.spec_from_file_location("retail_replay_under_test", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return retail_module("replay")
 
 
 @pytest.fixture(scope="module")

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.apps import retail_module
 from watertable.testing import TopologyTestDriver
 
 ROOT = Path(__file__).parents[2]
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"retail_{name}_under_test", ROOT / "assets" / "retail" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def plan() -> Any:
     """Plan the first day: some 3,000 lines."""
-    replay = load("replay")
+    replay = retail_module("replay")
     return replay.Schedule.of(replay.load(), days=1)
 
 
@@ -43,7 +31,7 @@ def sold(plan: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def driver(plan: Any) -> TopologyTestDriver:
-    driver = TopologyTestDriver(load("app").app)
+    driver = TopologyTestDriver(retail_module("app").app)
     for record in plan.records():
         driver.pipe_input(record.topic, record.key, record.value, partition=record.partition, offset=record.offset)
     return driver
