@@ -69,8 +69,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from watertable.settings import Settings
 
     home = tmp_path_factory.mktemp("spark")
-    conf = {"spark.driver.memory": "1536m", "spark.buffer.pageSize": "1m"}  # each sort of a plan takes a page, however few its rows
-    session = spark_session(Settings.load(home, master="local[2]", spark=conf), app="watertable tests")
+    session = spark_session(Settings.load(home, master="local[2]", spark={"spark.driver.memory": "1536m"}), app="watertable tests")
     try:
         yield session
     finally:

@@ -48,7 +48,7 @@ from watertable.reader import (
 )
 from watertable.schema import quote
 from watertable.versions import remembered
-from watertable.windows import MILLISECOND, microseconds
+from watertable.windows import MILLISECOND, TimeWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -62,6 +62,8 @@ OVERWRITE_FROM: Final = 0.3
 """The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it."""
 SMALL_BASE: Final = 4 << 20
 """Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
+OVERWRITE_WINDOWS: Final = 4
+"""How many times its tail a windowed table's last windows may be for them to be written anew: a MERGE goes through the tail so often."""
 _TASKS: Final = "spark.sql.shuffle.partitions"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
@@ -155,6 +157,10 @@ class Folder:
                 frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
+            elif (first := self._windows_from(table, view, tail)) is not None:
+                frame = _shaped(table, view.states_from(table, first)).where("_wt_alive").drop("_wt_alive")
+                failpoints.hit("fold.before_merge")
+                self._overwrite(table, name, frame, number, since=first)
             else:
                 self._plan_for(tail, tail + size)
                 self._merge(table, view, number)
@@ -168,6 +174,24 @@ class Folder:
         if version is None:
             return None
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
+
+    def _windows_from(self, table: TableDef, view: View, tail: int) -> datetime | None:
+        """Give the window from which on a windowed table is best written anew; None where its tail is better merged.
+
+        Time goes on, so most of a tail is windows that the base hasn't, or that are its last ones. What is written is absolute, and has all
+        that any fold up to an earlier seq has written: so the order of folds is as irrelevant as where whole tables are written.
+        """
+        base = view.bases[table.name].snapshot
+        if not isinstance(table.windows, TimeWindows) or base is None or hides(table) or forgets(table) or is_open(table):
+            return None
+        if (first := view.first_window(table)) is None:
+            return None
+        rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
+        last = base.files(f"window_start >= {moment(first)}").bytes
+        if last > max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
+            return None
+        self._plan_for(rows + last, rows + last)
+        return first
 
     def _plan_for(self, changed: int, whole: int) -> None:
         """Plan the next fold for so many bytes: in one task where the whole is small, as Spark finds out on the way where much changes."""
@@ -260,8 +284,8 @@ class Folder:
             self.spark.conf.unset("spark.databricks.delta.write.txnAppId")
             self.spark.conf.unset("spark.databricks.delta.write.txnVersion")
 
-    def _overwrite(self, table: TableDef, name: str, frame: DataFrame, number: int) -> None:
-        """Write a base anew from absolute rows, made if there is none."""
+    def _overwrite(self, table: TableDef, name: str, frame: DataFrame, number: int, since: datetime | None = None) -> None:
+        """Write a base anew from absolute rows, made if there is none; or only its windows `since` one."""
         path, log = self.changelog.base_path(name), self.reader.log(name)
         made = log.latest()
         if made is None:
@@ -269,6 +293,8 @@ class Folder:
         elif made.property(STATE_PROPERTY) != table.state_column:  # only a rewind leads here: what it left is read at its own versions
             self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{STATE_PROPERTY}' = '{table.state_column}')")
         writer = frame.write.format("delta").mode("overwrite").option("txnAppId", FOLD_LINE).option("txnVersion", str(number))
+        if since is not None:
+            writer = writer.option("replaceWhere", f"window_start >= TIMESTAMP '{since:%F %T.%f}'")
         outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
         (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
         if outdated:  # only after the rows: until then readers compute them from the states

@@ -179,6 +179,20 @@ class View:
             base = None if base is None else _only(base, keys, "left_semi")
         return merge(table, tail if base is None else base.unionByName(tail))
 
+    def first_window(self, table: TableDef) -> datetime | None:
+        """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
+        tail = self.deltas(table, self.bases[table.name].seq, self.position.seq)
+        first = tail.agg(F.expr("unix_micros(min(key.window_start))")).head()
+        return None if first is None or first[0] is None else EPOCH + timedelta(microseconds=first[0])
+
+    def states_from(self, table: TableDef, first: datetime) -> DataFrame:
+        """Give the absolute states of the windows that start at a time or later, which all those of the tail do."""
+        rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
+        if base is not None:
+            kept = states_in(base, table, "window_start").where(f"window_start >= {moment(first)}").drop("window_start")
+            rows = kept.unionByName(rows)
+        return merge(table, rows)
+
     def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
         """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
 

@@ -23,6 +23,10 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from watertable.errors import SettingsError
 
+_JAVA: Final = "-Xss16m -Duser.timezone=UTC -XX:MetaspaceSize=256m"
+"""Deep plans overflow the default stack; and the classes of generated code fit before a collection is due for them."""
+_COLLECTOR: Final = "-XX:+UseParallelGC"
+"""A batch has better use for the cores than a collector that works beside it."""
 _SECRET_NAME: Final = re.compile(r"password|secret|jaas|token|credential|access\.key$|account\.key|key\.pem$", re.I)
 _NOT_SECRET: Final = re.compile(r"\.(file|location|url|uri|class|type|seconds|ms|path|enabled|provider)$", re.I)
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*:/", re.I)
@@ -164,11 +168,12 @@ class Settings(BaseSettings):
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.ansi.enabled": "true",
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
-            "spark.driver.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",  # deep plans overflow the default stack
-            "spark.executor.extraJavaOptions": "-Xss16m -Duser.timezone=UTC",
+            "spark.driver.extraJavaOptions": _java_options(),
+            "spark.executor.extraJavaOptions": _java_options(),
             "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot is 50 tasks by default, and each writes 100 KB of code anew
             "spark.sql.codegen.cache.maxEntries": "1000",  # a round of commits and folds is more plans than the 100 it keeps by default
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each column looks for its caller: 3 times its cost
+            "spark.buffer.pageSize": "2m",  # the first row of each sort and group takes one: 32 MB to be zeroed, by default
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "WARN",
@@ -184,6 +189,12 @@ class Settings(BaseSettings):
             found = resolve(name, value)
             conf[name] = found.reveal() if isinstance(found, Secret) else found
         return conf
+
+
+def _java_options() -> str:
+    """Give the options of our JVMs; where the environment names a collector for all of Java's, that is it: of two, a JVM takes none."""
+    named = " ".join(os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))
+    return _JAVA if re.search(r"-XX:\+Use\w+GC\b", named) else f"{_JAVA} {_COLLECTOR}"
 
 
 def find_project(start: Path | None = None) -> Path:

@@ -175,22 +175,62 @@ def test_an_emptied_group_is_deleted_leaves_no_tombstone_and_comes_back_as_new(s
     assert found() == found("alone") == {"north": "cid", "south": "bob"}
 
 
-def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger) -> None:
-    def count(hour: int, n: int) -> None:
-        start, end = (f"timestamp'{minute(60 * h):%F %T}'" for h in (hour, hour + 1))
-        key = f"named_struct('k', 'a', 'window_start', {start}, 'window_end', {end})"
-        frame = ledger.deltas("hourly", [f"{key}, named_struct('n', {n}L), {start}"])
-        ledger.commit({"hourly": frame})
+def count(ledger: Ledger, hour: int, n: int) -> None:
+    """Commit a delta of one window."""
+    start, end = (f"timestamp'{minute(60 * h):%F %T}'" for h in (hour, hour + 1))
+    key = f"named_struct('k', 'a', 'window_start', {start}, 'window_end', {end})"
+    ledger.commit({"hourly": ledger.deltas("hourly", [f"{key}, named_struct('n', {n}L), {start}"])})
 
+
+def hourly(ledger: Ledger) -> dict[int, int]:
+    """Read the windows by their hours; a plain reader sees those of the last fold."""
+    rows = ledger.store.reader.read("hourly").selectExpr("unix_micros(window_start) AS start", "n").collect()
+    return {(row["start"] // 1_000_000 - int(minute(0).timestamp())) // 3600: row["n"] for row in rows}
+
+
+def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger) -> None:
     for hour in range(3):
-        count(hour, 1)
+        count(ledger, hour, 1)
     ledger.store.fold("hourly")
-    count(1, 10)
-    expected = [(minute(0), 1), (minute(60), 11), (minute(120), 1)]
+    count(ledger, 1, 10)
     for _ in range(2):
-        rows = ledger.store.reader.read("hourly").selectExpr("unix_micros(window_start) div 60000000 AS m", "n").orderBy("m").collect()
-        assert [(r["m"], r["n"]) for r in rows] == [(int(t.timestamp()) // 60, n) for t, n in expected]
+        assert hourly(ledger) == {0: 1, 1: 11, 2: 1}
         ledger.store.fold("hourly")
+
+
+def test_where_time_went_on_the_last_windows_are_written_anew_and_earlier_files_are_left(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SMALL_BASE", -1), ("OVERWRITE_FROM", 1e9), ("OVERWRITE_WINDOWS", 1e9)):
+        monkeypatch.setattr(fold, name, value)
+    for hour in range(3):
+        count(ledger, hour, 1)
+    ledger.store.fold("hourly")
+    table = deltalake.DeltaTable(f"{ledger.store.warehouse}/shop/hourly")
+    first = set(table.file_uris())
+    count(ledger, 5, 1)
+    ledger.store.fold("hourly")
+    table.update_incremental()
+    assert first < set(table.file_uris())
+    count(ledger, 5, 2)
+    count(ledger, 6, 1)
+
+    def newer() -> None:
+        count(ledger, 4, 7)
+        assert folder(ledger).fold("hourly") == 7
+
+    with failpoints.armed("fold.before_merge", newer):
+        assert ledger.store.fold("hourly") is None, "a stale fold changes nothing"
+    known = {0: 1, 1: 1, 2: 1, 4: 7, 5: 3, 6: 1}
+    assert hourly(ledger) == known
+    assert ledger.store.fold("hourly") is None
+    count(ledger, 1, 10)  # late, and within its grace: all from there on is written anew
+    ledger.store.fold("hourly")
+    assert hourly(ledger) == known | {1: 11}
+    table.update_incremental()
+    assert table.history(1)[0]["operationParameters"]["predicate"], "not the whole table"
+    seen = polars.scan_delta(f"{ledger.store.warehouse}/shop/hourly").select("window_start", "n").collect()
+    assert sorted(seen["n"].to_list()) == sorted((known | {1: 11}).values())
 
 
 def test_a_set_is_folded_without_repeats_however_often_its_parts_come(ledger: Ledger) -> None:

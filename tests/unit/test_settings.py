@@ -103,3 +103,11 @@ def test_spark_gets_our_settings_and_the_users_over_them(project: Path, monkeypa
     assert "spark.jars.packages" not in conf  # nothing is resolved when Spark starts
     assert conf["spark.sql.shuffle.partitions"] == "7"
     assert conf["spark.hadoop.fs.s3a.secret.key"] == "s3cret"
+
+
+@pytest.mark.parametrize(("named", "ours"), [("", True), ("-Xlog:gc", True), ("-XX:+UseG1GC -Xlog:gc", False)])
+def test_a_collector_that_the_environment_names_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, ours: bool
+) -> None:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", named)
+    assert ("-XX:+UseParallelGC" in Settings.load(tmp_path).spark_conf()["spark.driver.extraJavaOptions"]) is ours
