@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from watertable import failpoints
 from watertable.algebra import finish, stays
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
-from watertable.deltalog import JVM_ERRORS, conflict
+from watertable.deltalog import JVM_ERRORS, Snapshot, conflict
 from watertable.deployment import OutlinedTable
 from watertable.errors import Fenced
 from watertable.layout import moment
@@ -35,10 +35,12 @@ from watertable.reader import (
     PLAN_PROPERTY,
     ROWS_PROPERTY,
     STATE_PROPERTY,
+    Base,
     Known,
     Reader,
     View,
     base_name,
+    earliest,
     forgets,
     hides,
     materialise,
@@ -149,21 +151,17 @@ class Folder:
             return None  # a commit of the base would say nothing new
         number = number_of(position.epoch, position.seq)
         try:
-            if same and newest.snapshot is not None:  # an empty commit lets trims go on
-                rows = newest.snapshot.frame().limit(0)
-                self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=str(position))
+            if same:  # an empty commit lets trims go on
+                self._stamp(name, newest, number, str(position))
             elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
                 self._plan_for(tail + size, tail + size)
                 frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
-            elif (first := self._windows_from(table, view, tail)) is not None:
-                frame = _shaped(table, view.states_from(table, first)).where("_wt_alive").drop("_wt_alive")
-                failpoints.hit("fold.before_merge")
-                self._overwrite(table, name, frame, number, since=first)
             else:
-                self._plan_for(tail, tail + size)
-                self._merge(table, view, number)
+                if newest.epoch != position.epoch:
+                    self._stamp(name, newest, number_of(position.epoch, newest.seq), f"epoch {position.epoch} folds from here")
+                self._fold_into(table, base.snapshot, view, tail, number)
         except Fenced:
             return None
         except JVM_ERRORS as error:
@@ -175,23 +173,35 @@ class Folder:
             return None
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
 
-    def _windows_from(self, table: TableDef, view: View, tail: int) -> datetime | None:
-        """Give the window from which on a windowed table is best written anew; None where its tail is better merged.
+    def _stamp(self, name: str, newest: Base, number: int, note: str) -> None:
+        """Make an empty commit of a number to a base; raise `Fenced` if it isn't the newest any more.
+
+        Delta takes no fold of a lesser number from then on. So an epoch stamps a base that it inherits before it writes to parts of it: a
+        folder of the epoch that was left, at work until now, would leave rows that nobody else writes again.
+        """
+        assert newest.snapshot is not None
+        rows = newest.snapshot.frame().limit(0)
+        self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note)
+
+    def _fold_into(self, table: TableDef, base: Snapshot, view: View, tail: int, number: int) -> None:
+        """Write the last windows of a windowed table anew, from the first one in the tail on, where they are few; else merge the tail.
 
         Time goes on, so most of a tail is windows that the base hasn't, or that are its last ones. What is written is absolute, and has all
         that any fold up to an earlier seq has written: so the order of folds is as irrelevant as where whole tables are written.
         """
-        base = view.bases[table.name].snapshot
-        if not isinstance(table.windows, TimeWindows) or base is None or hides(table) or forgets(table) or is_open(table):
-            return None
-        if (first := view.first_window(table)) is None:
-            return None
-        rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
-        last = base.files(f"window_start >= {moment(first)}").bytes
-        if last > max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
-            return None
-        self._plan_for(rows + last, rows + last)
-        return first
+        first = None
+        if isinstance(table.windows, TimeWindows) and not (hides(table) or forgets(table) or is_open(table)):
+            first = view.first_window(table)
+            rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
+        if first is not None:
+            last = base.files(f"window_start >= {moment(first)}")
+            if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
+                self._plan_for(rows + last.bytes, rows + last.bytes)
+                frame = _shaped(table, view.states_from(table, first, last)).where("_wt_alive").drop("_wt_alive")
+                failpoints.hit("fold.before_merge")
+                return self._overwrite(table, base_name(table), frame, number, since=first)
+        self._plan_for(tail, tail + base.bytes)
+        return self._merge(table, view, number, first)
 
     def _plan_for(self, changed: int, whole: int) -> None:
         """Plan the next fold for so many bytes: in one task where the whole is small, as Spark finds out on the way where much changes."""
@@ -226,8 +236,8 @@ class Folder:
             if conflict(error) is None:
                 raise  # another folder was quicker
 
-    def _merge(self, table: TableDef, view: View, number: int) -> None:
-        """Merge the absolute rows of the keys in the tail where they are newer than what is there."""
+    def _merge(self, table: TableDef, view: View, number: int, first: datetime | None) -> None:
+        """Merge the absolute rows of the keys in the tail where they are newer than what is there; `first` is its first window."""
         touched = materialise(view.touched(table))
         states = view.states(table, touched, of_tail=True)
         if table.sessions is not None:
@@ -239,7 +249,7 @@ class Folder:
         expired = None if reached is None else f"t._wt_until < {moment(reached)}"
         if is_open(table):
             expired = _over(table, self._reached(view, table), "t.")
-        self._merge_rows(table, base_name(table), source, number, expired)
+        self._merge_rows(table, base_name(table), source, number, expired, first)
 
     def _live(self, table: TableDef, view: View, shaped: DataFrame) -> DataFrame:
         """Let go of what waits for nothing any more: in the buffer of a join, in a history, in a window whose row was given."""
@@ -258,7 +268,9 @@ class Folder:
         times = [time for (topic, _), time in last.stream_times.items() if topic in topics] if last else []
         return None if not times or None in times else min(t for t in times if t is not None) - delay
 
-    def _merge_rows(self, table: TableDef, name: str, source: DataFrame, number: int, expired: str | None = None) -> None:
+    def _merge_rows(
+        self, table: TableDef, name: str, source: DataFrame, number: int, expired: str | None = None, first: datetime | None = None
+    ) -> None:
         """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer; others go if `expired`.
 
         A session is known by its start: no other of its group has the same, and its end moves.
@@ -266,8 +278,8 @@ class Folder:
         names = table.state_key.names if name == base_name(table) else table.key.names
         on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in (names if table.sessions is None else names[:-1])]
         if "window_start" in names:  # a bound on the target alone lets Delta skip the files of older windows
-            first = source.agg(F.expr("unix_micros(min(window_start))")).head()
-            on += [f"t.window_start >= timestamp_micros({first[0]})"] if first and first[0] is not None else []
+            first = first or earliest(source, "window_start")
+            on += [f"t.window_start >= {moment(first)}"] if first is not None else []
         values: dict[str, str | Column] = {quote(c): f"s.{quote(c)}" for c in source.columns if c != "_wt_alive"}
         self.spark.conf.set("spark.databricks.delta.write.txnAppId", FOLD_LINE)
         self.spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))

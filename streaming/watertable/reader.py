@@ -181,15 +181,13 @@ class View:
 
     def first_window(self, table: TableDef) -> datetime | None:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
-        tail = self.deltas(table, self.bases[table.name].seq, self.position.seq)
-        first = tail.agg(F.expr("unix_micros(min(key.window_start))")).head()
-        return None if first is None or first[0] is None else EPOCH + timedelta(microseconds=first[0])
+        return earliest(self.deltas(table, self.bases[table.name].seq, self.position.seq), "key.window_start")
 
-    def states_from(self, table: TableDef, first: datetime) -> DataFrame:
-        """Give the absolute states of the windows that start at a time or later, which all those of the tail do."""
+    def states_from(self, table: TableDef, first: datetime, files: Files) -> DataFrame:
+        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its."""
         rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
-        if base is not None:
-            kept = states_in(base, table, "window_start").where(f"window_start >= {moment(first)}").drop("window_start")
+        if base is not None and files.number:
+            kept = states_in(base, table, "window_start", files=files).where(f"window_start >= {moment(first)}").drop("window_start")
             rows = kept.unionByName(rows)
         return merge(table, rows)
 
@@ -647,6 +645,12 @@ def number_of(line: int, seq: int) -> int:
 def split_number(number: int) -> tuple[int, int]:
     """Split a transaction's number into epoch, or generation, and seq."""
     return number >> SEQ_BITS, number & ((1 << SEQ_BITS) - 1)
+
+
+def earliest(rows: DataFrame, time: str) -> datetime | None:
+    """Find the least of a column of times; a Spark job."""
+    least = rows.agg(F.expr(f"unix_micros(min({time}))")).head()
+    return None if least is None or least[0] is None else EPOCH + timedelta(microseconds=least[0])
 
 
 def materialise(frame: DataFrame) -> DataFrame:

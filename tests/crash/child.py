@@ -84,7 +84,7 @@ def main(script: Script) -> int:
         return perform(script, spark, settings, jvm)
     small_buckets()
     if script.merges:  # tables as small as these would all be folded by writing them anew
-        fold.SMALL_BASE = -1  # type: ignore[misc]
+        fold.SMALL_BASE = fold.OVERWRITE_WINDOWS = -1  # type: ignore[misc]
     BUGS.get(script.bug, lambda: None)()
     if script.point:
         arm(script, jvm)

@@ -12,9 +12,10 @@ import pytest
 
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute
-from watertable import failpoints, rewind, workers
+from watertable import failpoints, fold, rewind, workers
 from watertable.changelog import CommitInfo, Position
 from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError
+from watertable.fold import Folder
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxRow, Place, Published
 from watertable.rewind import RewindPlan, Target
@@ -147,6 +148,36 @@ def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_th
     assert plain() == told(3)["stock"]
     tell(again, cuts=(6,), folds=(6,))
     assert plain() == told(6)["stock"]
+
+
+@pytest.mark.parametrize("lands", ["before the new epoch looks", "before it stamps the base", "before it merges"])
+def test_a_fold_of_the_left_epoch_that_lands_while_the_new_one_folds_leaves_nothing(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, lands: str
+) -> None:
+    for name, value in (("SMALL_BASE", -1), ("OVERWRITE_FROM", 1e9)):
+        monkeypatch.setattr(fold, name, value)
+    tell(ledger, cuts=(1, 2, 3, 6), folds=(2,))
+    left, known = ledger.store.folder, ledger.writer.known
+    again = rewound(ledger, "3")
+    batch(again, 3, 4)
+    landed: list[object] = []
+
+    def land() -> None:
+        landed.append(left.fold_all(["stock"], known))
+
+    if lands == "before it stamps the base":
+        stamp = Folder._stamp
+        monkeypatch.setattr(Folder, "_stamp", lambda *args: (None if landed else land(), stamp(*args))[1])
+        again.store.fold("stock")
+    else:
+        with failpoints.armed("fold.after_pin" if "looks" in lands else "fold.before_merge", land):
+            again.store.fold("stock")
+    assert len(landed) == 1
+    assert read(again) == told(4)
+    batch(again, 4, 5)
+    again.store.fold("stock")
+    plain = again.spark.read.format("delta").load(again.store.changelog.base_path("stock")).collect()
+    assert {r["k"]: r["qty"] for r in plain} == told(5)["stock"] == read(again)["stock"]
 
 
 def test_an_undo_gives_the_old_rows_back_and_a_second_rewind_is_undone_to_the_first(ledger: Ledger) -> None:

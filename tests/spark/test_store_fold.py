@@ -182,13 +182,18 @@ def count(ledger: Ledger, hour: int, n: int) -> None:
     ledger.commit({"hourly": ledger.deltas("hourly", [f"{key}, named_struct('n', {n}L), {start}"])})
 
 
-def hourly(ledger: Ledger) -> dict[int, int]:
-    """Read the windows by their hours; a plain reader sees those of the last fold."""
+def hourly(ledger: Ledger) -> dict[float, int]:
+    """Read the windows by the hour at which they start, a whole one."""
     rows = ledger.store.reader.read("hourly").selectExpr("unix_micros(window_start) AS start", "n").collect()
-    return {(row["start"] // 1_000_000 - int(minute(0).timestamp())) // 3600: row["n"] for row in rows}
+    return {(row["start"] / 1_000_000 - minute(0).timestamp()) / 3600: row["n"] for row in rows}
 
 
-def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger) -> None:
+@pytest.mark.parametrize("few", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", few)
+    if few < 0:
+        monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
+        monkeypatch.setattr(fold, "OVERWRITE_WINDOWS", -1)
     for hour in range(3):
         count(ledger, hour, 1)
     ledger.store.fold("hourly")
