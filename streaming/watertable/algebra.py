@@ -356,12 +356,19 @@ def finish(table: TableDef, rows: DataFrame) -> DataFrame:
     rows = paired(table, rows) if isinstance(table.root, ForeignJoin) else rows
     rows = slid(table, table.sliding, rows) if table.sliding is not None else rows
     columns = [quote(c) for c in rows.columns]
-    for level in finishing(table, state="state", key="key", into="_v"):
-        rows = rows.selectExpr("*", *level)
+    rows = leveled(rows, finishing(table, state="state", key="key", into="_v"))
     last = f"_v{len(table.stages)}"
     parts = [f"'{c.name}', key.{quote(c.name)}" for c in table.key] + [f"'{c.name}', {last}.{quote(c.name)}" for c in table.value]
     row = f"CASE WHEN {last} IS NOT NULL THEN named_struct({', '.join(parts)}) END AS row"
     return rows.selectExpr(*columns, f"{last} IS NOT NULL AS alive", row)
+
+
+def leveled(rows: DataFrame, levels: Iterable[Sequence[str]]) -> DataFrame:
+    """Add columns level by level, those of each over those of the levels before."""
+    for level in levels:
+        if level:
+            rows = rows.selectExpr("*", *level)
+    return rows
 
 
 def finishing(table: TableDef, *, state: str, key: str, into: str, window: str = "_w") -> list[list[str]]:

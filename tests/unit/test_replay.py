@@ -16,7 +16,6 @@ import pytest
 
 from tests.apps import retail_module
 
-ROOT = Path(__file__).parents[2]
 HOUR, DAY, GRACE = timedelta(hours=1), timedelta(days=1), timedelta(minutes=10)
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.apps import retail_module
 from watertable.testing import TopologyTestDriver
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from watertable import nodes, plan
-from watertable.algebra import company, done_with, finishing, leaf_state, lifted, merged_state, place, upto
+from watertable.algebra import company, done_with, finishing, leaf_state, leveled, lifted, merged_state, place, upto
 from watertable.compiler.run import PLACE, RAW, Run, union
 from watertable.compiler.telling import never_paired
 from watertable.layout import Segment
@@ -30,17 +30,16 @@ def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     What the table gets of the same record comes first. The table's states run along the keys that are looked up, and no others.
     """
     table = run.layout.topology.table(node.table)
-    rows, spaces, keyed = _asking(run, segment, table)
+    rows, spaces, keyed = _asking(run, segment, table, "TRUE AS present")
     keys = rows.where(keyed).select("key").distinct()
     added = run.singles(table).join(F.broadcast(keys), "key", "left_semi")
     old = run.lookup(table, keys.selectExpr(f"{company(table)} AS key").distinct())
     before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (old, ()))]
-    both = union([rows.withColumn("present", F.lit(True)), *before], loose=True)
+    both = union([rows, *before], loose=True)
     forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
     known = f"count_if(NOT present){upto(forward)} > 0"
     found = both.selectExpr("*", f"CASE WHEN {known} THEN {merged_state(table, upto(forward))} END AS now").where("present")
-    for level in finishing(table, state="now", key="key", into="_v"):
-        found = found.selectExpr("*", *level)
+    found = leveled(found, finishing(table, state="now", key="key", into="_v"))
     right = f"_v{len(table.stages)} AS right"
     return found.selectExpr("present", *spaces, right, "ts", *PLACE, *RAW)
 
@@ -58,21 +57,21 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     origin, fold = run.layout.folds[history.parts[0].leaf]
     came = run.contributions(fold, run.frames[origin.number])[0].join(F.broadcast(keys), "key", "left_semi")
     new = run.partial(fold, came).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _new")
-    found = rows.join(old, "key", "left").join(new, "key", "left")
-    for level in (*as_of(root, node), *finishing(table, state="now", key="key", into="_v")):
-        found = found.selectExpr("*", *level)
+    levels = (*as_of(root, node), *finishing(table, state="now", key="key", into="_v"))
+    found = leveled(rows.join(old, "key", "left").join(new, "key", "left"), levels)
     right = f"_v{len(table.stages)} AS right"
     return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE, *RAW)
 
 
-def _asking(run: Run, segment: Segment, table: TableDef) -> tuple[DataFrame, list[str], str]:
-    """Give the records that ask for rows of a table, under the `key` that each asks for; what names their columns again; and the
-    condition for keys that a row can have.
+def _asking(run: Run, segment: Segment, table: TableDef, *more: str) -> tuple[DataFrame, list[str], str]:
+    """Give the records that ask for rows of a table, what names their columns again, and the condition for keys that a row can have.
+
+    Each has the `key` that it asks for, and `more` columns where they are wanted.
     """
     flow, wanted = run.layout.inputs[segment.number]
     spaces = [name for name in flow.spaces if name != "ts"]
     record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
-    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *record, "ts", *PLACE, *RAW)
+    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE, *RAW)
     keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
     return rows, [f"s_{name} AS {name}" for name in spaces], keyed
 

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from watertable import nodes, plan
 from watertable.aggregates import TimedField
-from watertable.algebra import company, finishing, merge, merged_state, spread, upto
+from watertable.algebra import company, finishing, leveled, merge, merged_state, spread, upto
 from watertable.compiler.joins import as_of_time, looked_up, paired
 from watertable.compiler.pythons import visited
 from watertable.compiler.run import FAN_OUT, PLACE, RAW, Run, union
@@ -31,7 +31,7 @@ def first(run: Run, records: DataFrame) -> DataFrame:
     segment = run.layout.segments[0]
     frame = records.selectExpr("topic", "partition", "offset", "timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "0L AS ord")
     times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
-    frame = _narrowed(run, segment, _leveled(frame, segment), f"coalesce({', '.join(times)}, NULL) AS ts")
+    frame = _narrowed(run, segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
     reached = f"max(ts){upto('PARTITION BY topic, partition ORDER BY offset')}" if run.layout.needs_order else "ts"
     frame = frame.withColumn("st", F.expr(f"greatest({reached}, try_element_at({_carried(run)}, concat(topic, ':', partition)))"))
     return _in_windows(segment, frame)
@@ -58,7 +58,7 @@ def later(run: Run, segment: Segment) -> DataFrame:
             frame = _united(run, segment.origin)
         case Topology():
             raise AssertionError("the first segment has no input but the records")
-    return _in_windows(segment, _narrowed(run, segment, _leveled(frame, segment), "ts", "st"))
+    return _in_windows(segment, _narrowed(run, segment, leveled(frame, segment.levels), "ts", "st"))
 
 
 def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFrame:
@@ -107,8 +107,7 @@ def _changes(run: Run, node: nodes.ToStream) -> DataFrame:
 def _told(table: TableDef, running: DataFrame) -> DataFrame:
     """Finish the states `before` and `after` each Change, and leave out those that nobody could see."""
     for side in ("before", "after"):
-        for level in finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}"):
-            running = running.selectExpr("*", *level)
+        running = leveled(running, finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}"))
     last = len(table.stages)
     window = ["_w_after AS window"] if table.windows is not None else []
     changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
@@ -186,11 +185,4 @@ def _in_windows(segment: Segment, frame: DataFrame) -> DataFrame:
     for fold in segment.folds:
         if isinstance(fold.root, Aggregate) and fold.root.windows:
             frame = frame.selectExpr("*", *window_starts(fold))
-    return frame
-
-
-def _leveled(frame: DataFrame, segment: Segment) -> DataFrame:
-    for level in segment.levels:
-        if level:
-            frame = frame.selectExpr("*", *level)
     return frame
