@@ -310,10 +310,15 @@ class Lineage:
         return self.spans[-1].epoch
 
     def holds(self, epoch: int, seq: int) -> bool:
-        """Tell whether the state right after commit (epoch, seq) is on this lineage: an ancestor, not a branch that was left."""
-        if seq == 0:
-            return True
-        return any(s.epoch == epoch and s.after < seq and (s.upto is None or seq <= s.upto) for s in self.spans)
+        """Tell whether the state right after commit `seq`, as an epoch has it, is on this lineage: an ancestor, not a branch that was left.
+
+        An epoch has what it inherits, too.
+
+        >>> lineage = Lineage((Span(1, 0, 500), Span(3, 500, None)))
+        >>> lineage.holds(1, 500), lineage.holds(1, 501), lineage.holds(2, 400), lineage.holds(3, 400), lineage.holds(3, 501)
+        (True, False, False, True, True)
+        """
+        return seq == 0 or (seq > self.after and any(s.epoch == epoch and (s.upto is None or seq <= s.upto) for s in self.spans))
 
     def epoch_of(self, seq: int) -> int:
         """Give the epoch that made commit `seq` of this lineage."""

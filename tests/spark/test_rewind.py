@@ -163,6 +163,7 @@ def test_a_fold_of_the_left_epoch_that_lands_while_the_new_one_folds_leaves_noth
     landed: list[object] = []
 
     def land() -> None:
+        assert read(again) == told(4)
         landed.append(left.fold_all(["stock"], known))
 
     if lands == "before it stamps the base":
