@@ -25,7 +25,7 @@ from watertable.algebra import finish, stays
 from watertable.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
 from watertable.deltalog import JVM_ERRORS, Snapshot, conflict
 from watertable.deployment import OutlinedTable
-from watertable.errors import Fenced
+from watertable.errors import Fenced, StoreError
 from watertable.layout import moment
 from watertable.nodes import History, JoinBuffer
 from watertable.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
@@ -66,6 +66,7 @@ SMALL_BASE: Final = 4 << 20
 """Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
 OVERWRITE_WINDOWS: Final = 4
 """How many times its tail a windowed table's last windows may be for them to be written anew: a MERGE goes through the tail so often."""
+_OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
 _TASKS: Final = "spark.sql.shuffle.partitions"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
@@ -165,9 +166,14 @@ class Folder:
         except Fenced:
             return None
         except JVM_ERRORS as error:
-            if conflict(error) is None:
-                raise
-            return None
+            if conflict(error) is not None:
+                return None
+            if any(name in str(error) for name in _OVERFLOWS):
+                raise StoreError(
+                    f"table {table.name!r} ({table.location}) can't be folded up to {position}: one of its sums leaves its type. Add up "
+                    f"DECIMALs with more room there, and rewind under that code: `watertable rewind {position.app} --to earliest --apply`"
+                ) from error
+            raise
         version = self._made(name, number)
         if version is None:
             return None

@@ -12,6 +12,7 @@ import pytest
 import watertable as wt
 from tests.spark.ledger import Ledger, minute
 from watertable import failpoints, fold
+from watertable.errors import StoreError
 from watertable.fold import Folder
 from watertable.store import Store
 
@@ -236,6 +237,17 @@ def test_where_time_went_on_the_last_windows_are_written_anew_and_earlier_files_
     assert table.history(1)[0]["operationParameters"]["predicate"], "not the whole table"
     seen = polars.scan_delta(f"{ledger.store.warehouse}/shop/hourly").select("window_start", "n").collect()
     assert sorted(seen["n"].to_list()) == sorted((known | {1: 11}).values())
+
+
+def test_a_sum_that_leaves_its_type_stops_folds_with_the_tables_name_and_the_way_out(ledger: Ledger) -> None:
+    ledger.sell(a=1, b=2**63 - 1)
+    ledger.store.fold("stock")
+    ledger.sell(b=1)
+    with pytest.raises(
+        StoreError, match=r"table 'stock' \(.*ledger\.py:\d+\) can't be folded up to shop@1\.2: one of its sums leaves its type"
+    ):
+        ledger.store.fold("stock")
+    assert plain(ledger, "stock") == {"a": 1, "b": 2**63 - 1}
 
 
 def test_a_set_is_folded_without_repeats_however_often_its_parts_come(ledger: Ledger) -> None:

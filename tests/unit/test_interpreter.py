@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import watertable as wt
-from watertable.errors import DefinitionError
+from watertable.errors import DefinitionError, JobError
 from watertable.interpreter import Interpreter
 from watertable.records import Advance, Record
 from watertable.streams import Stream
@@ -252,6 +253,17 @@ def test_sums_and_averages_of_nothing_but_nulls_are_null_and_counts_are_zero(fee
     aggregates = {"s": wt.sum("x"), "a": wt.avg("x"), "n": wt.count("x"), "d": wt.count_distinct("x"), "m": wt.max("x")}
     engine = ran(lambda app, s: s.group_by_key().agg(**aggregates).materialized_as("t1"), [feed(0, x=None)])
     assert list(engine.tables["t1"].values()) == [{"k": "k", "s": None, "a": None, "n": 0, "d": 0, "m": None}]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("BIGINT", 2**63 - 1), ("DECIMAL(38,0)", 10**38 - 1)])
+def test_a_sum_that_leaves_its_type_stops_the_app_and_one_that_just_fits_is_exact(feed: Feed, kind: str, most: int) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        much = f"CASE x WHEN 0 THEN CAST({most} AS {kind}) ELSE CAST(x AS {kind}) END"
+        s.group_by_key().agg(s=wt.sum(much)).materialized_as("t1")
+
+    assert list(ran(define, [feed(0, x=0), feed(1, x=-1), feed(2, x=1)]).tables["t1"].values()) == [{"k": "k", "s": most}]
+    with pytest.raises(JobError, match=rf"which is no {re.escape(kind)}: add up DECIMALs with more room"):
+        ran(define, [feed(3, x=0), feed(4, x=1)])
 
 
 def test_lists_are_in_log_order_sets_are_sorted_and_both_skip_nulls(feed: Feed) -> None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from watertable.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
+from watertable.errors import JobError
 from watertable.records import Event, Key, Row
 from watertable.sql.expressions import Expr
 from watertable.sql.scalars import EXACT, order_key
@@ -47,8 +48,14 @@ def _bag(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
     return sorted((kept for kept in bag.values() if kept["n"]), key=lambda kept: key(kept["value"]))
 
 
-def _sum(_: StateField, a: Any, b: Any) -> Any:
-    return EXACT.add(a, b) if isinstance(a, Decimal) else a + b
+def _sum(field: StateField, a: Any, b: Any) -> Any:
+    if isinstance(a, float):
+        return a + b
+    total, kind = EXACT.add(a, b) if isinstance(a, Decimal) else a + b, field.type
+    bound = 10 ** (kind.precision - kind.scale) if kind.kind == "decimal" else 1 << 63
+    if not -bound < total < bound and (isinstance(a, Decimal) or total != -bound):
+        raise JobError(f"a sum has come to {total}, which is no {kind.sql()}: add up DECIMALs with more room")
+    return total
 
 
 def _least(field: StateField, a: Any, b: Any) -> Any:

@@ -14,6 +14,7 @@ from watertable.schema import Type, from_sqlglot
 from watertable.sql import casts
 from watertable.sql.coercion import BIGINT, DAYS, DAYTIME, DOUBLE, FLOAT, INT, MONTHS, STRING
 from watertable.sql.coercion import decimal as decimal_type
+from watertable.sql.scalars import EXACT
 from watertable.sql.terms import Lit, Term
 
 
@@ -58,7 +59,7 @@ def _decimal(digits: str) -> Lit:
     precision = max(len(figures) + max(0, exponent), scale)
     if precision > 38:
         raise ExpressionError(f"{digits} has {precision} digits; a DECIMAL has at most 38")
-    return Lit(number.quantize(Decimal(1).scaleb(-scale)), decimal_type(precision, scale))
+    return Lit(number.quantize(Decimal(1).scaleb(-scale), context=EXACT), decimal_type(precision, scale))
 
 
 def suffixed(node: exp.Expr, sign: str = "") -> Lit:
