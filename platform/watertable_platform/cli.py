@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from watertable.kafka.reading import Past
     from watertable.plan import Topology
     from watertable.reader import AppStatus
+    from watertable.records import Advance
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -143,9 +144,13 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every record that made a row, the row after each, and what was late or refused; needs Spark for archived topics alone."""
+    """Show every record that made a row, the row after each, and what was late or refused.
+
+    It needs Spark for archived topics, and for what commits have recorded of idle partitions and the wall clock.
+    """
     from watertable import testcase
     from watertable.explain import explain as tell
+    from watertable.explain import needs_commits
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.project import load_apps
@@ -153,11 +158,12 @@ def explain(
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
-    with terminal.begin_session(settings) if topology.archived else nullcontext() as spark:
+    with terminal.begin_session(settings) if topology.archived or needs_commits(topology) else nullcontext() as spark:
         past = _past(settings, topology, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
         with terminal.err.status("reading the topics", spinner="dots"):
-            told = tell(topology, wanted, show.key_texts(key), past.records(begin, end))
+            recorded = [a for a in _recorded(settings, topology, spark) if a.offset <= end.get((a.topic, a.partition), 0)]
+            told = tell(topology, wanted, show.key_texts(key), past.records(begin, end), recorded)
             if as_test:
                 command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
                 test = testcase.as_test(topology, wanted, show.key_texts(key), told, past.records(begin, end), command)
@@ -375,6 +381,20 @@ def _past(settings: Settings, topology: Topology, spark: SparkSession | None) ->
 
         archives = Archives(spark, settings.warehouse_uri, topology.archived)
     return Past(Cluster.of(settings), [topic.name for topic in topology.topics], archives)
+
+
+def _recorded(settings: Settings, topology: Topology, spark: SparkSession | None) -> list[Advance]:
+    """List what an app's commits have recorded of idle partitions and of the wall clock."""
+    from watertable.explain import needs_commits
+    from watertable.reader import Reader
+    from watertable.records import Advance
+
+    if spark is None or not needs_commits(topology):
+        return []
+    changelog = Reader(spark, settings.warehouse_uri, topology.app, topology.tables).changelog
+    last = changelog.head().last if changelog.log.exists() else None
+    found = changelog.advances(last.topic_ids) if last is not None else ()
+    return [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in found]
 
 
 def _escaped(text: str) -> str:

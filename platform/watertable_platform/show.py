@@ -306,8 +306,9 @@ def print_explanation(console: Console, told: Explanation, key: str, limit: int)
         shown.add_column(name, overflow="fold")
     for step in told.steps[-limit:]:
         after = Text("no row", style="dim italic") if step.row is None else _fields(step.row)
-        record = Text("tombstone", style="dim italic") if step.record is None else _fields(step.record)
-        shown.add_row(f"{step.topic}/{step.partition}@{step.offset}", f"{step.timestamp:%F %T}Z", record, after)
+        record = Text("tombstone" if step.offset is not None else "a punctuator's call", style="dim italic")
+        place = f"{step.topic}/{step.partition}" + ("" if step.offset is None else f"@{step.offset}")
+        shown.add_row(place, f"{step.timestamp:%F %T}Z", record if step.record is None else _fields(step.record), after)
     console.print(shown)
     more = f"the newest {limit:,} of {len(told.steps):,} records; --limit shows more" if len(told.steps) > limit else ""
     console.print(more or f"{len(told.steps):,} records made it", style="dim", highlight=False)

@@ -2,25 +2,25 @@
 
 The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
 the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
-No Spark, unless a topic's archive is to be read: what it costs is reading the topics once, at the pace of plain Python.
+It needs no Spark, unless a topic's archive or what commits have recorded is to be read: what it costs is reading the topics once, at
+the pace of plain Python.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from watertable.errors import EvaluationError, StoreError, TableNotFound
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.nodes import FinalRows, Process
 from watertable.plan import TableDef, Topology, walk
-from watertable.records import Event, Record, Row
+from watertable.records import Advance, Event, Record, Row
 
 CHUNK: Final = 20_000
 """Records that are worked off at a time: they are kept until it's known whose they were."""
@@ -28,11 +28,14 @@ CHUNK: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Hold one record that touched the row: its place, what it says, and the row after it; None where there is none then."""
+    """Hold one record that touched the row: its place, what it says, and the row after it; None where there is none then.
+
+    A punctuator that was called for the row has its partition's time, and neither an offset nor a record.
+    """
 
     topic: str
     partition: int
-    offset: int
+    offset: int | None
     timestamp: datetime
     key: Row
     record: Row | None
@@ -60,12 +63,15 @@ class Explanation:
     records: int
 
 
-def explain(topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record]) -> Explanation:
+def explain(
+    topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record], recorded: Iterable[Advance] | None = None
+) -> Explanation:
     """Run the app over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
-    Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
-    a time to live: its rows come of time that went by, and the story is that of the table above it; and for a table that is
-    made of what waits for the wall clock, since no record says what that was.
+    `recorded` are the advances that the app's commits hold: where idle partitions were let go, and what the wall clock was where something
+    was due by it. Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
+    a time to live: its rows come of time that went by, and the story is that of the table above it; and, without `recorded`, for a table
+    that is made of what waits for the wall clock, since no record says what that was.
     """
     wanted = columns_of(table, key)
     if any(isinstance(node, FinalRows) for node in walk(table.node)):
@@ -79,10 +85,11 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
     made_by: set[bytes | None] = set()
     suspects: list[tuple[Record, LeftOut]] = []
     count = 0
-    for chunk in chunks(records):
-        count += len(chunk)
+    for chunk in chunks(interleaved(records, recorded or ())):
         engine.read(chunk)
-        by_place = ChainMap({(r.topic, r.partition, r.offset): r for r in chunk}, engine.buffered)  # a pair's may have come before
+        read = {(r.topic, r.partition, r.offset): r for r in chunk if isinstance(r, Record)}
+        count += len(read)
+        by_place = ChainMap(read, engine.buffered)  # a pair's may have come before
         for change in engine.changes[table.name]:
             if change.key is not None and is_of(change.key, wanted):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
@@ -102,7 +109,7 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
         engine.quarantine.clear()
         engine.outputs.clear()
     above = (node for t in topology.above({table.name}).tables for node in walk(t.node))
-    if any(isinstance(node, Process) and node.processor.punctuators for node in above) and engine.visits.clocked:
+    if recorded is None and any(isinstance(node, Process) and node.processor.punctuators for node in above) and engine.visits.clocked:
         raise StoreError(
             f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
             "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
@@ -111,10 +118,39 @@ def explain(topology: Topology, table: TableDef, key: Sequence[str], records: It
     return Explanation(table.name, tuple(steps), tuple(left_out), count)
 
 
-def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Cut records into lists of `CHUNK`."""
-    left = iter(records)
-    while chunk := list(islice(left, CHUNK)):
+def needs_commits(topology: Topology) -> bool:
+    """Tell whether an app's commits can hold what makes rows and what no record says: partitions that were let go, and the wall clock."""
+    roots = [*(table.node for table in topology.tables), *(sink.node for sink in topology.sinks)]
+    called = (node.processor.punctuators for root in roots for node in walk(root) if isinstance(node, Process))
+    return any(topic.idle_after is not None for topic in topology.topics) or any(called)
+
+
+def interleaved(records: Iterable[Record], recorded: Iterable[Advance]) -> Iterator[Record | Advance]:
+    """Put each advance before the first record of its partition that comes behind it, or at the end where none does."""
+    waiting: dict[tuple[str, int], deque[Advance]] = {}
+    for advance in sorted(recorded, key=lambda a: (a.topic, a.partition, a.offset, a.stream_time)):
+        waiting.setdefault((advance.topic, advance.partition), deque()).append(advance)
+    for record in records:
+        due = waiting.get((record.topic, record.partition))
+        while due and due[0].offset <= record.offset:
+            yield due.popleft()
+        yield record
+    for left in waiting.values():
+        yield from left
+
+
+Item = TypeVar("Item", bound=Record | Advance)
+
+
+def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cut what is read into lists of `CHUNK`, and where an advance comes behind records, as a replay cuts its batches."""
+    chunk: list[Item] = []
+    for item in items:
+        if len(chunk) == CHUNK or (isinstance(item, Advance) and chunk and isinstance(chunk[-1], Record)):
+            yield chunk
+            chunk = []
+        chunk.append(item)
+    if chunk:
         yield chunk
 
 
@@ -124,7 +160,8 @@ def _step(topology: Topology, record: Record, change: Event) -> Step:
         value = serdes.decode(record.value, topic.value, topic.value_format)
     except EvaluationError:  # it was decodable once, or it wouldn't be here
         value = None
-    return Step(record.topic, record.partition, record.offset, change.timestamp, change.key or {}, value, change.value)
+    offset = record.offset if record.offset >= 0 else None  # punctuators have places of their own in log order
+    return Step(record.topic, record.partition, offset, change.timestamp, change.key or {}, value, change.value)
 
 
 def _touches(topology: Topology, table: TableDef, record: Record, wanted: Mapping[str, str], window: tuple[datetime, datetime]) -> bool:

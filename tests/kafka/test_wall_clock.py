@@ -17,12 +17,15 @@ from tests.kafka.test_rewind import wait
 from tests.unit.test_wall_clock import at, baskets
 from watertable import job, rewind
 from watertable.changelog import CommitInfo
+from watertable.explain import explain
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
+from watertable.kafka.reading import Past
 from watertable.processing import MOMENT
 from watertable.rewind import Target
 from watertable.settings import Settings
 from watertable.store import Store
+from watertable_platform import cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,6 +97,10 @@ def test_a_running_app_calls_what_is_due_by_the_wall_clock_and_a_replay_does_the
         shop.clock = at(112)  # nothing comes, and time goes by
         wait(lambda: shop.told() == {"ann": ["remind at 01:50, 01:40"]})
     assert shop.clocks() == [(0, 1, at(112), at(100) + MOMENT)]
+    past = Past(broker, [shop.topic])
+    recorded = cli._recorded(shop.settings, shop.topology, spark)
+    (called,) = explain(shop.topology, shop.topology.table("told"), ["ann"], past.records(past.first, past.ends), recorded).steps
+    assert (called.offset, called.timestamp, called.row) == (None, at(110), {"all": ["remind at 01:50, 01:40"]})
     before = shop.last
     shop.replay(1000)
     assert (shop.told(), shop.last.stream_times) == ({"ann": ["remind at 01:50, 01:40"]}, before.stream_times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from datetime import datetime, timedelta
 from typing import Literal
@@ -9,13 +10,14 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import watertable as wt
 from tests.spark.runs import cut
 from watertable import changelog
 from watertable.advances import Advances, Clocks, clocks_of
 from watertable.errors import DefinitionError, StoreError
-from watertable.explain import explain
+from watertable.explain import explain, needs_commits
 from watertable.interpreter import Interpreter
 from watertable.plan import Topology
 from watertable.processing import MOMENT
@@ -23,6 +25,7 @@ from watertable.records import Advance, Record
 from watertable.streams import Stream
 from watertable.testing import TopologyTestDriver
 from watertable.windows import EPOCH
+from watertable_platform import show
 
 PLACES = (("views", 0), ("views", 1))
 Item = Record | Advance
@@ -295,6 +298,29 @@ def test_a_row_that_waits_for_the_clock_has_no_story_that_records_alone_can_tell
         with pytest.raises(StoreError, match=f"'{name}' .*schedules by the wall clock"):
             explain(topology, topology.table(name), ["ann"], waits)
     assert len(explain(topology, topology.table("beside"), ["ann"], waits).steps) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_story_that_is_told_with_the_recorded_clocks_ends_with_the_row(seed: int) -> None:
+    topology, rng = shop(), random.Random(seed)
+    items = lived(topology, shopping(80, seed), rng)
+    live = Interpreter(topology, partitions=PLACES)
+    live.read(items)
+    clocks = [item for item in items if isinstance(item, Advance)]
+    records = [item for item in items if isinstance(item, Record)]
+    rng.shuffle(clocks)
+    calls = 0
+    for key, row in live.tables["told"].items():
+        story = explain(topology, topology.table("told"), [str(key[0])], records, clocks)
+        assert story.records == 80
+        assert {**story.steps[-1].key, **(story.steps[-1].row or {})} == row
+        assert len(story.steps) == row["n"], "each is one that was told"
+        calls += sum(step.offset is None for step in story.steps)
+        shown = io.StringIO()
+        show.print_explanation(Console(file=shown, width=200), story, str(key[0]), 100)
+        assert shown.getvalue().count("a punctuator's call") == sum(step.offset is None for step in story.steps) == len(story.steps)
+    assert calls > 10
+    assert needs_commits(topology)
 
 
 # -- when a clock is recorded ----------------------------------------------------------------------------------------------------------
