@@ -391,7 +391,7 @@ CUT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["interpreter", pytest.param("compiler", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("engine", ["interpreter", pytest.param("compiler", marks=[pytest.mark.spark, pytest.mark.slow])])
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case["id"])
 def test_a_pure_case_comes_out_the_same_cut_at_random(case: KafkaCase, engine: str, request: pytest.FixtureRequest) -> None:
     rng = random.Random(case["id"])

@@ -44,6 +44,7 @@ def of(world: World, sku: str) -> list[int]:
     return [qty for key, qty in world.published() if key == sku]
 
 
+@pytest.mark.slow
 def test_a_running_app_publishes_again_what_was_asked_for_and_nothing_of_it_after_an_undo(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def _counted(record: wt.Record, context: wt.Context) -> None:
         raise ValueError("too many")
 
 
+@pytest.mark.slow
 def test_a_job_calls_the_users_functions_and_goes_on_with_what_a_processor_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def topology() -> Topology:
         app = wt.App(f"shop{world.suffix}")

@@ -87,6 +87,7 @@ class Shop:
         return [(a.partition, a.before, a.clock, a.stream_time) for a in sorted(made, key=lambda a: (a.partition, a.stream_time))]
 
 
+@pytest.mark.slow
 def test_a_running_app_calls_what_is_due_by_the_wall_clock_and_a_replay_does_the_same(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def looked(ledger: Ledger, condition: str, table: str = "stock", key: list[str] 
     return bisect.find(ledger.store.reader, wanted, bisect.condition_of(wanted, condition), key)
 
 
+@pytest.mark.slow
 def test_the_first_commit_is_found_though_the_condition_came_and_went(ledger: Ledger) -> None:
     for n, sold in enumerate(SALES):
         ledger.sell(**sold)

@@ -62,7 +62,8 @@ def batches(seed: int) -> list[list[Record]]:
     return cut(records, rng, 4)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_the_compiler_joins_what_the_interpreter_does_and_tells_the_same_of_it(spark: SparkSession, seed: int) -> None:
     given, topology = batches(seed), shop()
     wanted = run_interpreter(topology, given)

@@ -115,6 +115,7 @@ def rewound(ledger: Ledger, to: str | None = None, **options: Any) -> Ledger:
     return again
 
 
+@pytest.mark.slow
 def test_after_a_rewind_to_any_commit_and_a_replay_every_table_is_what_it_was(ledger: Ledger) -> None:
     tell(ledger, folds=(2, 5))
     for fork, cuts in ((0, (3, 6)), (3, (5, 6)), (5, ()), (6, ())):
@@ -150,7 +151,13 @@ def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_th
     assert plain() == told(6)["stock"]
 
 
-@pytest.mark.parametrize("lands", ["before the new epoch looks", "before it stamps the base", "before it merges"])
+@pytest.mark.parametrize(
+    "lands",
+    [
+        *(pytest.param(f"before {when}", marks=pytest.mark.slow) for when in ("the new epoch looks", "it stamps the base")),
+        "before it merges",
+    ],
+)
 def test_a_fold_of_the_left_epoch_that_lands_while_the_new_one_folds_leaves_nothing(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, lands: str
 ) -> None:

@@ -61,7 +61,8 @@ def batches(seed: int) -> list[list[Record]]:
     return cut(records, rng, 4)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_the_compiler_makes_the_sessions_of_the_interpreter_and_tells_the_same_of_them(spark: SparkSession, seed: int) -> None:
     given, topology = batches(seed), site()
     wanted = run_interpreter(topology, given)

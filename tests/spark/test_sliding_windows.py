@@ -70,7 +70,8 @@ def in_log_order(records: Iterable[Record]) -> list[Record]:
     return [record for *_, record in sorted(placed)]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_the_compiler_makes_the_windows_of_the_interpreter(spark: SparkSession, seed: int) -> None:
     given, topology = batches(seed), house()
     wanted = run_interpreter(topology, given)

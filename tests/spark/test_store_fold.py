@@ -10,7 +10,7 @@ import polars
 import pytest
 
 import watertable as wt
-from tests.spark.ledger import Ledger, minute
+from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints, fold
 from watertable.errors import StoreError
 from watertable.fold import Folder
@@ -86,6 +86,7 @@ def test_two_folds_of_the_same_commits_change_a_table_once(ledger: Ledger) -> No
     assert ledger.read("stock") == plain(ledger, "stock") == {"a": 2, "b": 1}
 
 
+@pytest.mark.slow
 def test_a_fold_that_dies_before_it_is_confirmed_is_found_by_its_transaction(ledger: Ledger) -> None:
     for point in ("fold.after_merge", "fold.before_merge", "fold.after_pin"):
         ledger.sell(a=1)
@@ -189,10 +190,10 @@ def hourly(ledger: Ledger) -> dict[float, int]:
     return {(row["start"] / 1_000_000 - minute(0).timestamp()) / 3600: row["n"] for row in rows}
 
 
-@pytest.mark.parametrize("few", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
-def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    monkeypatch.setattr(fold, "SMALL_BASE", few)
-    if few < 0:
+@both_folds
+def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    if small < 0:
         monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
         monkeypatch.setattr(fold, "OVERWRITE_WINDOWS", -1)
     for hour in range(3):
