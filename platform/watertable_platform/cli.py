@@ -393,7 +393,8 @@ def _recorded(settings: Settings, topology: Topology, spark: SparkSession | None
         return []
     changelog = Reader(spark, settings.warehouse_uri, topology.app, topology.tables).changelog
     last = changelog.head().last if changelog.log.exists() else None
-    found = changelog.advances(last.topic_ids) if last is not None else ()
+    names = {topic.name for topic in topology.topics}
+    found = changelog.advances({name: of for name, of in last.topic_ids.items() if name in names}) if last is not None else ()
     return [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in found]
 
 
