@@ -98,7 +98,7 @@ class Acting:
             self.live()
         if self.script.act in ("promote", "abandon") and self.store("a").head().shadow is None:
             self.begin(self.planned(self.other, Target("earliest"), shadow=True))
-            self.replay(self.other)(None)
+            self.replay(self.other)(self.half() if self.script.bug == "promote behind" else None)
         self.live()  # what was fed since then puts the app ahead of its shadow
         if self.script.act == "undo":
             self.begin(self.planned(self.code, self.middle()))
@@ -120,6 +120,11 @@ class Acting:
                 code = self.other
                 plan = self.planned(code, Target("earliest"), shadow=self.script.act == "shadow")
         self.file.write_text(json.dumps({"code": code, "plan": plan.to_json() if plan else ""}), encoding="utf-8")
+
+    def half(self) -> Offsets:
+        last = self.store("a").head().last
+        assert last is not None
+        return {partition: offset // 2 for partition, offset in last.next.items()}
 
     def middle(self) -> Target:
         return Target("commit", str(max(1, self.store("a").head().position.seq // 2)))
