@@ -162,7 +162,8 @@ def explain(
         past = _past(settings, topology, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
         with terminal.err.status("reading the topics", spinner="dots"):
-            recorded = [a for a in _recorded(settings, topology, spark) if a.offset <= end.get((a.topic, a.partition), 0)]
+            found = _recorded(settings, topology, spark) if spark is not None and needs_commits(topology) else []
+            recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
             told = tell(topology, wanted, show.key_texts(key), past.records(begin, end), recorded)
             if as_test:
                 command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
@@ -383,15 +384,12 @@ def _past(settings: Settings, topology: Topology, spark: SparkSession | None) ->
     return Past(Cluster.of(settings), [topic.name for topic in topology.topics], archives)
 
 
-def _recorded(settings: Settings, topology: Topology, spark: SparkSession | None) -> list[Advance]:
+def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> list[Advance]:
     """List what an app's commits have recorded of idle partitions and of the wall clock."""
-    from watertable.explain import needs_commits
-    from watertable.reader import Reader
+    from watertable.changelog import Changelog
     from watertable.records import Advance
 
-    if spark is None or not needs_commits(topology):
-        return []
-    changelog = Reader(spark, settings.warehouse_uri, topology.app, topology.tables).changelog
+    changelog = Changelog(spark, settings.warehouse_uri, topology.app)
     last = changelog.head().last if changelog.log.exists() else None
     names = {topic.name for topic in topology.topics}
     found = changelog.advances({name: of for name, of in last.topic_ids.items() if name in names}) if last is not None else ()

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from watertable.errors import EvaluationError, StoreError, TableNotFound
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.nodes import FinalRows, Process
+from watertable.nodes import FinalRows, Process, Stream, Table
 from watertable.plan import TableDef, Topology, walk
 from watertable.records import Advance, Event, Record, Row
 
@@ -108,8 +108,7 @@ def explain(
         engine.dropped.clear()
         engine.quarantine.clear()
         engine.outputs.clear()
-    above = (node for t in topology.above({table.name}).tables for node in walk(t.node))
-    if recorded is None and any(isinstance(node, Process) and node.processor.punctuators for node in above) and engine.visits.clocked:
+    if recorded is None and _punctuated(t.node for t in topology.above({table.name}).tables) and engine.visits.clocked:
         raise StoreError(
             f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
             "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
@@ -121,8 +120,11 @@ def explain(
 def needs_commits(topology: Topology) -> bool:
     """Tell whether an app's commits can hold what makes rows and what no record says: partitions that were let go, and the wall clock."""
     roots = [*(table.node for table in topology.tables), *(sink.node for sink in topology.sinks)]
-    called = (node.processor.punctuators for root in roots for node in walk(root) if isinstance(node, Process))
-    return any(topic.idle_after is not None for topic in topology.topics) or any(called)
+    return any(topic.idle_after is not None for topic in topology.topics) or _punctuated(roots)
+
+
+def _punctuated(roots: Iterable[Stream | Table]) -> bool:
+    return any(isinstance(node, Process) and node.processor.punctuators for root in roots for node in walk(root))
 
 
 def interleaved(records: Iterable[Record], recorded: Iterable[Advance]) -> Iterator[Record | Advance]:

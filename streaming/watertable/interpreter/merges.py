@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final
 
 from watertable.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
-from watertable.errors import JobError
+from watertable.errors import EvaluationError, JobError
 from watertable.records import Event, Key, Row
+from watertable.schema import Type
 from watertable.sql.expressions import Expr
-from watertable.sql.scalars import EXACT, order_key
+from watertable.sql.scalars import EXACT, fixed, order_key, whole
 from watertable.windows import SlidingWindows
 
 
@@ -48,14 +50,17 @@ def _bag(field: StateField, a: list[Any], b: list[Any]) -> list[Any]:
     return sorted((kept for kept in bag.values() if kept["n"]), key=lambda kept: key(kept["value"]))
 
 
+@cache
+def _bounded(kind: Type) -> Callable[[Any], Any]:
+    return whole(kind) if kind.is_integral else fixed(kind) if kind.kind == "decimal" else float
+
+
 def _sum(field: StateField, a: Any, b: Any) -> Any:
-    if isinstance(a, float):
-        return a + b
-    total, kind = EXACT.add(a, b) if isinstance(a, Decimal) else a + b, field.type
-    bound = 10 ** (kind.precision - kind.scale) if kind.kind == "decimal" else 1 << 63
-    if not -bound < total < bound and (isinstance(a, Decimal) or total != -bound):
-        raise JobError(f"a sum has come to {total}, which is no {kind.sql()}: add up DECIMALs with more room")
-    return total
+    total = EXACT.add(a, b) if isinstance(a, Decimal) else a + b
+    try:
+        return _bounded(field.type)(total)
+    except EvaluationError:
+        raise JobError(f"a sum has come to {total}, which is no {field.type.sql()}: add up DECIMALs with more room") from None
 
 
 def _least(field: StateField, a: Any, b: Any) -> Any:
