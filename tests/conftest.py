@@ -23,6 +23,8 @@ settings.load_profile("watertable")
 
 _numbers = itertools.count(1)
 _SAID = pytest.StashKey[list[str]]()
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""For batches of a dozen rows, each of other tables: to generate and compile code for them takes longer than all else."""
 
 # Each JVM of a test lives for seconds: compiling its hottest code twice, and collecting garbage in parallel, costs more than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
@@ -64,12 +66,16 @@ def topic(broker: Cluster) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Start local[2] Spark with Delta and Kafka, configured as every session of watertable is, in folders of its own."""
+    """Start local[2] Spark with Delta and Kafka, configured as every session of watertable is, in folders of its own.
+
+    But it interprets its plans: whole processes, as the crash campaign and the demo start them, generate code as users' do.
+    """
     from watertable.session import spark_session
     from watertable.settings import Settings
 
     home = tmp_path_factory.mktemp("spark")
-    session = spark_session(Settings.load(home, master="local[2]", spark={"spark.driver.memory": "1536m"}), app="watertable tests")
+    ours = Settings.load(home, master="local[2]", spark={"spark.driver.memory": "1536m"} | INTERPRETED)
+    session = spark_session(ours, app="watertable tests")
     try:
         yield session
     finally:

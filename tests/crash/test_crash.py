@@ -18,11 +18,9 @@ from watertable.kafka.config import Cluster
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 SEEDS = (0, 1)
 SMOKE = (
-    Cell("job.start.after_fence", "kill-jvm", 0),
     Cell("store.commit.after_write", "kill-both", 0),
     Cell("fold.after_merge", "kill-python", 0),
-    Cell("trim.before_delete", "kill-both", 0),
-    Cell("publish.after_produce", "kill-python", 0),
+    Cell("publish.after_produce", "kill-jvm", 0),
 )
 
 

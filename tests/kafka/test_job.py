@@ -277,9 +277,9 @@ def test_a_second_run_takes_over_and_the_first_ends_as_fenced(world: World) -> N
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda w: w.admin.delete_topic(w.moves), "was deleted"),
+        pytest.param(lambda w: w.admin.delete_topic(w.moves), "was deleted", marks=pytest.mark.slow),
         (lambda w: (w.admin.delete_topic(w.moves), w.admin.create_topic(w.moves, 2)), "was re-created"),
-        (lambda w: w.admin.add_partitions(w.moves, 3), "has 3 partitions, it had 2"),
+        pytest.param(lambda w: w.admin.add_partitions(w.moves, 3), "has 3 partitions, it had 2", marks=pytest.mark.slow),
         (lambda w: (w.produce(("a", 2), ("a", 3)), w.admin.delete_records({(w.moves, 1): 3})), "1 offsets? (are|is) lost|was truncated"),
     ],
     ids=["deleted", "re-created", "partitions added", "truncated past us"],

@@ -191,7 +191,7 @@ def collect_together(frames: dict[str, DataFrame]) -> dict[str, pa.Table]:
     if not frames:
         return {}
     tagged = [f.select(F.lit(name).alias("of"), F.struct("*").cast(_nullable(f.schema)).alias(name)) for name, f in frames.items()]
-    rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), tagged).toArrow()
+    rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), tagged).coalesce(1).toArrow()
     return {name: pa.Table.from_struct_array(rows.filter(pc.equal(rows["of"], name)).column(name)) for name in frames}
 
 
@@ -201,9 +201,7 @@ def _nullable(schema: StructType) -> StructType:
     return type(schema).fromJson(json.loads(text.replace('"containsNull":false', '"containsNull":true')))
 
 
-TINY = {  # a batch here has a dozen rows: generating code for it, or shuffling it, takes longer than all else
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+TINY = {  # a batch here has a dozen rows: shuffling it takes longer than all else
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
 }

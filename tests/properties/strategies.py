@@ -534,7 +534,7 @@ def cases(draw: st.DrawFn) -> Case:
     topology = draw(topologies())
     partitions = draw(st.integers(1, 3))
     keyed = draw(st.booleans())
-    spread = draw(st.sampled_from([5, 40, 120]))
+    spread = draw(st.sampled_from([5, 90, 200]))
     following: dict[tuple[str, int], int] = {}
     records = []
     for number in range(draw(st.integers(4, 24))):

@@ -20,7 +20,7 @@ from watertable.records import Record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PLANS = int(os.environ.get("WATERTABLE_STORES", "2"))
+PLANS = int(os.environ.get("WATERTABLE_STORES", "1"))
 SEED = int(os.environ.get("WATERTABLE_SEED", "20240302"))
 
 

@@ -65,6 +65,7 @@ def test_the_first_commit_is_found_though_the_condition_came_and_went(ledger: Le
         looked(ledger, "quantity < 0")
 
 
+@pytest.mark.slow
 def test_a_left_epoch_is_no_history_of_the_one_that_is_read(ledger: Ledger) -> None:
     for sold in SALES[:2]:
         ledger.sell(**sold)

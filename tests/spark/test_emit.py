@@ -71,6 +71,7 @@ def test_what_was_asked_for_is_published_once_more_from_the_fork_on(ledger: Ledg
     assert broker.state.floor == {}, "once all of it is passed, what was published before is forgotten"
 
 
+@pytest.mark.slow
 def test_an_undo_publishes_nothing_of_what_either_epoch_has_published(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     for upto in (10, 20, 30):
@@ -86,6 +87,7 @@ def test_an_undo_publishes_nothing_of_what_either_epoch_has_published(ledger: Le
     assert both(broker) == [[*range(30), *range(10, 20), *range(30, 50)], [*range(30), *range(10, 40), *range(40, 50)]]
 
 
+@pytest.mark.slow
 def test_a_rewind_without_it_ends_it_and_leaves_what_the_app_has_kept_of_it(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits of the epoch that publishes again are published by whichever epoch goes on from them, late as its publisher may be."""
     broker = Broker()

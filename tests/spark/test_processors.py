@@ -109,6 +109,7 @@ def test_window_and_versioned_stores_forget_the_same_whatever_the_cuts(spark: Sp
     assert run_interpreter(topology, batches).differences(CompilerRun(tiny(spark), topology).run(batches)) == []
 
 
+@pytest.mark.slow
 def test_punctuators_do_the_same_whatever_the_cuts(spark: SparkSession) -> None:
     records, rng = shopping(80), random.Random(2)
     app, told = baskets()
@@ -130,6 +131,7 @@ def test_what_is_scheduled_comes_once_after_crashes_and_rewinds(spark: SparkSess
     assert sum(row["n"] for row in run.tables()["told"].values()) > 3
 
 
+@pytest.mark.slow
 def test_punctuators_by_the_wall_clock_do_the_same_whatever_the_cuts(spark: SparkSession) -> None:
     rng, topology = random.Random(9), wall.shop()
     items = wall.lived(topology, wall.shopping(60), rng, most=8)

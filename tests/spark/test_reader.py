@@ -194,6 +194,7 @@ def test_upkeep_beside_a_writer_changes_no_row_and_stops_nobody(ledger: Ledger) 
     assert ledger.read("stock", "shop@1.2") == {"a": 2}
 
 
+@pytest.mark.slow
 def test_an_epoch_reads_its_parent_up_to_the_fork_and_a_fold_repairs_the_table(ledger: Ledger) -> None:
     for _ in range(4):
         ledger.sell(a=1)

@@ -366,7 +366,8 @@ SALES = [
 DAYS = (date(2026, 1, 3), date(2026, 1, 3))
 
 
-@pytest.mark.parametrize("upto", [len(SALES), pytest.param(62, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("upto", [len(SALES), 62])
 def test_the_windows_of_days_are_made_anew_and_no_other_row_moves(spark: SparkSession, tmp_path: Path, upto: int) -> None:
     """Whether they are closed by then, and a part of the records is enough, or some are open still."""
     run = App(tiny(spark), tmp_path, calendar(), SALES)

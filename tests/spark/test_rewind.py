@@ -151,13 +151,8 @@ def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_th
     assert plain() == told(6)["stock"]
 
 
-@pytest.mark.parametrize(
-    "lands",
-    [
-        *(pytest.param(f"before {when}", marks=pytest.mark.slow) for when in ("the new epoch looks", "it stamps the base")),
-        "before it merges",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lands", ["before the new epoch looks", "before it stamps the base", "before it merges"])
 def test_a_fold_of_the_left_epoch_that_lands_while_the_new_one_folds_leaves_nothing(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, lands: str
 ) -> None:
@@ -208,6 +203,7 @@ def test_an_undo_gives_the_old_rows_back_and_a_second_rewind_is_undone_to_the_fi
     assert undone.read("stock") == told(6)["stock"] | {"a": 14}
 
 
+@pytest.mark.slow
 def test_the_same_target_twice_runs_twice_once_each(ledger: Ledger) -> None:
     tell(ledger)
     again = rewound(ledger, "3")

@@ -53,7 +53,7 @@ def test_any_delta_reader_sees_the_table_whole_at_its_folded_position_with_the_u
     assert set(table.protocol().writer_features or ()) <= allowed
 
 
-@pytest.mark.parametrize("overwrite_from", [1e9, 0.0], ids=["by merge", "by overwrite"])
+@pytest.mark.parametrize("overwrite_from", [pytest.param(1e9, id="by merge"), pytest.param(0.0, id="by overwrite", marks=pytest.mark.slow)])
 def test_a_stale_fold_resumed_after_a_newer_one_changes_nothing(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, overwrite_from: float
 ) -> None:
@@ -251,6 +251,7 @@ def test_a_sum_that_leaves_its_type_stops_folds_with_the_tables_name_and_the_way
     assert plain(ledger, "stock") == {"a": 1, "b": 2**63 - 1}
 
 
+@pytest.mark.slow
 def test_a_set_is_folded_without_repeats_however_often_its_parts_come(ledger: Ledger) -> None:
     for part in ("1L, 2L", "2L", "5L, 1L"):
         frame = ledger.deltas("ids", [f"named_struct('k', 'a'), named_struct('seen', array({part})), timestamp'{minute(0):%F %T}'"])

@@ -85,6 +85,7 @@ def test_a_table_is_touched_by_its_own_topics_only(ledger: Ledger) -> None:
     assert found["names"] == {"2026-01-01": "shop@1.1"}
 
 
+@pytest.mark.slow
 def test_after_a_rewind_the_days_before_the_fork_keep_their_versions(ledger: Ledger) -> None:
     touched = follow(ledger)
     commit(ledger, DAY - 1, 0, 23)
