@@ -68,7 +68,7 @@ def topic(broker: Cluster) -> Callable[..., str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start local[2] Spark with Delta and Kafka, configured as every session of watertable is, in folders of its own.
 
-    But it interprets its plans: whole processes, as the crash campaign and the demo start them, generate code as users' do.
+    But it interprets its plans. Processes of their own, as the demo and Dagster start them, generate code as users' do.
     """
     from watertable.session import spark_session
     from watertable.settings import Settings

@@ -21,9 +21,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
 
 from watertable.algebra import change_struct
 from watertable.compiler import DROPPED, OUT, QUARANTINE
@@ -33,7 +36,7 @@ from watertable.plan import TableDef
 from watertable.schema import Schema, check_identifier, quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Row, SparkSession
 
 FORMAT: Final = 1
 """Counts the layout of changelog and tables; what is greater than `KNOWN`, found in a store, is refused."""
@@ -555,18 +558,22 @@ class Changelog:
         return self.spark.range(0, 1, 1, 1).select(struct.alias("commit_v1"))
 
     def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
-        """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
-        frame: DataFrame | None = None
+        """Bring the rows of one commit into the changelog's shape, the `__commit` row among them.
+
+        Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
+        """
         # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
         seq = f"array({info.seq}L)[least(spark_partition_id(), 0)] AS seq"
         bucket = info.seq // BUCKET if bucket is None else bucket
-        for part in (*parts, Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")):
-            shaped = part.frame.selectExpr(
-                f"{info.epoch} AS epoch", f"{part.table} AS `table`", f"{bucket}L AS bucket", seq, part.struct(),
-            )  # fmt: skip
-            frame = shaped if frame is None else frame.unionByName(shaped, allowMissingColumns=True)
-        assert frame is not None
-        return frame
+        every = [*parts, Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")]
+        nothing = {part.column: F.lit(None).cast(part.kind).alias(part.column) for part in every}
+        shaped = [
+            part.frame.select(
+                *(F.expr(column) for column in (f"{info.epoch} AS epoch", f"{part.table} AS `table`", f"{bucket}L AS bucket", seq)),
+                *(F.expr(part.struct()) if column == part.column else null for column, null in nothing.items()),
+            ) for part in every
+        ]  # fmt: skip
+        return reduce(DataFrame.union, shaped)
 
     def _wanted(self, tables: Sequence[TableDef]) -> dict[str, str]:
         return {**SYSTEM_COLUMNS, **{t.state_column: change_struct(t).sql() for t in tables}}
@@ -580,12 +587,22 @@ class Part:
     column: str
     table: str
 
+    @property
+    def kind(self) -> DataType:
+        """Give the type of the struct column."""
+        if self.column == "commit_v1":
+            return self.frame.schema["commit_v1"].dataType
+        return StructType([field for field in self.frame.schema if field.name in self._names])
+
     def struct(self) -> str:
         """Write the struct column as SQL over the frame's columns."""
         if self.column == "commit_v1":
             return "commit_v1"
-        names = [c for c in self.frame.columns if not (self.column == "out_v1" and c == "topic")]
-        return "named_struct(" + ", ".join(f"'{n}', {quote(n)}" for n in names) + f") AS {quote(self.column)}"
+        return "named_struct(" + ", ".join(f"'{n}', {quote(n)}" for n in self._names) + f") AS {quote(self.column)}"
+
+    @property
+    def _names(self) -> list[str]:
+        return [c for c in self.frame.columns if not (self.column == "out_v1" and c == "topic")]
 
 
 def table_part(table: TableDef, frame: DataFrame) -> Part:

@@ -106,8 +106,8 @@ def _changes(run: Run, node: nodes.ToStream) -> DataFrame:
 
 def _told(table: TableDef, running: DataFrame) -> DataFrame:
     """Finish the states `before` and `after` each Change, and leave out those that nobody could see."""
-    for side in ("before", "after"):
-        running = leveled(running, finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}"))
+    sides = (finishing(table, state=side, key="key", into=f"_{side}", window=f"_w_{side}") for side in ("before", "after"))
+    running = leveled(running, ([*before, *after] for before, after in zip(*sides, strict=True)))
     last = len(table.stages)
     window = ["_w_after AS window"] if table.windows is not None else []
     changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
