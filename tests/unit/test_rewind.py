@@ -231,6 +231,14 @@ def test_an_estimate_is_right_where_batches_cost_what_they_cost(fixed: int, per:
         assert found.likely == pytest.approx(true, rel=0.25, abs=0.5)
 
 
+@pytest.mark.parametrize(("size", "ms"), [(10_000, 900), (50_000, 1_300), (400_000, 4_800)])
+def test_an_estimate_from_batches_of_one_size_takes_a_part_of_their_time_for_what_any_batch_costs(size: int, ms: int) -> None:
+    slow_start = [(size, 9 * ms), (size - 3, 3 * ms)]
+    found = estimate([*slow_start, *((size + n % 4, ms + n) for n in range(20))], 2_000_000, 400_000)
+    assert found is not None
+    assert found.likely == pytest.approx(5 * 0.8 + 2_000_000 * 0.01 / 1000, rel=0.1)
+
+
 def test_an_estimate_from_small_batches_says_that_it_reaches_far() -> None:
     found = estimate([(100, 600), (120, 610), (90, 595)], 1_000_000, 400_000)
     assert found is not None
