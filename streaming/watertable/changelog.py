@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from watertable.algebra import change_struct
 from watertable.compiler import DROPPED, OUT, QUARANTINE
@@ -563,13 +563,13 @@ class Changelog:
         Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
         """
         # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
-        seq = f"array({info.seq}L)[least(spark_partition_id(), 0)] AS seq"
-        bucket = info.seq // BUCKET if bucket is None else bucket
+        seq = F.expr(f"array({info.seq}L)[least(spark_partition_id(), 0)] AS seq")
+        epoch, bucketed = F.expr(f"{info.epoch} AS epoch"), F.expr(f"{info.seq // BUCKET if bucket is None else bucket}L AS bucket")
         every = [*parts, Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")]
         nothing = {part.column: F.lit(None).cast(part.kind).alias(part.column) for part in every}
         shaped = [
             part.frame.select(
-                *(F.expr(column) for column in (f"{info.epoch} AS epoch", f"{part.table} AS `table`", f"{bucket}L AS bucket", seq)),
+                epoch, F.expr(f"{part.table} AS `table`"), bucketed, seq,
                 *(F.expr(part.struct()) if column == part.column else null for column, null in nothing.items()),
             ) for part in every
         ]  # fmt: skip
@@ -592,17 +592,18 @@ class Part:
         """Give the type of the struct column."""
         if self.column == "commit_v1":
             return self.frame.schema["commit_v1"].dataType
-        return StructType([field for field in self.frame.schema if field.name in self._names])
+        return StructType(self._fields)
 
     def struct(self) -> str:
         """Write the struct column as SQL over the frame's columns."""
         if self.column == "commit_v1":
             return "commit_v1"
-        return "named_struct(" + ", ".join(f"'{n}', {quote(n)}" for n in self._names) + f") AS {quote(self.column)}"
+        members = ", ".join(f"'{field.name}', {quote(field.name)}" for field in self._fields)
+        return f"named_struct({members}) AS {quote(self.column)}"
 
     @property
-    def _names(self) -> list[str]:
-        return [c for c in self.frame.columns if not (self.column == "out_v1" and c == "topic")]
+    def _fields(self) -> list[StructField]:
+        return [field for field in self.frame.schema if not (self.column == "out_v1" and field.name == "topic")]
 
 
 def table_part(table: TableDef, frame: DataFrame) -> Part:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import count, pairwise
 from typing import Any
 from unittest.mock import patch
@@ -574,6 +574,7 @@ def each(judge: Callable[[Case], None], start: int, *phases: Phase) -> None:
         seed(start)(how(given(cases())(judge)))()
 
 
+@cache
 def drawn(number: int, start: int) -> list[Case]:
     """Draw so many cases, no two of them the same, of a seed and those after it."""
     found: dict[str, Case] = {}
