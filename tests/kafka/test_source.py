@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 
 from watertable.kafka.admin import Admin, Partition
 from watertable.kafka.config import Cluster
+from watertable.kafka.reading import read_records
 from watertable.kafka.source import RECORDS, SPLIT, read_range
 
 if TYPE_CHECKING:
@@ -111,3 +112,14 @@ def test_records_that_are_gone_fail_the_read(spark: SparkSession, broker: Cluste
     with pytest.raises(Exception, match=r"(?i)offset|data ?loss"):
         places(spark, broker, {(name, 0): 0}, {(name, 0): 10})
     assert len(places(spark, broker, {(name, 0): 5}, {(name, 0): 10})) == 5
+
+
+def test_python_reads_a_range_as_soon_as_its_last_record_is_there(broker: Cluster, topic: Topics) -> None:
+    name = topic(partitions=2)
+    fill(broker, name, 3)
+    began = time.monotonic()
+    found = list(read_records(broker, {(name, 0): 0, (name, 1): 0}, {(name, 0): 2, (name, 1): 0}))
+    assert time.monotonic() - began < 10, "it waited for more records, of which there are none"
+    assert [(r.partition, r.offset, r.key, r.value, r.headers) for r in found] == [
+        (0, n, b"k", b"%d" % n, (("h", b"%d" % n),)) for n in range(2)
+    ]

@@ -1,16 +1,16 @@
 """Read ranges of topics into Python, record by record: for what looks at some of them without Spark.
 
 The law is that of `source`: every committed record of [begin, end) of each partition, once and in offset order within it, or an error.
-Headers, which no operator reads, are left behind. `Past` is what can be had of an app's topics: archives as far as they reach, then Kafka.
+`Past` is what can be had of an app's topics: archives as far as they reach, then Kafka.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from watertable.errors import KafkaError
@@ -21,7 +21,9 @@ from watertable.records import Record
 if TYPE_CHECKING:
     from watertable.archive import Archives
 
-_TIMEOUT: Final = 30.0
+_SILENCE: Final = 30.0
+_WAIT: Final = 0.1
+"""Seconds: `consume` waits for as many messages as it is asked for, or for so long, however many it has by then."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,9 +42,11 @@ def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Rec
     )
     try:
         consumer.assign([TopicPartition(*partition, begin[partition]) for partition in left])
+        silent = 0.0
         while left:
-            messages = consumer.consume(5000, _TIMEOUT)
-            if not messages:
+            messages = consumer.consume(5000, _WAIT)
+            silent = 0.0 if messages else silent + _WAIT
+            if silent >= _SILENCE:
                 raise KafkaError(f"{cluster.bootstrap} sends nothing more of {', '.join(f'{t}/{n}' for t, n in sorted(left))}")
             for message in messages:
                 partition = (message.topic() or "", message.partition() or 0)
@@ -53,13 +57,18 @@ def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Rec
                     continue
                 if problem is None and offset < left[partition]:
                     when = _EPOCH + timedelta(milliseconds=message.timestamp()[1])
-                    yield Record(*partition, offset, when, message.key(), message.value())
+                    yield Record(*partition, offset, when, message.key(), message.value(), _headers(message))
                 if problem is not None or offset >= left[partition] - 1:
                     del left[partition]
     except KafkaException as error:
         raise KafkaError(f"can't read from {cluster.bootstrap}: {error.args[0].str()}") from None
     finally:
         consumer.close()
+
+
+def _headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    found = cast("list[tuple[str, bytes | None]]", message.headers() or [])  # bytes and lists are what a consumer gives
+    return tuple(found)
 
 
 class Past:
