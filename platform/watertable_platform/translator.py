@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -114,6 +114,7 @@ def _topic_spec(data: TopicData) -> dg.AssetSpec:
     columns = [
         *(_column(c, name=f"key.{c.name}", constraint="key") for c in topic.key),
         *(_column(c) for c in topic.value),
+        *(_column(replace(h.column, comment=h.column.comment or f"The record's header `{h.name}`.")) for h in topic.headers),
     ]
     return dg.AssetSpec(
         topic_key(topic.name),
@@ -236,5 +237,5 @@ def _paragraphs(*parts: str) -> str:
 
 
 def topic_schema(topic: Topic) -> Schema:
-    """Give a topic's key and value as one struct each: what, with the topic's id, is its data version."""
-    return Schema((Column("key", topic.key.struct()), Column("value", topic.value.struct())))
+    """Give a topic's key and columns as one struct each: what, with the topic's id, is its data version."""
+    return Schema((Column("key", topic.key.struct()), Column("value", topic.columns.struct())))

@@ -270,14 +270,19 @@ class Archives:
             return
         so_far = "max(timestamp) OVER (PARTITION BY topic, partition ORDER BY offset)"
         rows = reduce(DataFrame.unionByName, frames).selectExpr("*", f"{so_far} AS so_far", "unix_millis(timestamp) AS ms")
-        ordered = rows.orderBy("so_far", "topic", "partition", "offset").select("topic", "partition", "offset", "ms", "key", "value")
-        for row in ordered.toLocalIterator(prefetchPartitions=True):
-            key, value = (None if data is None else bytes(data) for data in row[4:])
-            yield Record(row[0], row[1], row[2], EPOCH + timedelta(milliseconds=row[3]), key, value)
+        wanted = ("topic", "partition", "offset", "ms", "key", "value", "headers")
+        ordered = rows.orderBy("so_far", "topic", "partition", "offset").select(*wanted)
+        for topic, partition, offset, ms, key, value, headers in ordered.toLocalIterator(prefetchPartitions=True):
+            named = tuple((name, _bytes(data)) for name, data in headers or ())
+            yield Record(topic, partition, offset, EPOCH + timedelta(milliseconds=ms), _bytes(key), _bytes(value), named)
 
     def beside(self, end: Offsets) -> dict[Partition, int]:
         """Give those of a batch's ends that are of topics without an archive."""
         return {p: offset for p, offset in end.items() if p[0] not in self._of}
+
+
+def _bytes(data: bytearray | None) -> bytes | None:
+    return None if data is None else bytes(data)
 
 
 def _known(snapshot: Snapshot, path: str) -> Mapping[str, int]:

@@ -188,7 +188,7 @@ def blame(reader: Reader, topology: Topology, table: TableDef, condition: Condit
         if key in wanted and change.value is not None and _holds(change.evaluate, condition.expr):
             record = next(r for r in batch if isinstance(r, Record) and (r.topic, r.partition, r.offset) == change.place[1:4])
             topic = next(t for t in part.topics if t.name == record.topic)
-            value = serdes.decode(record.value, topic.value, topic.value_format)
+            value = serdes.columns_of(record, topic)
             return Culprit(
                 record.topic, record.partition, record.offset, change.timestamp, value, change.key or {}, change.old, change.value
             )

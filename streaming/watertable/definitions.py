@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
 from watertable import nodes, plan
 from watertable.aggregates import sortable
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
-from watertable.nodes import Format
+from watertable.nodes import Format, Header
 from watertable.schema import Schema, check_identifier
 from watertable.scopes import is_change
 from watertable.where import here as here
@@ -24,6 +25,21 @@ def declared(ddl: str, where: str, part: str) -> Schema:
         return Schema.parse(ddl)
     except SchemaError as error:
         raise SchemaError(f"{where}: {part}: {error}") from None
+
+
+def declared_headers(headers: Mapping[str, str], value: Schema, where: str) -> tuple[Header, ...]:
+    """Read which headers become which columns; raise `SchemaError` for one that is neither text nor bytes, or a name that is taken."""
+    read = []
+    for name, ddl in headers.items():
+        columns = declared(ddl, where, f"header {name!r}").columns
+        if len(columns) != 1 or columns[0].type.kind not in ("string", "binary"):
+            raise SchemaError(f"{where}: header {name!r} wants one column, of STRING or BINARY, to be cast later; got {ddl!r}")
+        read.append(Header(name, columns[0]))
+    try:
+        _ = value + Schema(tuple(header.column for header in read))
+    except SchemaError as error:
+        raise SchemaError(f"{where}: headers: {error}") from None
+    return tuple(read)
 
 
 def chosen_format(name: str | None, schema: Schema, where: str, *, default: Format) -> Format:

@@ -277,7 +277,7 @@ def _difference(old: object, new: object, where: str = "it") -> str:
     if _head(old) and _head(old) == _head(new):
         named = [part[1] for part in _parts(new) if part[0] == "name"]
         of = f"{'topic ' if _head(new) == 'Topic' else ''}{named[0]}" if named else f"the {_words(_head(new))}"
-        pairs = [(a[1], b[1], f"the {a[0].replace('_', ' ')} of {of}") for a, b in zip(_parts(old), _parts(new), strict=True)]
+        pairs = ((a, b, f"the {name.replace('_', ' ')} of {of}") for name, a, b in _side_by_side(old, new))
         return next((found for a, b, part in pairs if (found := _difference(a, b, part))), "")
     if _head(old) and _head(new):
         if _is_above(old, new):
@@ -294,10 +294,13 @@ def _difference(old: object, new: object, where: str = "it") -> str:
 
 def _only_more_columns(old: object, new: object) -> bool:
     """Tell whether a topic was only given columns: a record says then what it said, and what is made of the others shows in the state."""
-    if any(a != b for a, b in zip(_parts(old), _parts(new), strict=True) if a[0] != "value") or _field(new, "value_format") != Format.JSON:
+    changed = {name: (a, b) for name, a, b in _side_by_side(old, new) if a != b}
+    named, names = changed.get("headers", ((), ()))
+    if not changed.keys() <= {"value", "headers"} or any(header not in names for header in named):
         return False
     had, has = (set(Schema.parse(str(_field(form, "value")))) for form in (old, new))
-    return {(c.name, c.type) for c in had} <= {(c.name, c.type) for c in has}
+    only_more = {(c.name, c.type) for c in had} <= {(c.name, c.type) for c in has}
+    return "value" not in changed or (only_more and _field(new, "value_format") == Format.JSON)
 
 
 def _is_above(form: object, node: object) -> bool:
@@ -329,6 +332,12 @@ def _head(form: object) -> str:
 
 def _parts(form: object) -> Sequence[Any]:
     return form[1:] if _is_list(form) and _head(form) not in ("", "expr") else ()
+
+
+def _side_by_side(old: object, new: object) -> Iterator[tuple[str, Any, Any]]:
+    """Give the parts of two forms of a kind by their names; one that isn't written is at its default, and that is empty."""
+    mine, theirs = ({name: part for name, part in _parts(form)} for form in (old, new))
+    yield from ((name, mine.get(name, []), theirs.get(name, [])) for name in mine | theirs)
 
 
 def _field(form: object, name: str) -> object:

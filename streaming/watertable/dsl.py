@@ -11,6 +11,7 @@ name is looked up in the value first, then in the key, and can be qualified (`ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,6 +22,7 @@ from watertable.definitions import (
     check_topic_name,
     chosen_format,
     declared,
+    declared_headers,
     here,
     identifier,
     key_format_of,
@@ -56,6 +58,7 @@ class App:
         *,
         value: str,
         key: str = "key STRING",
+        headers: Mapping[str, str] | None = None,
         timestamp: str | None = None,
         key_format: str | None = None,
         value_format: str | None = None,
@@ -70,12 +73,16 @@ class App:
         TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp. `archive` keeps the raw
         records in the warehouse, each once, so that a replay has what Kafka has deleted.
 
+        `headers` says which of a record's headers become columns after the value's, and as what, STRING (UTF-8) or BINARY:
+        `headers={"trace-id": "trace_id STRING"}`. One that a record lacks is null; of several of a name the last counts, as for Kafka's
+        `lastHeader`. A tombstone has no columns, and so no headers.
+
         A partition without records holds what waits for the stream time of all, windows above all. With `idle_after`, one that has had
         nothing to read for so long (of wall clock) is let go by a recorded advance, up to where the topic's others are, and a replay does
         the same. What comes to it later, of an earlier time, is late for what was closed.
 
-        Raises `SchemaError` for a bad DDL, name, format or time column, `DuplicateName` for a topic declared twice, and `DefinitionError`
-        for an `idle_after` that isn't longer than zero.
+        Raises `SchemaError` for a bad DDL, name, format, header or time column, `DuplicateName` for a topic declared twice, and
+        `DefinitionError` for an `idle_after` that isn't longer than zero.
         """
         where = here()
         check_topic_name(name, where)
@@ -86,6 +93,7 @@ class App:
                 f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
             )
         keys, values = declared(key, where, "key"), declared(value, where, "value")
+        read = declared_headers(headers or {}, values, where)
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
             raise SchemaError(f"{where}: timestamp={timestamp!r} must name a TIMESTAMP column of the value; it has {have}")
@@ -95,6 +103,7 @@ class App:
             value=values,
             key_format=chosen_format(key_format, keys, where, default=key_format_of(keys)),
             value_format=chosen_format(value_format, values, where, default=Format.JSON),
+            headers=read,
             timestamp=timestamp,
             archive=archive,
             idle_after=idle_after,
@@ -159,5 +168,5 @@ class TopicSource:
         """
         where = here()
         check_key(self.topic.key, where, "table")
-        check_columns(self.topic.key, self.topic.value, where)
+        check_columns(self.topic.key, self.topic.columns, where)
         return Table(self.app, nodes.Latest(parent=nodes.Source(topic=self.topic, location=where), is_source=True, location=where))

@@ -159,7 +159,7 @@ def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
 def _step(topology: Topology, record: Record, change: Event) -> Step:
     topic = next(t for t in topology.topics if t.name == record.topic)
     try:
-        value = serdes.decode(record.value, topic.value, topic.value_format)
+        value = serdes.columns_of(record, topic)
     except EvaluationError:  # it was decodable once, or it wouldn't be here
         value = None
     offset = record.offset if record.offset >= 0 else None  # punctuators have places of their own in log order

@@ -18,6 +18,9 @@ FINGERPRINT_VERSION: Final = 1
 DIALECT: Final = "spark 4.1, ansi, utc"
 """Says how expressions are evaluated; part of every fingerprint, since another Spark could give another result."""
 
+LATER: Final = {"later": True}
+"""Marks a field that older releases don't know. At its default it isn't written, so that the fingerprints of what they made still hold."""
+
 
 def canonical(part: object) -> object:
     """Write a part of a plan in our own canonical form: nested lists of plain values, without locations and comments."""
@@ -35,8 +38,9 @@ def canonical(part: object) -> object:
         case tuple() | list():
             return [canonical(p) for p in part]
         case _ if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            compared = (f for f in dataclasses.fields(part) if f.compare)
-            return [type(part).__name__, *([f.name, canonical(getattr(part, f.name))] for f in compared)]
+            parts = [(f, getattr(part, f.name)) for f in dataclasses.fields(part) if f.compare]
+            written = ([f.name, canonical(value)] for f, value in parts if f.metadata != LATER or value != f.default)
+            return [type(part).__name__, *written]
         case None | str() | int() | bool():
             return part
         case _:

@@ -15,7 +15,7 @@ from typing import Final
 from watertable import nodes, plan
 from watertable.aggregates import Merge, SignedField
 from watertable.algebra import named_struct, render
-from watertable.nodes import Aggregate, Format, History, Latest, TableAggregate, Topic, Versioned
+from watertable.nodes import Aggregate, Format, Header, History, Latest, TableAggregate, Topic, Versioned
 from watertable.plan import Sink, Topology
 from watertable.rules import OnFail
 from watertable.schema import Schema, quote
@@ -188,32 +188,42 @@ class Layout:
     def _source(self, base: Segment, topic: Topic) -> Flow:
         here = f"(topic = {literal(topic.name)})"
         key, bad_key = self._decoded(base, "raw_key", topic.key, topic.key_format, here)
-        value, bad_value = self._decoded(base, "raw_value", topic.value, topic.value_format, here)
+        headers = {h: base.add(_last(h), 0) for h in topic.headers}
+        more = [(h.column.name, column) for h, column in headers.items()]
+        value, bad_value = self._decoded(base, "raw_value", topic.value, topic.value_format, here, more)
         for flag, part, schema in ((bad_key, "key", topic.key), (bad_value, "value", topic.value)):
             reason = f"the {part} can't be decoded as ({schema.sql().replace('`', '')})"
             base.failures.append((flag, "topic", topic.location, literal(reason)))
+        well = f"{here} AND NOT {bad_key} AND NOT {bad_value}"
+        if texts := [column for h, column in headers.items() if h.column.type.kind == "string"]:
+            broken = base.add(f"({here} AND NOT ({' AND '.join(f'coalesce(is_valid_utf8({text}), TRUE)' for text in texts)}))", 1)
+            base.fail(f"{broken} AND {value} IS NOT NULL", 2, "topic", topic.location, "a header is not UTF-8")
+            well += f" AND NOT ({broken} AND {value} IS NOT NULL)"
         time = f"CASE WHEN {value} IS NULL THEN raw_ts ELSE {value}.{quote(topic.timestamp)} END" if topic.timestamp else "raw_ts"
-        when = base.add(f"CASE WHEN {here} AND NOT {bad_key} AND NOT {bad_value} THEN {time} END", 2)
-        untimed = f"{here} AND NOT {bad_key} AND NOT {bad_value} AND COALESCE({when} < TIMESTAMP '1970-01-01 00:00:00Z', TRUE)"
+        when = base.add(f"CASE WHEN {well} THEN {time} END", 2)
+        untimed = f"{well} AND COALESCE({when} < TIMESTAMP '1970-01-01 00:00:00Z', TRUE)"
         base.fail(untimed, 3, "topic", topic.location, "the event time is null or before 1970")
         time_ok = base.add(f"CASE WHEN {when} >= TIMESTAMP '1970-01-01 00:00:00Z' THEN {when} END", 3)
         present = base.add(f"{time_ok} IS NOT NULL", 4)
         return Flow(base, 5, present, {"key": key, "value": value, "ts": time_ok})
 
-    def _decoded(self, base: Segment, raw: str, schema: Schema, form: Format, here: str) -> tuple[str, str]:
-        """Decode bytes into a struct column; the flag says where there were bytes and no value could be made of them."""
+    def _decoded(
+        self, base: Segment, raw: str, schema: Schema, form: Format, here: str, more: Sequence[tuple[str, str]] = ()
+    ) -> tuple[str, str]:
+        """Decode bytes into a struct column, with more columns; the flag says where there were bytes and no value could be made of them."""
+        also = "".join(f", '{name}', {column}" for name, column in more)
         there = f"{here} AND {raw} IS NOT NULL"
         if form is not Format.JSON:
             text = raw if form is Format.BYTES else f"CAST({raw} AS STRING)"
             bad = base.add("FALSE" if form is Format.BYTES else f"({there} AND NOT is_valid_utf8(CAST({raw} AS STRING)))", 0)
-            struct = f"CASE WHEN {there} AND NOT {bad} THEN named_struct('{schema.columns[0].name}', {text}) END"
+            struct = f"CASE WHEN {there} AND NOT {bad} THEN named_struct('{schema.columns[0].name}', {text}{also}) END"
             return base.add(struct, 1), bad
         ddl = f"{schema.sql()}, `{_CORRUPT}` STRING".replace("'", "\\'")
         options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{_CORRUPT}')"
         read = base.add(f"CASE WHEN {there} THEN from_json(CAST({raw} AS STRING), '{ddl}', {options}) END", 0)
         bad = base.add(f"({there} AND ({read} IS NULL OR {read}.{_CORRUPT} IS NOT NULL))", 1)
         parts = ", ".join(f"'{c.name}', {read}.{quote(c.name)}" for c in schema)
-        return base.add(f"CASE WHEN {read} IS NOT NULL AND {read}.{_CORRUPT} IS NULL THEN named_struct({parts}) END", 1), bad
+        return base.add(f"CASE WHEN {read} IS NOT NULL AND {read}.{_CORRUPT} IS NULL THEN named_struct({parts}{also}) END", 1), bad
 
     def flow(self, node: nodes.Stream) -> Flow:
         """Give the columns of a stream, laid out once however many operators read it."""
@@ -522,6 +532,12 @@ def encoded(column: str, form: Format, schema: Schema) -> str:
             # Spark's own format would cut microseconds off; serdes.encode writes the same
             time = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX"
             return f"CAST(to_json({column}, map('ignoreNullFields', 'false', 'timestampFormat', '{time}')) AS BINARY)"
+
+
+def _last(header: Header) -> str:
+    """Find the last header of a name, as a text or as bytes."""
+    found = f"try_element_at(filter(raw_headers, h -> h.key = {literal(header.name)}), -1).value"
+    return f"CAST({found} AS STRING)" if header.column.type.kind == "string" else found
 
 
 def literal(text: str) -> str:

@@ -72,6 +72,7 @@ def _lines(topology: Topology) -> Iterator[str]:
         time += f", partitions let go after {words(topic.idle_after)}" if topic.idle_after else ""
         yield f"  topic {topic.name}  key ({_plain(topic.key.sql())}) {topic.key_format}, value {topic.value_format}, {time}"
         yield f"        ({_plain(topic.value.sql())})"
+        yield from (f"        header {header.name}: {header.column.name} {header.column.type.sql()}" for header in topic.headers)
     for table in topology.tables:
         mark = "  [arrival]" if purity_of(table.node) is Purity.ARRIVAL else ""
         yield f"  table {table.name}  key ({_plain(table.key.sql())}){mark}  {table.location}"

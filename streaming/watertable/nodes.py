@@ -11,9 +11,10 @@ from datetime import timedelta
 from enum import StrEnum
 
 from watertable.aggregates import BoundAggregate, SignedField
+from watertable.fingerprints import LATER
 from watertable.processors import Processor
 from watertable.rules import Rule
-from watertable.schema import Schema
+from watertable.schema import Column, Schema
 from watertable.sql.expressions import Expr
 from watertable.stages import How, Named
 from watertable.windows import JoinWindows, Windows
@@ -27,9 +28,17 @@ class Format(StrEnum):
     BYTES = "bytes"
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Read a record's header, the last of its name, into a STRING or BINARY column."""
+
+    name: str
+    column: Column
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Declare a Kafka topic: the columns of its key and value, how they are written, and where its event time is.
+    """Declare a Kafka topic: the columns of its key, value and headers, how they are written, and where its event time is.
 
     `timestamp` names a TIMESTAMP column of the value; without one, event time is the Kafka record's own timestamp (so it is for a
     tombstone, which has no value). `archive` keeps its raw records in the lakehouse beyond the topic's retention. After `idle_after` a
@@ -41,11 +50,17 @@ class Topic:
     value: Schema
     key_format: Format
     value_format: Format
+    headers: tuple[Header, ...] = field(default=(), metadata=LATER)
     timestamp: str | None = None
     archive: bool = False
     idle_after: timedelta | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
     location: str = field(default="", compare=False)
+
+    @property
+    def columns(self) -> Schema:
+        """Give the columns of a record: the value's, then the headers'."""
+        return self.value + Schema(tuple(header.column for header in self.headers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

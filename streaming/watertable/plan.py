@@ -359,7 +359,7 @@ def value_of(node: Stream | Table) -> Schema:
     """Give the value columns of a node's records or rows; of a Change, those of `old` and `new`."""
     match node:
         case Source():
-            return node.topic.value
+            return node.topic.columns
         case MapValues() | TableMapValues() | TableJoin() | ForeignJoin() | StreamJoin() | StreamStreamJoin():
             return _schema(node.columns)
         case Map():

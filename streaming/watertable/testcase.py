@@ -193,7 +193,10 @@ class _Step:
         if isinstance(value, dict):
             value = {name: part for name, part in value.items() if part is not None}
         own_time = self.topic.timestamp is None or not isinstance(value, dict)
-        return [self.topic.name, key, value], ({"timestamp": _moment(self.record.timestamp)} if own_time else {}) | where
+        read = {header.name for header in self.topic.headers}
+        headers = {name: _header(data) for name, data in self.record.headers if name in read}
+        timed = {"timestamp": _moment(self.record.timestamp)} if own_time else {}
+        return [self.topic.name, key, value], ({"headers": headers} if headers else {}) | timed | where
 
     def take(self, driver: TopologyTestDriver) -> None:
         """Make the call."""
@@ -329,11 +332,19 @@ def _written_value(value: object) -> object:
             return value
 
 
+def _header(data: bytes | None) -> str | bytes | None:
+    """Give a header as its text, or as its bytes where they are none."""
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
 def _event_time(record: Record, topic: Topic) -> datetime | None:
     """Give a record's event time; None where it has none, or can't be read."""
     try:
-        serdes.decode(record.key, topic.key, topic.key_format)
-        value = serdes.decode(record.value, topic.value, topic.value_format)
+        serdes.key_of(record, topic)
+        value = serdes.columns_of(record, topic)
     except EvaluationError:
         return None
     when = value[topic.timestamp] if topic.timestamp and value is not None else record.timestamp

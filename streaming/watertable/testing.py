@@ -89,6 +89,7 @@ class TopologyTestDriver:
         key: object = None,
         value: Mapping[str, object] | str | bytes | None = None,
         *,
+        headers: Mapping[str, str | bytes | None] | None = None,
         timestamp: Time | None = None,
         partition: int = 0,
         offset: int | None = None,
@@ -96,8 +97,8 @@ class TopologyTestDriver:
         """Pipe one record in, and give it as Kafka would hold it.
 
         `key` is the key column's value, or a tuple or dict of several. `value` is a dict of columns (those left out are null), None
-        for a tombstone, or the very text or bytes of the value, broken ones too. The timestamp may be left out where the value
-        holds the event time. Offsets count up by themselves; one that doesn't grow is refused.
+        for a tombstone, or the very text or bytes of the value, broken ones too. `headers` are texts or bytes by name. The timestamp may be
+        left out where the value holds the event time. Offsets count up by themselves; one that doesn't grow is refused.
         """
         declared = self._topic(topic)
         if timestamp is None and (declared.timestamp is None or value is None):
@@ -112,6 +113,7 @@ class TopologyTestDriver:
             timestamp=EPOCH if timestamp is None else _moment(timestamp),
             key=_bytes(_keyed(declared, key), declared.key, declared.key_format, f"key of topic {topic!r}"),
             value=_bytes(value, declared.value, declared.value_format, f"value of topic {topic!r}"),
+            headers=tuple((name, data.encode() if isinstance(data, str) else data) for name, data in (headers or {}).items()),
         )
         self._next[topic, partition] = record.offset + 1
         self._read(record)

@@ -16,6 +16,7 @@ from watertable import failpoints, job, rewind
 from watertable.archive import Archives
 from watertable.errors import RewindRefused, TopicChanged
 from watertable.kafka.config import Cluster
+from watertable.kafka.reading import Past, read_records
 from watertable.plan import Topology
 from watertable.rewind import RewindPlan, Target, source_text
 from watertable.store import Store
@@ -176,3 +177,26 @@ def test_headers_keys_and_values_are_kept_as_they_are_and_a_topic_that_is_made_a
     world.go()
     assert world.rows() == [("a", 3, 1, 3)]
     assert len(world.archived()) == 3
+
+
+def test_headers_are_the_same_columns_from_kafka_and_from_the_archive(world: Keeping) -> None:
+    app = wt.App(f"traced{world.suffix}")
+    moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT", headers={"trace-id": "trace STRING"}, archive=True)
+    moves.stream().group_by("trace").agg(qty=wt.sum("qty")).materialized_as("stock")
+    topology, producer = app.topology(), Producer(world.cluster.client_config())
+    for qty, headers in enumerate(([("trace-id", b"t1")], [("trace-id", b"t1"), ("trace-id", b"t2")], [], [("trace-id", b"\xff")])):
+        producer.produce(world.moves, json.dumps({"qty": 10**qty}), "a", headers=headers, partition=0)
+    producer.flush(20)
+    world.go(topology)
+    assert world.rows(topology) == [("t1", 1), ("t2", 10)]
+    place = {(world.moves, 0): 0, (world.moves, 1): 0}
+    ends = {(world.moves, 0): 4, (world.moves, 1): 0}
+    archived = Past(world.cluster, [world.moves], Archives(world.spark, world.settings.warehouse_uri, (world.moves,)))
+    kept, wanted = list(archived.records(place, ends)), list(read_records(world.cluster, place, ends))
+    assert [r.headers for r in wanted] == [(("trace-id", b"t1"),), (("trace-id", b"t1"), ("trace-id", b"t2")), (), (("trace-id", b"\xff"),)]
+    assert kept == wanted
+    world.lose(4, 0)
+    store = world.store(topology)
+    rewind.apply(store, rewind.plan(store, topology, world.admin, Target.parse(to="earliest")), topology.fingerprint, world.admin)
+    world.go(topology)
+    assert world.rows(topology) == [("t1", 1), ("t2", 10)]

@@ -94,7 +94,7 @@ def run_compiler(spark: SparkSession, case: Case) -> Result:
 
 def as_frame(spark: SparkSession, batch: Sequence[Record]) -> DataFrame:
     """Give records as the source does."""
-    rows = [{name: getattr(record, name) for name in RECORDS.names[:-1]} | {"headers": []} for record in batch]
+    rows = [{name: getattr(record, name) for name in RECORDS.names[:-1]} | {"headers": list(record.headers)} for record in batch]
     return spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)).coalesce(1)
 
 

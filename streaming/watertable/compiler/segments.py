@@ -29,7 +29,9 @@ _BAD: Final = "node: STRING, location: STRING, reason: STRING"
 def first(run: Run, records: DataFrame) -> DataFrame:
     """Decode the batch, run the first segment, and put each record at its stream time."""
     segment = run.layout.segments[0]
-    frame = records.selectExpr("topic", "partition", "offset", "timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "0L AS ord")
+    read = ["headers AS raw_headers"] if any(topic.headers for topic in run.layout.topology.topics) else []
+    raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", *read)
+    frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
     times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
     frame = _narrowed(run, segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
     reached = f"max(ts){upto('PARTITION BY topic, partition ORDER BY offset')}" if run.layout.needs_order else "ts"

@@ -300,9 +300,9 @@ class Interpreter:
     def _decode(self, record: Record, now: datetime) -> Event | None:
         self._record, topic = record, self._topics[record.topic]
         decoded: list[Row | None] = []
-        for data, schema, form in ((record.key, topic.key, topic.key_format), (record.value, topic.value, topic.value_format)):
+        for part in (serdes.key_of, serdes.columns_of):
             try:
-                decoded.append(serdes.decode(data, schema, form))
+                decoded.append(part(record, topic))
             except EvaluationError as error:
                 self._refuse("topic", topic.location, str(error))
         if len(decoded) < 2:

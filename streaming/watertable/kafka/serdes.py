@@ -24,7 +24,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from watertable.errors import DecodeError, EvaluationError
-from watertable.nodes import Format
+from watertable.nodes import Format, Topic
+from watertable.records import Record
 from watertable.schema import Schema, Type
 from watertable.sql.casts import EPOCH, java_float, plus_micros, read_date, read_timestamp
 from watertable.sql.scalars import fixed, repr_single, single
@@ -89,6 +90,26 @@ def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
             except RecursionError:
                 raise DecodeError("JSON is nested too deeply") from None
             return row
+
+
+def key_of(record: Record, topic: Topic) -> Row | None:
+    """Read a record's key; None where it has none. Raises `DecodeError`."""
+    return decode(record.key, topic.key, topic.key_format)
+
+
+def columns_of(record: Record, topic: Topic) -> Row | None:
+    """Read a record's value, and those of its headers that its topic names; None for a tombstone. Raises `DecodeError`."""
+    row = decode(record.value, topic.value, topic.value_format)
+    if row is None:
+        return None
+    last = dict(record.headers)
+    for header in topic.headers:
+        data, text = last.get(header.name), header.column.type.kind == "string"
+        try:
+            row[header.column.name] = data.decode("utf-8") if text and data is not None else data
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"header {header.name}: not UTF-8: {error.reason} at byte {error.start}") from None
+    return row
 
 
 def encode(row: Mapping[str, Any] | None, schema: Schema, form: Format) -> bytes | None:
