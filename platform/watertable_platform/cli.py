@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,7 +124,7 @@ def query(
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
     moment = show.parse_at(at) if at is not None else None
-    with terminal.begin_session(settings) as spark:
+    with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         answer = show.ask(reader, wanted, key=key, sql=sql, at=moment, limit=limit)
     if as_json:
@@ -158,16 +159,18 @@ def explain(
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
-    with terminal.begin_session(settings) if topology.archived or needs_commits(topology) else nullcontext() as spark:
-        past = _past(settings, topology, spark)
+    part = topology.above({wanted.name})
+    with terminal.begin_session(settings, brief=True) if part.archived or needs_commits(part) else nullcontext() as spark:
+        past = _past(settings, part, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
-        with terminal.err.status("reading the topics", spinner="dots"):
-            found = _recorded(settings, topology, spark) if spark is not None and needs_commits(topology) else []
-            recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
-            told = tell(topology, wanted, show.key_texts(key), past.records(begin, end), recorded)
-            if as_test:
-                command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
-                test = testcase.as_test(topology, wanted, show.key_texts(key), told, past.records(begin, end), command)
+        found = _recorded(settings, part, spark) if spark is not None and needs_commits(part) else []
+        recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
+        count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
+        records = partial(terminal.counted, description="reading the topics", total=count)
+        told = tell(topology, wanted, show.key_texts(key), records(past.records(begin, end)), recorded)
+        if as_test:
+            command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
+            test = testcase.as_test(topology, wanted, show.key_texts(key), told, records(past.records(begin, end)), command)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         terminal.err.print(
             f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"
@@ -232,7 +235,7 @@ def preview(
     from watertable_platform import show
 
     topology, wanted = show.find_table(load_apps(settings := _settings()), table)
-    with terminal.begin_session(settings) as spark:
+    with terminal.begin_session(settings, brief=True) as spark:
         past = _past(settings, topology.above({wanted.name}), spark)
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         live = trial.live_of(reader, topology, wanted)
@@ -257,7 +260,7 @@ def status(as_json: AsJson = False) -> None:
     settings = _settings()
     project = load_apps(settings)
     found: dict[str, tuple[AppStatus | None, Mapping[str, int] | None]] = {}
-    with terminal.begin_session(settings) as spark:
+    with terminal.begin_session(settings, brief=True) as spark:
         for name, loaded in sorted(project.apps.items()):
             try:
                 now = Reader(spark, settings.warehouse_uri, name, loaded.topology.tables).status()

@@ -62,12 +62,12 @@ class Answer:
 
 
 @contextmanager
-def session(settings: Settings, console: Console) -> Iterator[SparkSession]:
-    """Start Spark for one command, saying so while it takes its seconds, and end it."""
-    from watertable.session import shut_down, spark_session
+def session(settings: Settings, console: Console, *, brief: bool) -> Iterator[SparkSession]:
+    """Start Spark for one command, saying so while it takes its seconds, and end it; a brief one looks at little data."""
+    from watertable.session import BRIEF, shut_down, spark_session
 
     with console.status("starting Spark", spinner="dots"):
-        spark = spark_session(settings, app="watertable query", log=settings.log_file("query"))
+        spark = spark_session(settings, app="watertable query", log=settings.log_file("query"), conf=BRIEF if brief else None)
     try:
         yield spark
     finally:

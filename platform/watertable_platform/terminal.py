@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from watertable.settings import Settings
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from watertable.project import LoadedApp
 
+Item = TypeVar("Item")
 AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as in wt.App(name).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 STOPS_WITHIN: Final = 15.0
@@ -68,9 +70,14 @@ def quiet(log: Path) -> None:
     logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
-def begin_session(settings: Settings) -> AbstractContextManager[SparkSession]:
-    """Begin a Spark session for a command that looks or acts, ended with it."""
+def counted(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """Go through items, and show how far that is, where somebody looks."""
+    yield from track(items, description, total, console=err, transient=True, disable=not err.is_terminal)
+
+
+def begin_session(settings: Settings, *, brief: bool = False) -> AbstractContextManager[SparkSession]:
+    """Begin a Spark session for a command that looks or acts, ended with it; a brief one starts sooner, and is slower with much data."""
     from watertable_platform.show import session
 
     quiet(settings.log_file("query"))
-    return session(settings, err)
+    return session(settings, err, brief=brief)

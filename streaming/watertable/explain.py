@@ -2,8 +2,8 @@
 
 The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
 the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
-It needs no Spark, unless a topic's archive or what commits have recorded is to be read: what it costs is reading the topics once, at
-the pace of plain Python.
+It needs no Spark, unless a topic's archive or what commits have recorded is to be read: what it costs is reading the topics that the
+table is made of once, at the pace of plain Python, and computing the tables that it is made of, no others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Explanation:
 def explain(
     topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record], recorded: Iterable[Advance] | None = None
 ) -> Explanation:
-    """Run the app over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
+    """Run what a table is made of over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
     `recorded` are the advances that the app's commits hold: where idle partitions were let go, and what the wall clock was where something
     was due by it. Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
@@ -79,13 +79,15 @@ def explain(
             f"{table.name!r} ({table.location}) shows what is final of a windowed table, or after a time, and no record makes its rows: "
             "put .materialized_as(name) before the suppress or ttl, without emit='on_close', and ask for the story of that table"
         )
-    engine = Interpreter(topology, watch=frozenset({table.name}))
+    part = topology.above({table.name})
+    topics = {topic.name for topic in part.topics}
+    engine = Interpreter(part, watch=frozenset({table.name}))
     steps: list[Step] = []
     left_out: list[LeftOut] = []
     made_by: set[bytes | None] = set()
     suspects: list[tuple[Record, LeftOut]] = []
     count = 0
-    for chunk in chunks(interleaved(records, recorded or ())):
+    for chunk in chunks(item for item in interleaved(records, recorded or ()) if item.topic in topics):
         engine.read(chunk)
         read = {(r.topic, r.partition, r.offset): r for r in chunk if isinstance(r, Record)}
         count += len(read)
@@ -94,10 +96,10 @@ def explain(
             if change.key is not None and is_of(change.key, wanted):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
                 made_by.add(record.key)
-                steps.append(_step(topology, record, change))
+                steps.append(_step(part, record, change))
         for drop in engine.dropped:
             record = by_place[drop.topic, drop.partition, drop.offset]
-            if drop.window is not None and drop.node == table.name and _touches(topology, table, record, wanted, drop.window):
+            if drop.window is not None and drop.node == table.name and _touches(part, table, record, wanted, drop.window):
                 window = " to ".join(f"{end:%F %T}Z" for end in drop.window)
                 left_out.append(LeftOut(drop.topic, drop.partition, drop.offset, f"late for the window {window}", table.location))
         for refused in engine.quarantine:
@@ -108,7 +110,7 @@ def explain(
         engine.dropped.clear()
         engine.quarantine.clear()
         engine.outputs.clear()
-    if recorded is None and _punctuated(t.node for t in topology.above({table.name}).tables) and engine.visits.clocked:
+    if recorded is None and _punctuated(t.node for t in part.tables) and engine.visits.clocked:
         raise StoreError(
             f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
             "app's commits, and the story is told by records alone: ask for the story of a table above the processor"

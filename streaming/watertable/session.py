@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from watertable.errors import JobError
 from watertable.jars import spark_classpath
-from watertable.settings import Settings
+from watertable.settings import Settings, java_options
 
 STREAM_POOL: Final = "stream"
 UPKEEP_POOL: Final = "upkeep"
@@ -46,6 +47,11 @@ _CONF: Final = {
 }
 _LOOKED_UP: Final = ("PythonUtils", "PythonSQLUtils", "scala", "java", "org", "org.apache.spark.sql.functions")
 """What PySpark, and `deltalog`, ask the JVM for by name with each column and frame: a question for a name goes through every jar."""
+_JAVA: Final = "spark.driver.extraJavaOptions"
+BRIEF: Final = {_JAVA: f"{java_options('-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1"}
+"""For a command that looks at something and ends: its JVM is gone before the code that it would compile well is in use."""
+CLASSES: Final = Path(sys.prefix) / "share" / "watertable" / "spark.jsa"
+"""The archive of classes that this environment's JVMs start from, where `watertable.classes` has made one."""
 _lock = threading.Lock()
 
 
@@ -62,7 +68,15 @@ def spark_session(
         if running is not None:
             return SparkSession.builder.getOrCreate()
         ours = {**_CONF, **(conf or {}), "spark.app.name": app, "spark.jars": ",".join(map(str, spark_classpath()))}
-        return _start(settings.spark_conf() | {name: value for name, value in ours.items() if name not in settings.spark}, log)
+        return _start(configuration(settings, ours), log)
+
+
+def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]:
+    """Give a session's whole configuration: the settings', with `ours` under what the user says, and the archive of classes."""
+    whole = settings.spark_conf() | {name: value for name, value in ours.items() if name not in settings.spark}
+    if CLASSES.is_file() and _JAVA not in settings.spark:  # of another Java, or of other jars, Java leaves it alone
+        whole[_JAVA] += f' "-XX:SharedArchiveFile={CLASSES}" -Xlog:cds=off -Xlog:cds+dynamic=off'
+    return whole
 
 
 def alive(spark: SparkSession) -> bool:

@@ -168,8 +168,8 @@ class Settings(BaseSettings):
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.ansi.enabled": "true",
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
-            "spark.driver.extraJavaOptions": _java_options(),
-            "spark.executor.extraJavaOptions": _java_options(),
+            "spark.driver.extraJavaOptions": java_options(_COLLECTOR),
+            "spark.executor.extraJavaOptions": java_options(_COLLECTOR),
             "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot is 50 tasks by default, and each writes 100 KB of code anew
             "spark.sql.codegen.cache.maxEntries": "1000",  # a round of commits and folds is more plans than the 100 it keeps by default
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each column looks for its caller: 3 times its cost
@@ -191,10 +191,10 @@ class Settings(BaseSettings):
         return conf
 
 
-def _java_options() -> str:
+def java_options(collector: str) -> str:
     """Give the options of our JVMs; where the environment names a collector for all of Java's, that is it: of two, a JVM takes none."""
     named = " ".join(os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))
-    return _JAVA if re.search(r"-XX:\+Use\w+GC\b", named) else f"{_JAVA} {_COLLECTOR}"
+    return _JAVA if re.search(r"-XX:\+Use\w+GC\b", named) else f"{_JAVA} {collector}"
 
 
 def find_project(start: Path | None = None) -> Path:

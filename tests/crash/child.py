@@ -43,7 +43,6 @@ class Script:
     batch_records: int = 60
     read: str = ""
     archive: str = ""
-    make_archive: bool = False
     merges: bool = False
     act: str = ""
     to: str = "earliest"
@@ -97,18 +96,12 @@ def main(script: Script) -> int:
         return errors.exit_code(error)
     if script.read:
         read(script, spark, settings)
-    if script.make_archive:  # the JVM writes it as it ends by itself
-        spark.stop()
-        jvm.stdin.close()
-        jvm.wait(600)
     return 0
 
 
 def java(script: Script) -> str:
-    """Give the JVM's options. An archive of loaded classes (CDS) halves what a start costs, and a campaign is mostly starts."""
-    if not script.archive:
-        return JAVA
-    return f"{JAVA} -XX:{'ArchiveClassesAtExit' if script.make_archive else 'SharedArchiveFile'}={script.archive}"
+    """Give the JVM's options. An archive of loaded classes halves what a start costs, and a campaign is mostly starts."""
+    return f"{JAVA} -XX:SharedArchiveFile={script.archive}" if script.archive else JAVA
 
 
 def say(event: dict[str, object]) -> None:

@@ -25,9 +25,9 @@ SMOKE = (
 
 
 @pytest.fixture(scope="module")
-def archive(broker: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Make the archive of classes that every start of the campaign shares."""
-    return make_archive(broker, tmp_path_factory.mktemp("archive"))
+    return make_archive(tmp_path_factory.mktemp("archive"))
 
 
 def _campaign(chain: Chain, cells: list[Cell], out: pytest.CaptureFixture[str]) -> list[Result]:

@@ -39,9 +39,9 @@ def deeds(how: str) -> list[Deed]:
 
 
 @pytest.fixture(scope="module")
-def archive(broker: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Make the archive of classes that every start of the campaign shares."""
-    return make_archive(broker, tmp_path_factory.mktemp("archive"), "_acts_archive")
+    return make_archive(tmp_path_factory.mktemp("archive"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""The archive of classes: named to every JVM that is started where there is one, and one that Java takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from watertable import session
+from watertable.jars import find_java
+from watertable.settings import Settings
+
+JAVA = "spark.driver.extraJavaOptions"
+
+
+def options(settings: Settings, **ours: str) -> str:
+    return session.configuration(settings, ours)[JAVA]
+
+
+def test_a_jvm_is_started_from_the_archive_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CLASSES", tmp_path / "with a space" / "spark.jsa")
+    assert "SharedArchiveFile" not in options(Settings.load(tmp_path))
+    session.CLASSES.parent.mkdir()
+    session.CLASSES.touch()
+    assert f'"-XX:SharedArchiveFile={session.CLASSES}"' in options(Settings.load(tmp_path))
+    assert "TieredStopAtLevel=1" in (brief := options(Settings.load(tmp_path), **session.BRIEF))
+    assert "SharedArchiveFile" in brief
+    assert options(Settings.load(tmp_path, spark={JAVA: "-Xss32m"})) == "-Xss32m", "who says what Java runs with, says all of it"
+
+
+def test_java_starts_with_an_archive_that_is_none_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "spark.jsa").write_bytes(b"of another Java")
+    said = subprocess.run(
+        [find_java().launcher, f"-XX:SharedArchiveFile={tmp_path}/spark.jsa", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-version"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "warning" not in said.stdout + said.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_what_an_app_has_loaded_is_an_archive_that_java_takes(tmp_path: Path) -> None:
+    archive = tmp_path / "spark.jsa"
+    code = (
+        "import sys, pathlib; from watertable import classes, session; classes.make(session.CLASSES)\n"
+        "from watertable.settings import Settings\n"
+        "spark = session.spark_session(Settings(project=pathlib.Path(sys.argv[1]).parent))\n"
+        "print(spark._jvm.java.lang.System.getProperty('java.class.path')); session.shut_down(spark)"
+    )
+    code = f"from pathlib import Path; from watertable import session; session.CLASSES = Path({str(archive)!r})\n{code}"
+    child = subprocess.run([sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=True, timeout=900)
+    path = child.stdout.strip().splitlines()[-1]
+    loaded = subprocess.run(
+        [find_java().launcher, "-Xshare:on", f"-XX:SharedArchiveFile={archive}", "-Xlog:class+load", "-cp", path,
+         "org.apache.spark.deploy.SparkSubmit", "--version"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "org.apache.spark.deploy.SparkSubmit source: shared objects file (top)" in loaded.stdout
