@@ -201,7 +201,7 @@ def bisect(
     judged = history.condition_of(wanted, condition)
     culprit: history.Culprit | None = None
     unknown = ""
-    with terminal.begin_session(settings) as spark:
+    with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         with terminal.err.status("folding every change", spinner="dots"):
             found = history.find(reader, wanted, judged, None if key is None else show.key_texts(key))

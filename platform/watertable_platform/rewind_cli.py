@@ -231,7 +231,7 @@ def _rewind(
     kafka = Admin(Cluster.of(settings))
     kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
     topology = loaded.topology
-    with terminal.begin_session(settings) as spark:
+    with terminal.begin_session(settings, brief=not apply) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
         if isinstance(wanted, acts.RewindPlan):
             if wanted.app != loaded.name:
@@ -310,7 +310,7 @@ def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
     from watertable.store import Store
 
     settings, loaded = terminal.find_app(name)
-    with terminal.begin_session(settings) as spark:
+    with terminal.begin_session(settings, brief=True) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
         words = beside.current(store).writer
         if not apply:
