@@ -48,7 +48,7 @@ def make(archive: Path = CLASSES) -> Path:
         running = broker.start(home / "kafka", port=broker.free_port())
         try:
             java = f'{java_options("-XX:+UseSerialGC")} -XX:TieredStopAtLevel=1 "-XX:ArchiveClassesAtExit={made}"'
-            settings = Settings(project=home, kafka=running.bootstrap, spark={"spark.driver.extraJavaOptions": java})
+            settings = own_settings(home, running.bootstrap, {"spark.driver.extraJavaOptions": java})
             spark, topology = spark_session(settings, log=home / "jvm.log"), _app()
             try:
                 begin(cluster := Cluster.of(settings), {"words": 1, "risen": 1})
@@ -64,6 +64,11 @@ def make(archive: Path = CLASSES) -> Path:
             broker.stop(home / "kafka")
         made.replace(archive)
     return archive
+
+
+def own_settings(home: Path, bootstrap: str, spark: dict[str, str]) -> Settings:
+    """Give the settings under which the app runs: nothing of the user's, whose warehouse and cluster it has no business with."""
+    return Settings.model_construct(project=home, kafka=bootstrap, spark=spark)
 
 
 def _app() -> Topology:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from watertable import session
+from watertable import classes, session
 from watertable.jars import find_java
 from watertable.settings import Settings
 
@@ -37,6 +37,15 @@ def test_java_starts_with_an_archive_that_is_none_of_its_own(tmp_path: Path) -> 
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "warning" not in said.stdout + said.stderr
+
+
+def test_the_app_that_is_run_for_it_is_none_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WAREHOUSE": "s3://theirs", "MASTER": "spark://theirs", "KAFKA_OPTIONS": '{"security.protocol": "SSL"}'}.items():
+        monkeypatch.setenv(f"WATERTABLE_{name}", value)
+    assert Settings.load(tmp_path).warehouse_uri == "s3://theirs"
+    ours = classes.own_settings(tmp_path, "127.0.0.1:9", {})
+    assert (ours.warehouse_uri, ours.kafka) == (f"{tmp_path}/.watertable/warehouse", "127.0.0.1:9")
+    assert (ours.master, ours.kafka_options) == ("local[*]", {})
 
 
 @pytest.mark.slow
