@@ -53,6 +53,22 @@ def test_every_record_that_made_a_row_is_told_with_the_row_after_it(chunk: int, 
     assert told.records == 6
 
 
+def test_only_what_the_table_is_made_of_is_read_and_computed() -> None:
+    def other(record: wt.Record, context: wt.Context) -> None:
+        raise AssertionError("no table above this one calls it")
+
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+    moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    moves.process(other, stores={"seen": wt.key_value_store("n INT")})
+    app.topic("prices", key="sku STRING", value="price INT").table().materialized_as("prices")
+    topology, priced = app.topology(), Record("prices", 0, 0, T0, b"a", b'{"price": 1}')
+    told = explain(topology, topology.table("stock"), ["a"], [priced, *RECORDS])
+    assert [s.row for s in told.steps] == [{"qty": 5}, {"qty": -2}, {"qty": -1}]
+    assert [o.offset for o in told.left_out] == [2], "nothing that another table refuses is this one's"
+    assert told.records == 6
+
+
 def test_what_was_late_for_a_window_is_told_with_the_window() -> None:
     topology = shop()
     told = explain(topology, topology.table("hourly"), ["a"], RECORDS)
