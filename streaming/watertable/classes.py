@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 from watertable.errors import WatertableError
 from watertable.kafka.config import Cluster
 from watertable.kafka.feed import Record, begin, feed
-from watertable.session import CLASSES, shut_down, spark_session
-from watertable.settings import Settings, java_options
+from watertable.session import BRIEF, CLASSES, JAVA_OPTIONS, shut_down, spark_session
+from watertable.settings import Settings
 
 if TYPE_CHECKING:
     from watertable.plan import Topology
@@ -47,8 +47,8 @@ def make(archive: Path = CLASSES) -> Path:
         home, made = Path(folder), Path(folder) / archive.name
         running = broker.start(home / "kafka", port=broker.free_port())
         try:
-            java = f'{java_options("-XX:+UseSerialGC")} -XX:TieredStopAtLevel=1 "-XX:ArchiveClassesAtExit={made}"'
-            settings = own_settings(home, running.bootstrap, {"spark.driver.extraJavaOptions": java})
+            java = f'{BRIEF[JAVA_OPTIONS]} "-XX:ArchiveClassesAtExit={made}"'
+            settings = own_settings(home, running.bootstrap, {JAVA_OPTIONS: java})
             spark, topology = spark_session(settings, log=home / "jvm.log"), _app()
             try:
                 begin(cluster := Cluster.of(settings), {"words": 1, "risen": 1})

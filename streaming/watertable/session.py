@@ -47,8 +47,8 @@ _CONF: Final = {
 }
 _LOOKED_UP: Final = ("PythonUtils", "PythonSQLUtils", "scala", "java", "org", "org.apache.spark.sql.functions")
 """What PySpark, and `deltalog`, ask the JVM for by name with each column and frame: a question for a name goes through every jar."""
-_JAVA: Final = "spark.driver.extraJavaOptions"
-BRIEF: Final = {_JAVA: f"{java_options('-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1"}
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+BRIEF: Final = {JAVA_OPTIONS: f"{java_options('-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
 """For a command that looks at something and ends: its JVM is gone before the code that it would compile well is in use."""
 CLASSES: Final = Path(sys.prefix) / "share" / "watertable" / "spark.jsa"
 """The archive of classes that this environment's JVMs start from, where `watertable.classes` has made one."""
@@ -74,8 +74,8 @@ def spark_session(
 def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]:
     """Give a session's whole configuration: the settings', with `ours` under what the user says, and the archive of classes."""
     whole = settings.spark_conf() | {name: value for name, value in ours.items() if name not in settings.spark}
-    if CLASSES.is_file() and _JAVA not in settings.spark:  # of another Java, or of other jars, Java leaves it alone
-        whole[_JAVA] += f' "-XX:SharedArchiveFile={CLASSES}" -Xlog:cds=off -Xlog:cds+dynamic=off'
+    if CLASSES.is_file() and JAVA_OPTIONS not in settings.spark:  # of another Java, or of other jars, Java leaves it alone
+        whole[JAVA_OPTIONS] += f' "-XX:SharedArchiveFile={CLASSES}" -Xlog:cds=off -Xlog:cds+dynamic=off'
     return whole
 
 
