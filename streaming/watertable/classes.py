@@ -11,10 +11,12 @@ never of results.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +34,7 @@ _SLOWEST: Final = 600.0
 """Seconds that a JVM may take to write what it has loaded."""
 
 
-def make(archive: Path = CLASSES) -> Path:
+def make(archive: Path) -> Path:
     """Run an app once and keep the classes that its JVM loaded; give the archive's path.
 
     The archive that was there is replaced at the end. Raises `SettingsError` for a lack of jars or of Java, `BrokerError` and `JobError`
@@ -92,12 +94,17 @@ def _records(number: int) -> list[Record]:
     ]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make the archive of this environment, or at the path that is given, and say so."""
+    parser = argparse.ArgumentParser(
+        prog="python -m watertable.classes", description="Archive the classes that Spark loads, for all starts."
+    )
+    parser.add_argument("archive", type=Path, nargs="?", default=CLASSES, help="where, if not where every start looks for it")
+    given = parser.parse_args(arguments)
     print("Running an app, and archiving the classes that Spark loads for it: a minute or two", flush=True)
     logging.disable()
     try:
-        made = make(*map(Path, sys.argv[1:2]))
+        made = make(given.archive)
     except (WatertableError, OSError) as error:
         print(f"no archive of classes: {error}", file=sys.stderr)
         return 1

@@ -48,19 +48,27 @@ def test_the_app_that_is_run_for_it_is_none_of_the_users(tmp_path: Path, monkeyp
     assert (ours.master, ours.kafka_options) == ("local[*]", {})
 
 
+def test_asking_for_help_makes_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        classes.main(["--help"])
+    assert "watertable.classes" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_what_an_app_has_loaded_is_an_archive_that_java_takes(tmp_path: Path) -> None:
     archive = tmp_path / "spark.jsa"
+    made = subprocess.run([sys.executable, "-m", "watertable.classes", archive], capture_output=True, text=True, check=True, timeout=900)
+    assert f"{archive}: " in made.stdout
     code = (
-        "import sys, pathlib; from watertable import classes, session; classes.make(session.CLASSES)\n"
-        "from watertable.settings import Settings\n"
-        "spark = session.spark_session(Settings(project=pathlib.Path(sys.argv[1]).parent))\n"
+        "import sys; from pathlib import Path; from watertable import session; from watertable.settings import Settings\n"
+        "session.CLASSES = Path(sys.argv[1]); spark = session.spark_session(Settings.load(session.CLASSES.parent))\n"
         "print(spark._jvm.java.lang.System.getProperty('java.class.path')); session.shut_down(spark)"
     )
-    code = f"from pathlib import Path; from watertable import session; session.CLASSES = Path({str(archive)!r})\n{code}"
-    child = subprocess.run([sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=True, timeout=900)
+    child = subprocess.run([sys.executable, "-c", code, archive], capture_output=True, text=True, check=True, timeout=300)
     path = child.stdout.strip().splitlines()[-1]
     loaded = subprocess.run(
         [find_java().launcher, "-Xshare:on", f"-XX:SharedArchiveFile={archive}", "-Xlog:class+load", "-cp", path,
