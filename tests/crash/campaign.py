@@ -65,13 +65,6 @@ class Result:
     seconds: float = 0.0
 
 
-def make_archive(home: Path) -> str:
-    """Archive the classes that Spark loads, for the starts of a whole campaign; give the archive's path."""
-    archive = home / "classes.jsa"
-    subprocess.run([sys.executable, "-m", "watertable.classes", str(archive)], check=True, timeout=PATIENCE)
-    return str(archive)
-
-
 class Child:
     """Run one child process and read what it says."""
 

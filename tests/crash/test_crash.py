@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.campaign import WAYS, Cell, Chain, Result, grid, make_archive
+from tests.crash.campaign import WAYS, Cell, Chain, Result, grid
 from watertable.failpoints import POINTS
 from watertable.kafka.config import Cluster
 
@@ -22,12 +22,6 @@ SMOKE = (
     Cell("fold.after_merge", "kill-python", 0),
     Cell("publish.after_produce", "kill-jvm", 0),
 )
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Make the archive of classes that every start of the campaign shares."""
-    return make_archive(tmp_path_factory.mktemp("archive"))
 
 
 def _campaign(chain: Chain, cells: list[Cell], out: pytest.CaptureFixture[str]) -> list[Result]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.acts import ActChain, Deed
-from tests.crash.campaign import WAYS, make_archive
+from tests.crash.campaign import WAYS
 from watertable.failpoints import POINTS
 from watertable.kafka.config import Cluster
 
@@ -36,12 +36,6 @@ def deeds(how: str) -> list[Deed]:
         *(Deed("promote", point, how, beside=True) for point in PROMOTED),
         *(Deed(act, point, how, delay=0.2) for act, point in (("rewind", ROW[0]), ("undo", ROW[0]), ("promote", PROMOTED[2]))),
     ]
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Make the archive of classes that every start of the campaign shares."""
-    return make_archive(tmp_path_factory.mktemp("archive"))
 
 
 @pytest.mark.slow
