@@ -163,7 +163,8 @@ def explain(
     with terminal.begin_session(settings, brief=True) if part.archived or needs_commits(part) else nullcontext() as spark:
         past = _past(settings, part, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
-        found = _recorded(settings, part, spark) if spark is not None and needs_commits(part) else []
+        with terminal.err.status("reading what commits recorded", spinner="dots"):
+            found = _recorded(settings, part, spark) if spark is not None and needs_commits(part) else []
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
 from watertable.settings import Settings
 
@@ -72,6 +71,8 @@ def quiet(log: Path) -> None:
 
 def counted(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
     """Go through items, and show how far that is, where somebody looks."""
+    from rich.progress import track
+
     yield from track(items, description, total, console=err, transient=True, disable=not err.is_terminal)
 
 

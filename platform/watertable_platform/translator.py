@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -114,7 +114,7 @@ def _topic_spec(data: TopicData) -> dg.AssetSpec:
     columns = [
         *(_column(c, name=f"key.{c.name}", constraint="key") for c in topic.key),
         *(_column(c) for c in topic.value),
-        *(_column(replace(h.column, comment=h.column.comment or f"The record's header `{h.name}`.")) for h in topic.headers),
+        *(_column(dataclasses.replace(h.column, comment=h.column.comment or f"The record's header `{h.name}`.")) for h in topic.headers),
     ]
     return dg.AssetSpec(
         topic_key(topic.name),

@@ -295,12 +295,11 @@ def _difference(old: object, new: object, where: str = "it") -> str:
 def _only_more_columns(old: object, new: object) -> bool:
     """Tell whether a topic was only given columns: a record says then what it said, and what is made of the others shows in the state."""
     changed = {name: (a, b) for name, a, b in _side_by_side(old, new) if a != b}
-    named, names = changed.get("headers", ((), ()))
-    if not changed.keys() <= {"value", "headers"} or any(header not in names for header in named):
+    if not changed.keys() <= {"value", "headers"} or ("value" in changed and _field(new, "value_format") != Format.JSON):
         return False
+    named, names = changed.get("headers", ([], []))
     had, has = (set(Schema.parse(str(_field(form, "value")))) for form in (old, new))
-    only_more = {(c.name, c.type) for c in had} <= {(c.name, c.type) for c in has}
-    return "value" not in changed or (only_more and _field(new, "value_format") == Format.JSON)
+    return {(c.name, c.type) for c in had} <= {(c.name, c.type) for c in has} and all(header in names for header in named)
 
 
 def _is_above(form: object, node: object) -> bool:

@@ -53,7 +53,7 @@ def project(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Project:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "begin_session", lambda _, **__: nullcontext(spark))
+    monkeypatch.setattr(terminal, "begin_session", lambda _, *, brief=False: nullcontext(spark))
     monkeypatch.setattr(terminal, "out", Console(width=200))
     monkeypatch.setattr(terminal, "err", Console(stderr=True, width=200))
     return Project(spark, broker, tmp_path, capsys)

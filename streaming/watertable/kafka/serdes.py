@@ -100,8 +100,8 @@ def key_of(record: Record, topic: Topic) -> Row | None:
 def columns_of(record: Record, topic: Topic) -> Row | None:
     """Read a record's value, and those of its headers that its topic names; None for a tombstone. Raises `DecodeError`."""
     row = decode(record.value, topic.value, topic.value_format)
-    if row is None:
-        return None
+    if row is None or not topic.headers:
+        return row
     last = dict(record.headers)
     for header in topic.headers:
         data, text = last.get(header.name), header.column.type.kind == "string"
