@@ -171,7 +171,7 @@ def explain(
         told = tell(topology, wanted, show.key_texts(key), records(past.records(begin, end)), recorded)
         if as_test:
             command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
-            test = testcase.as_test(topology, wanted, show.key_texts(key), told, records(past.records(begin, end)), command)
+            test = testcase.as_test(topology, wanted, show.key_texts(key), told, records(past.records(begin, end)), command, recorded)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         terminal.err.print(
             f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"

@@ -166,12 +166,13 @@ def _output_spec(data: OutputData) -> dg.AssetSpec:
     topology, sink = data.topology, data.sink
     key, value = plan.key_of(sink.node), plan.value_of(sink.node)
     columns = [*(_column(c, name=f"key.{c.name}", constraint="key") for c in key), *(_column(c) for c in value)]
+    headers = "; headers " + ", ".join(f"`{name}`" for name, _ in sink.headers) if sink.headers else ""
     return dg.AssetSpec(
         topic_key(sink.topic),
         deps=inputs_of(sink.node, topology.app),
         description=_paragraphs(
             f"Kafka topic that {topology.app} publishes to: each record once, in key order, for consumers with "
-            f"`isolation.level=read_committed`. Key {sink.key_format}, value {sink.value_format}.",
+            f"`isolation.level=read_committed`. Key {sink.key_format}, value {sink.value_format}{headers}.",
             _PURITY[purity_of(sink.node)],
         ),
         group_name=topology.app,

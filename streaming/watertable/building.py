@@ -56,6 +56,15 @@ def named_exprs(columns: dict[str, str], scope: Scope, where: str) -> Named:
     return tuple((name, parse(text, scope, where)) for name, text in columns.items())
 
 
+def written_headers(headers: Mapping[str, str], scope: Scope, where: str) -> Named:
+    """Parse what a published record's headers say; raise `ExpressionError` for one that is neither text nor bytes."""
+    made = tuple((name, parse(text, scope, where)) for name, text in headers.items())
+    for name, expr in made:
+        if expr.type.kind not in ("string", "binary"):
+            raise ExpressionError(f"{where}: header {name!r} wants STRING or BINARY; got {expr.type.sql()}: cast it")
+    return made
+
+
 def grouped_by(columns: tuple[str, ...], named: dict[str, str], scope: Scope, where: str, operator: str) -> Named:
     """Parse the columns, or named expressions, of a group or key; raise an error when one has no name, or two have one."""
     if not columns and not named:

@@ -33,6 +33,7 @@ from watertable.compiler import DROPPED, OUT, QUARANTINE
 from watertable.deltalog import DeltaLog, Snapshot
 from watertable.errors import FormatError, TableNotFound, UnknownPosition
 from watertable.plan import TableDef
+from watertable.records import Headers
 from watertable.schema import Schema, check_identifier, quote
 
 if TYPE_CHECKING:
@@ -84,12 +85,14 @@ _COMMIT_DDL: Final = (
     "folds: ARRAY<STRUCT<table: STRING, version: BIGINT, epoch: INT, seq: BIGINT, tombstones_from: BIGINT>>, "
     "parent: INT, fork: BIGINT, counters: MAP<STRING, BIGINT>>"
 )
-_OUT: Final = Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic"))
+_SYSTEM: Final = {
+    "quarantine_v1": Schema.parse(QUARANTINE),
+    "dropped_v1": Schema.parse(DROPPED),
+    "out_v1": Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic")),
+}
 SYSTEM_COLUMNS: Final = {
     "commit_v1": _COMMIT_DDL,
-    "quarantine_v1": Schema.parse(QUARANTINE).struct().sql(),
-    "dropped_v1": Schema.parse(DROPPED).struct().sql(),
-    "out_v1": _OUT.struct().sql(),
+    **{name: schema.struct().sql() for name, schema in _SYSTEM.items()},
 }
 
 
@@ -433,11 +436,13 @@ class Changelog:
                 raise
 
     def evolve(self, tables: Sequence[TableDef]) -> None:
-        """Add the columns of new tables and of new state versions; only while no other writer runs."""
+        """Add columns of new tables, of new state versions, and those that an older release lacked; only while no other writer runs."""
         snapshot = self.snapshot()
         missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in snapshot.columns}
+        for name, schema in _SYSTEM.items():
+            missing |= {f"{name}.{c.name}": c.type.sql() for c in schema if c.name not in snapshot.members(name)}
         if missing:
-            added = ", ".join(f"{quote(n)} {ddl}" for n, ddl in missing.items())
+            added = ", ".join(f"{'.'.join(map(quote, n.split('.')))} {ddl}" for n, ddl in missing.items())
             self.spark.sql(f"ALTER TABLE delta.{quote(self.path)} ADD COLUMNS ({added})")
 
     def snapshot(self) -> Snapshot:
@@ -533,8 +538,8 @@ class Changelog:
 
     def outbox(
         self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, floor: Offsets | None = None, again: Collection[int] = ()
-    ) -> Iterator[tuple[int, int, str, bytes | None, bytes | None, datetime]]:
-        """Read what commits (after, upto] have to publish, in order: seq, number within the commit, topic, key, value, timestamp.
+    ) -> Iterator[tuple[int, int, str, bytes | None, bytes | None, datetime, Headers]]:
+        """Read what commits (after, upto] have to publish, in order: seq, number within the commit, topic, key, value, timestamp, headers.
 
         A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it, but for what comes from
         source records before `floor`, unless the commit is of an epoch in `again`. Pairs of records have several sources, and are all read.
@@ -542,7 +547,7 @@ class Changelog:
         number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
         rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}").selectExpr(
             "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
-            "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o", "epoch",
+            "out_v1.headers AS headers", "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o", "epoch",
         )  # fmt: skip
         for (topic, partition), offset in (floor or {}).items():
             source = F.col("o.src_topic").eqNullSafe(F.lit(topic)) & F.col("o.src_partition").eqNullSafe(F.lit(partition))
@@ -550,7 +555,8 @@ class Changelog:
             rows = rows.where(beyond | F.col("epoch").isin(*again) if again else beyond)
         for row in rows.drop("o", "epoch").orderBy("seq", "number").toLocalIterator(prefetchPartitions=True):
             key, value = (None if row[c] is None else bytes(row[c]) for c in ("key", "value"))
-            yield row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"])
+            headers = tuple((name, bytes(said)) for name, said in row["headers"] or ())
+            yield row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"]), headers
 
     def commit_frame(self, info: CommitInfo) -> DataFrame:
         """Make the `__commit` row."""

@@ -102,6 +102,10 @@ class Snapshot:
         """List the table's columns."""
         return tuple(self._snapshot.schema().fieldNames())
 
+    def members(self, column: str) -> tuple[str, ...]:
+        """List the members of a struct column."""
+        return tuple(self._snapshot.schema().apply(column).dataType().fieldNames())
+
     @property
     def bytes(self) -> int:
         """Add up the table's files."""

@@ -106,6 +106,17 @@ class Half:
     keyless: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Name the columns of what a sink publishes; `headers` is None where it writes none."""
+
+    sink: Sink
+    flow: Flow
+    key: str
+    value: str
+    headers: str | None
+
+
 @dataclass(slots=True)
 class Layout:
     """Lay a topology out: its segments, and for each table and output the columns that they consume.
@@ -118,7 +129,7 @@ class Layout:
     segments: list[Segment] = field(init=False, default_factory=list)
     flows: dict[nodes.Stream, Flow] = field(init=False, default_factory=dict)
     folds: dict[nodes.Leaf, tuple[Segment, Fold]] = field(init=False, default_factory=dict)
-    sinks: list[tuple[Sink, Flow, str, str]] = field(init=False, default_factory=list)
+    sinks: list[Outlet] = field(init=False, default_factory=list)
     inputs: dict[int, tuple[Flow, str]] = field(init=False, default_factory=dict)
     pairs: dict[int, tuple[Half, Half]] = field(init=False, default_factory=dict)
     buffers: tuple[plan.TableDef, ...] = field(init=False)
@@ -134,10 +145,10 @@ class Layout:
             if isinstance(table.root, History | nodes.Stored):
                 self._folds(table.root, table.name)
         for sink in self.topology.sinks:
-            flow = self.flow(sink.node)
-            value = _value_of(flow)
+            flow = self._checked(self.flow(sink.node), [expr for _, expr in sink.headers], "to", sink.location)
             key = self._keep(flow, encoded(flow.spaces["key"], sink.key_format, plan.key_of(sink.node)))
-            self.sinks.append((sink, flow, key, self._keep(flow, encoded(value, sink.value_format, plan.value_of(sink.node)))))
+            value = self._keep(flow, encoded(_value_of(flow), sink.value_format, plan.value_of(sink.node)))
+            self.sinks.append(Outlet(sink, flow, key, value, self._keep(flow, _written(sink, flow)) if sink.headers else None))
             self._need(flow, flow.present)
 
     @property
@@ -161,7 +172,7 @@ class Layout:
         """
         if isinstance(segment.origin, nodes.Process):
             return True  # the user's code is called once
-        uses = sum(flow.segment is segment for _, flow, _, _ in self.sinks) + bool(segment.counters) + bool(segment.failures)
+        uses = sum(outlet.flow.segment is segment for outlet in self.sinks) + bool(segment.counters) + bool(segment.failures)
         for table in self.topology.tables:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
             uses += leaves * (3 if table.name in self.topology.streamed else 1)
@@ -532,6 +543,12 @@ def encoded(column: str, form: Format, schema: Schema) -> str:
             # Spark's own format would cut microseconds off; serdes.encode writes the same
             time = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX"
             return f"CAST(to_json({column}, map('ignoreNullFields', 'false', 'timestampFormat', '{time}')) AS BINARY)"
+
+
+def _written(sink: Sink, flow: Flow) -> str:
+    """Write the headers of what is published, without those that are null."""
+    each = (f"named_struct('key', {literal(name)}, 'value', CAST({render(e.safe_sql, flow.spaces)} AS BINARY))" for name, e in sink.headers)
+    return f"filter(array({', '.join(each)}), h -> h.value IS NOT NULL)"
 
 
 def _last(header: Header) -> str:

@@ -81,6 +81,7 @@ def _lines(topology: Topology) -> Iterator[str]:
     for sink in topology.sinks:
         mark = "  [arrival]" if purity_of(sink.node) is Purity.ARRIVAL else ""
         yield f"  output {sink.topic}  key {sink.key_format}, value {sink.value_format}{mark}  {sink.location}"
+        yield from (f"        header {name}: {_plain(expr.sql)}" for name, expr in sink.headers)
         yield from _tree(sink.node, "        ")
 
 

@@ -26,7 +26,7 @@ from watertable.aggregates import (
     placed,
     state_schema,
 )
-from watertable.fingerprints import canonical, digest
+from watertable.fingerprints import LATER, canonical, digest
 from watertable.nodes import (
     Aggregate,
     Cogroup,
@@ -196,12 +196,16 @@ class TableDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """Publish a stream to a topic: of records their value, of Changes the new row, or a tombstone where it is gone."""
+    """Publish a stream to a topic: of records their value, of Changes the new row, or a tombstone where it is gone.
+
+    A record has a header for each of `headers` that isn't null for it.
+    """
 
     topic: str
     node: Stream
     key_format: Format
     value_format: Format
+    headers: Named = field(default=(), metadata=LATER)
     location: str = field(default="", compare=False)
 
     @property

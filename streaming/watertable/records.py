@@ -13,6 +13,8 @@ from watertable.stages import Named
 
 Row = dict[str, object]
 Key = tuple[Hashable, ...]
+Headers = tuple[tuple[str, bytes | None], ...]
+"""A record's headers as they stand, names that come twice too."""
 
 
 class Place(NamedTuple):
@@ -35,7 +37,7 @@ class Record:
     timestamp: datetime
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    headers: Headers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Output:
     value: bytes | None
     timestamp: datetime
     place: Place
+    headers: Headers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,11 @@ class Event:
     def columns(self, named: Named, right: Row | None = None) -> Row:
         """Evaluate named expressions, in order."""
         return {name: self.evaluate(expr, right) for name, expr in named}
+
+    def headers(self, named: Named) -> Headers:
+        """Evaluate named expressions as headers: texts as UTF-8, and none where one is null."""
+        said = ((name, self.evaluate(expr)) for name, expr in named)
+        return tuple((name, part.encode() if isinstance(part, str) else part) for name, part in said if part is not None)
 
 
 def numbered(event: Event, number: int) -> Event:

@@ -18,6 +18,7 @@ from watertable.building import (
     identity,
     named_exprs,
     processor_of,
+    written_headers,
 )
 from watertable.definitions import (
     check_columns,
@@ -210,13 +211,21 @@ class Stream:
             raise DefinitionError(f"{where}: outer_join wants a stream; with a table there are join and left_join")
         return self._join(How.OUTER, other, None, within, columns, where, None)
 
-    def to(self, topic: str, *, key_format: str | None = None, value_format: str | None = None) -> None:
-        """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone."""
+    def to(
+        self, topic: str, *, key_format: str | None = None, value_format: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Publish to a topic, each record once for readers of committed data; of a Change, the new row or a tombstone.
+
+        `headers` are expressions by name, of STRING (written as UTF-8) or BINARY: `headers={"trace-id": "trace"}`. A record hasn't the
+        headers that are null for it; a tombstone has its headers, too. Raises `SchemaError` for a topic's name that is none or a format
+        that can't write the columns, `ExpressionError` for a header of another type, `DuplicateName` for a topic that is written already.
+        """
         where = here()
         check_topic_name(topic, where)
         keys = chosen_format(key_format, self.key, where, default=key_format_of(self.key))
         values = chosen_format(value_format, self.value, where, default=Format.JSON)
-        self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, location=where))
+        written = written_headers(headers or {}, self._scope(), where)
+        self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, headers=written, location=where))
 
     def to_table(self) -> tables.Table:
         """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted."""

@@ -18,14 +18,16 @@ from decimal import Decimal
 from typing import Any, Final
 
 from watertable.errors import EvaluationError, StoreError
-from watertable.explain import Explanation, chunks, columns_of, is_of
+from watertable.explain import Explanation, chunks, columns_of, interleaved, is_of
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.nodes import Format, Topic
 from watertable.plan import TableDef, Topology
-from watertable.records import Dropped, Key, Record, Row
+from watertable.processing import MOMENT
+from watertable.records import Advance, Dropped, Key, Place, Record, Row
 from watertable.schema import Schema
 from watertable.testing import TopologyTestDriver
+from watertable.windows import EPOCH
 
 MOST: Final = 5_000
 """Records that a test is written of at most: beyond that nobody reads it."""
@@ -70,20 +72,30 @@ class Watched(dict[Key, Row]):
 
 @dataclass(slots=True)
 class _Seen:
-    """Hold one record, the stream time when it was read, and the states that it looked at and changed."""
+    """Hold one record, or the call of a punctuator, the stream time then, and the states that it looked at and changed."""
 
     record: Record
     time: datetime | None
+    clock: datetime | None = None
     looked: set[State] = field(default_factory=set)
     changed: set[State] = field(default_factory=set)
 
+    @property
+    def is_call(self) -> bool:
+        """Tell whether it is no record but a punctuator's call: its time has come, or the wall clock that it waited for."""
+        return self.record.offset < 0
 
-def as_test(topology: Topology, table: TableDef, key: Sequence[str], told: Explanation, records: Iterable[Record], command: str) -> str:
+
+def as_test(
+    topology: Topology, table: TableDef, key: Sequence[str], told: Explanation, records: Iterable[Record], command: str,
+    recorded: Iterable[Advance] = (),
+) -> str:  # fmt: skip
     """Write the test of a row that was explained, from the same records read once more; what was left out is piped in as well.
 
-    Raises `StoreError` when no record made the row, when it takes more than `MOST` of them, or when they alone don't make it.
+    `recorded` are the advances that the app's commits hold, as `explain` takes them. Raises `StoreError` when no record made the row, when
+    it takes more than `MOST` of them, or when they alone don't make it.
     """
-    seen, expected = _needed(topology, table, columns_of(table, key), told, records)
+    seen, expected = _needed(topology, table, columns_of(table, key), told, interleaved(records, recorded))
     if not expected:
         raise StoreError(f"no record that can be read made a row of {table.name!r} for this key: there is nothing to test")
     if len(seen) > MOST:
@@ -106,36 +118,46 @@ def as_test(topology: Topology, table: TableDef, key: Sequence[str], told: Expla
 
 
 def _needed(
-    topology: Topology, table: TableDef, wanted: Mapping[str, str], told: Explanation, records: Iterable[Record]
+    topology: Topology, table: TableDef, wanted: Mapping[str, str], told: Explanation, items: Iterable[Record | Advance]
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
-    """Read the records again and keep those that the row needs, in the order in which they count; give the rows beside them."""
+    """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
     part = topology.above({table.name})
     engine, topics = Interpreter(part), {topic.name for topic in part.topics}
-    seen: dict[Offset, _Seen] = {}
+    seen: dict[Offset | Place, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}
     stepped = {(step.topic, step.partition, step.offset) for step in told.steps}
+
+    def current() -> _Seen:
+        if (at := engine.punctuator) is not None:
+            clock = next((clock for st, clock in engine.visits.clocks.get((at.topic, at.partition), ()) if st == at.st), None)
+            return seen.setdefault(at, _Seen(Record(at.topic, at.partition, at.offset, at.st, None, None), at.st, clock))
+        record, place = engine.current
+        return seen.setdefault(_offset(record), _Seen(record, place.st))
+
+    def called(number: int, key: Key) -> None:
+        current().changed.add((f"processor {number}", key))
 
     def note(name: str, what: str) -> Callable[[Key], None]:
         def noted(key: Key) -> None:
             own = name == table.name and len(key) == len(table.key)  # a join by a foreign key keeps states that are no rows
             if own and not is_of(dict(zip(table.key.names, key, strict=True)), wanted):
                 return
-            record, place = engine.current
-            one = seen.setdefault(_offset(record), _Seen(record, place.st))
-            getattr(one, what).add((name, key))
+            getattr(current(), what).add((name, key))
             if own and what == "changed":
                 keys.add(key)
 
         return noted
 
     engine.states = {name: Watched(note(name, "looked"), note(name, "changed")) for name in engine.states}
+    engine.visits.called = called
     left_out = {(out.topic, out.partition, out.offset) for out in told.left_out}
     others: list[_Seen] = []
-    for chunk in chunks(record for record in records if record.topic in topics):
+    for chunk in chunks(item for item in items if item.topic in topics):
         engine.dropped = dropped = _Places(engine)
         engine.read(chunk)
         late = {(d.topic, d.partition, d.offset): st for d, st in zip(dropped, dropped.times, strict=True)}
-        others += [_Seen(r, late.get(_offset(r))) for r in chunk if _offset(r) in left_out and _offset(r) not in seen]
+        read = [item for item in chunk if isinstance(item, Record)]
+        others += [_Seen(r, late.get(_offset(r))) for r in read if _offset(r) in left_out and _offset(r) not in seen]
         engine.outputs.clear()
         engine.quarantine.clear()
         for changes in engine.changes.values():
@@ -150,7 +172,8 @@ def _needed(
             needed |= one.looked | one.changed
     kept.reverse()
     for one in others:  # in the order of their own partition
-        before = [n for n, k in enumerate(kept) if _offset(k.record)[:2] == _offset(one.record)[:2] and k.record.offset < one.record.offset]
+        mine = [(n, k.record) for n, k in enumerate(kept) if _offset(k.record)[:2] == _offset(one.record)[:2] and not k.is_call]
+        before = [n for n, record in mine if record.offset < one.record.offset]
         kept.insert(before[-1] + 1 if before else 0, one)
     found: dict[Key, Row | None] = {key: rows.get(key) for key in sorted(keys, key=repr)}
     if table.windows is not None:  # the bounds that a session had on its way, say, are no rows that went
@@ -174,16 +197,24 @@ class _Places(list[Dropped]):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Hold one call of the driver: the record that it pipes in, or the stream time that it moves a partition on to."""
+    """Hold one call of the driver: the record that it pipes in, the stream time that it moves a partition on to, or the wall clock."""
 
     record: Record
     topic: Topic
     advance: datetime | None = None
+    clock: datetime | None = None
+
+    @property
+    def call(self) -> str:
+        """Name the driver's method."""
+        return "advance_wall_clock" if self.clock is not None else "advance" if self.advance is not None else "pipe_input"
 
     @property
     def arguments(self) -> tuple[list[object], dict[str, object]]:
         """Give what the call is made with."""
         where: dict[str, object] = {"partition": self.record.partition} if self.record.partition else {}
+        if self.clock is not None:
+            return [_moment(self.clock)], {}
         if self.advance is not None:
             return [self.topic.name, _moment(self.advance)], where
         key = _given(self.record.key, self.topic.key, self.topic.key_format)
@@ -201,14 +232,14 @@ class _Step:
     def take(self, driver: TopologyTestDriver) -> None:
         """Make the call."""
         given, named = self.arguments
-        call: Callable[..., object] = driver.pipe_input if self.advance is None else driver.advance
+        call: Callable[..., object] = getattr(driver, self.call)
         call(*given, **named)
 
     def lines(self, after: str) -> Iterator[str]:
         """Write the call, and beside it what comes of it."""
         given, named = self.arguments
         texts = [literal(g) for g in given] + [f"{name}={literal(value)}" for name, value in named.items()]
-        head = f"    driver.{'pipe_input' if self.advance is None else 'advance'}("
+        head = f"    driver.{self.call}("
         line = f"{head}{', '.join(texts)})"
         if after and len(line) + len(after) + 4 <= _WIDTH:
             yield f"{line}  # {after}"
@@ -221,8 +252,18 @@ class _Step:
 def _steps(topology: Topology, seen: Sequence[_Seen], *, advanced: bool) -> Iterator[_Step]:
     topics = {topic.name: topic for topic in topology.topics}
     times: dict[tuple[str, int], datetime] = {}
+    now: datetime | None = None
     for one in seen:
         topic, partition = topics[one.record.topic], (one.record.topic, one.record.partition)
+        if one.is_call and one.time is not None:
+            upto = one.time if one.clock is None else one.time - MOMENT
+            if (advanced or one.clock is None) and times.get(partition, EPOCH) < upto:
+                yield _Step(one.record, topic, upto)
+                times[partition] = upto
+            if one.clock is not None and (now is None or now < one.clock):
+                yield _Step(one.record, topic, clock=one.clock)
+                times[partition], now = times.get(partition, EPOCH) + MOMENT, one.clock
+            continue
         own = _event_time(one.record, topic)
         if advanced and one.time is not None and own is not None and one.time > max(own, times.get(partition, own)):
             yield _Step(one.record, topic, one.time)
@@ -243,7 +284,8 @@ def _written(
     body = [f'    driver = TopologyTestDriver(load_apps(Settings.load()).app("{topology.app}").topology)', ""]
     for step in steps:
         place = f"{step.topic.name}/{step.record.partition}@{step.record.offset}"
-        body += step.lines(" ".join(f"{place}: {after.get(_offset(step.record), 'looked up')}".split()) if step.advance is None else "")
+        said = " ".join(f"{place}: {after.get(_offset(step.record), 'looked up')}".split())
+        body += step.lines(said if step.call == "pipe_input" else "")
     body += ["", f'    rows = driver.table("{table.name}")']
     for key, row in expected.items():
         whole = literal(short(key))
@@ -254,7 +296,7 @@ def _written(
         else:
             body += [f"    assert rows[{whole}] == {{", *(f"        {literal(n)}: {literal(v)}," for n, v in row.items()), "    }"]
     text = "\n".join(body)
-    records = len([s for s in steps if s.advance is None])
+    records = sum(step.call == "pipe_input" for step in steps)
     found = [n for n in ("UTC", "date", "datetime") if re.search(rf"\b{n}\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", text))]
     imports = [f"from datetime import {', '.join(found)}"] if found else []
     imports += ["from decimal import Decimal"] if "Decimal(" in text else []

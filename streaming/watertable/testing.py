@@ -26,7 +26,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -49,11 +49,12 @@ Time = datetime | int | str
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Hold a record of an output topic; a value of None is a tombstone."""
+    """Hold a record of an output topic; a value of None is a tombstone. Headers are texts or bytes, by name."""
 
     key: Any
     value: Row | None
     timestamp: datetime
+    headers: Mapping[str, str | bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,10 @@ def _json(value: object) -> str:
 
 def _published(sink: Sink, output: Output) -> Published:
     key = serdes.decode(output.key, plan.key_of(sink.node), sink.key_format)
-    return Published(_plain(key), serdes.decode(output.value, plan.value_of(sink.node), sink.value_format), output.timestamp)
+    value = serdes.decode(output.value, plan.value_of(sink.node), sink.value_format)
+    texts = {name for name, expr in sink.headers if expr.type.kind == "string"}
+    headers = {name: said.decode() if name in texts and said is not None else said for name, said in output.headers}
+    return Published(_plain(key), value, output.timestamp, headers)
 
 
 def _plain(key: Row | None) -> Any:

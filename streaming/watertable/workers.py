@@ -285,7 +285,8 @@ class Courier(Worker):
         again = head.emitting(lineage.epoch)
         rows = self._store.changelog.outbox(snapshot, lineage, after, upto, done.floor if done else None, again)
         publisher.publish(
-            OutboxRow(Place(lineage.epoch, seq, number), topic, key, value, timestamp) for seq, number, topic, key, value, timestamp in rows
+            OutboxRow(Place(lineage.epoch, seq, number), topic, key, value, timestamp, headers)
+            for seq, number, topic, key, value, timestamp, headers in rows
         )
         self._read = upto
 

@@ -19,6 +19,7 @@ from watertable.kafka import publisher
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
+from watertable.kafka.reading import read_records
 
 pytestmark = pytest.mark.kafka
 Topics = Callable[..., str]
@@ -62,6 +63,18 @@ def test_each_row_is_published_once_and_in_order(broker: Cluster, topic: Topics,
     assert sender.publish(outbox(out, 100)) == 100
     assert sender.published == Published(Place(1, 14, 1))
     assert committed(broker, out) == list(range(100))
+
+
+def test_a_record_is_published_with_its_headers_in_their_order(broker: Cluster, topic: Topics, app: str) -> None:
+    out, headers = topic("reorders"), (("trace", b"t1"), ("sig", b"\x00\xff"), ("trace", b""))
+    places = [Place(1, 1, n) for n in range(2)]
+    rows = [OutboxRow(place, out, b"k", b"1", START, given) for place, given in zip(places, (headers, ()), strict=True)]
+    OutboxPublisher(broker, app).publish(rows)
+    OutboxPublisher(broker, app)  # waits until the transaction's end is in every topic
+    admin = Admin(broker)
+    ends = admin.latest(admin.partitions([out]))
+    read = [record.headers for record in read_records(broker, dict.fromkeys(ends, 0), ends)]
+    assert read == [headers, ()]
 
 
 def test_what_is_published_is_found_by_the_next_publisher_and_not_sent_again(broker: Cluster, topic: Topics, app: str) -> None:

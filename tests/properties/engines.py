@@ -23,7 +23,7 @@ from tests.properties.strategies import Case
 from watertable.aggregates import state_schema
 from watertable.interpreter import Interpreter
 from watertable.plan import TableDef, Topology
-from watertable.records import Advance, Record
+from watertable.records import Advance, Headers, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +47,7 @@ class Result:
     """Hold all that an app computes."""
 
     tables: dict[str, dict[tuple[Any, ...], dict[str, Any]]]
-    outputs: dict[str, list[tuple[bytes | None, bytes | None, datetime]]]
+    outputs: dict[str, list[tuple[bytes | None, bytes | None, datetime, Headers]]]
     quarantine: Counter[tuple[str, int, int, str, str]]
     late: Counter[tuple[str, str, int, int, datetime]]
     dropped: Counter[tuple[str, str]]
@@ -75,9 +75,9 @@ def run_interpreter(topology: Topology, batches: Iterable[Sequence[Record | Adva
     for batch in batches:
         engine.read(batch)
     late = Counter((d.node, d.topic, d.partition, d.offset, d.window[0]) for d in engine.dropped if d.window)
-    outputs: dict[str, list[tuple[bytes | None, bytes | None, datetime]]] = {}
+    outputs: dict[str, list[tuple[bytes | None, bytes | None, datetime, Headers]]] = {}
     for o in engine.outputs:
-        outputs.setdefault(o.topic, []).append((o.key, o.value, o.timestamp))
+        outputs.setdefault(o.topic, []).append((o.key, o.value, o.timestamp, o.headers))
     return Result(
         tables=engine.tables,
         outputs=outputs,
@@ -141,7 +141,8 @@ class CompilerRun:
             self.deltas[name].append(found.pop(f"t_{name}"))
         outbox, bad, dropped = (found[name].to_pylist() if name in found else [] for name, _ in more)
         for row in sorted(outbox, key=lambda r: (r["topic"], r["ordinal"])):
-            self.result.outputs.setdefault(row["topic"], []).append((row["key"], row["value"], row["timestamp"]))
+            headers = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+            self.result.outputs.setdefault(row["topic"], []).append((row["key"], row["value"], row["timestamp"], headers))
         for row in bad:
             self.result.quarantine[row["topic"], row["partition"], row["offset"], row["node"], row["location"]] += 1
         for row in dropped:

@@ -481,7 +481,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     if not outputs or draw(st.booleans()):
         draw(tables(pool[-1][1])).materialized_as("last")
     for number in range(outputs):
-        draw(st.sampled_from(pool))[1].to(f"out{number}")
+        stream = draw(st.sampled_from(pool))[1]
+        said = st.one_of(texts(stream), numbers(stream).map(lambda number: f"CAST({number} AS STRING)"))
+        stream.to(f"out{number}", headers=draw(st.dictionaries(st.sampled_from(["h", "it's"]), said, max_size=2)))
     return app.topology()
 
 

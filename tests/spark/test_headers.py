@@ -35,8 +35,8 @@ def traced() -> Topology:
     named = json.map_values(trace="trace", quoted="quoted", sig="sig").merge(text.map_values(trace="trace", quoted="quoted", sig="sig"))
     named.group_by("trace").agg(n=wt.count(), sigs=wt.collect_list("sig"), last=wt.last("quoted")).materialized_as("traces")
     plain.group_by_key().count().materialized_as("plain")
-    json.to("out")
-    text.to("lines")
+    json.to("out", headers={"trace-id": "trace", "it's": "quoted || ' it''s'", "sig": "sig", "ten": "CAST(10 DIV (n - 1) AS STRING)"})
+    text.to("lines", headers={"empty": "nullif(trace, '')"})
     return app.topology()
 
 

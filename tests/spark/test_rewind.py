@@ -403,7 +403,8 @@ def outbox(ledger: Ledger, first: int, upto: int) -> DataFrame:
     rows = ", ".join(f"('{topic}', {offset}L)" for offset in range(first, upto) for topic in ("moves", "names"))
     return ledger.spark.sql(
         "SELECT 'low' AS topic, CAST(t AS BINARY) AS key, CAST(concat(t, '-', o) AS BINARY) AS value, current_timestamp() AS timestamp, "
-        "current_timestamp() AS st, t AS src_topic, 0 AS src_partition, o AS src_offset, 0L AS ord, o AS ordinal "
+        "current_timestamp() AS st, t AS src_topic, 0 AS src_partition, o AS src_offset, 0L AS ord, o AS ordinal, "
+        "CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers "
         f"FROM VALUES {rows} AS v(t, o)"
     )
 
@@ -479,7 +480,7 @@ def test_a_commit_that_was_published_by_half_is_sent_to_its_end_first(ledger: Le
     emit(ledger, 10)
     rows = ledger.store.changelog.outbox(ledger.store.changelog.snapshot(), ledger.store.head().lineage, 0, 1)
     with pytest.raises(KeyboardInterrupt):
-        broker.publish((OutboxRow(Place(1, seq, number), t, k, v, time) for seq, number, t, k, v, time in rows), most=7)
+        broker.publish((OutboxRow(Place(1, seq, number), *row) for seq, number, *row in rows), most=7)
     again = rewound(ledger, "earliest")
     emit(again, 3, 9)
     deliver(again, broker, monkeypatch)

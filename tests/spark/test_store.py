@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.ledger import Ledger, minute
-from watertable import failpoints
+from watertable import changelog, failpoints
 from watertable.changelog import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.reader import Reader
+from watertable.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,8 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
 def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_one_table(ledger: Ledger, spark: SparkSession) -> None:
     outbox = spark.sql(
         "SELECT 'orders.v1' AS topic, X'01' AS key, X'02' AS value, current_timestamp() AS timestamp, current_timestamp() AS st, "
-        "'moves' AS src_topic, 0 AS src_partition, 7L AS src_offset, 0L AS ord, 0L AS ordinal"
+        "'moves' AS src_topic, 0 AS src_partition, 7L AS src_offset, 0L AS ord, 0L AS ordinal, "
+        "array(named_struct('key', 'h', 'value', X'03')) AS headers"
     )
     quarantine = spark.sql(
         "SELECT 'moves' AS topic, 0 AS partition, 3L AS offset, current_timestamp() AS timestamp, X'6b' AS key, X'ff' AS value, "
@@ -44,7 +46,32 @@ def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_
     assert rows == {"stock": 2, "low": 1, "__out_orders.v1": 1, "__quarantine": 1, "__commit": 1}
     assert dict(ledger.writer.rows) == rows
     assert snapshot.frame().where("seq = 1 AND out_v1.src_offset = 7").count() == 1
+    ((*_, headers),) = ledger.store.changelog.outbox(snapshot, ledger.store.head().lineage, 0, 1)
+    assert headers == (("h", b"\x03"),)
     assert ledger.read("stock") == {"a": 2, "b": 3}
+
+
+def test_a_store_whose_rows_lack_a_member_is_given_it_when_its_app_starts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = Schema(tuple(c for c in changelog._SYSTEM["out_v1"] if c.name != "headers"))
+    with monkeypatch.context() as patch:
+        patch.setitem(changelog.SYSTEM_COLUMNS, "out_v1", older.struct().sql())
+        patch.setitem(changelog._SYSTEM, "out_v1", older)
+        old = Ledger.open(spark, str(tmp_path))
+        old.commit({"stock": old.sums("stock", {"a": 2})})
+        assert "headers" not in old.store.changelog.snapshot().members("out_v1")
+    again = old.restart()
+    assert again.store.changelog.snapshot().members("out_v1")[-1] == "headers"
+    rows = spark.sql(
+        "SELECT 'low' AS topic, X'01' AS key, X'02' AS value, current_timestamp() AS timestamp, current_timestamp() AS st, "
+        "'moves' AS src_topic, 0 AS src_partition, 7L AS src_offset, 0L AS ord, 0L AS ordinal, "
+        "array(named_struct('key', 'h', 'value', X'03')) AS headers"
+    )
+    again.writer.commit({}, again.info(), outbox=rows)
+    ((*_, headers),) = again.store.changelog.outbox(again.store.changelog.snapshot(), again.store.head().lineage, 0, 2)
+    assert headers == (("h", b"\x03"),)
+    assert again.read("stock") == {"a": 2}
 
 
 def test_the_number_of_tables_does_not_change_the_number_of_spark_jobs(ledger: Ledger, spark: SparkSession) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 import watertable as wt
 from watertable.deployment import Kind, classify
-from watertable.errors import SchemaError
+from watertable.errors import DefinitionError, SchemaError
 from watertable.explain import explain
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
+from watertable.lineage import describe
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.testcase import as_test
@@ -105,6 +106,61 @@ def test_a_processor_sees_headers_in_its_records_value() -> None:
     driver = TopologyTestDriver(app)
     driver.pipe_input("calls", "a", {"n": 1}, headers={"trace-id": "t1", "sig": b"\x01"}, timestamp=AT)
     assert [out.value for out in driver.read_output("traces")] == [{"trace": "t1"}]
+
+
+def published(**headers: str) -> TopologyTestDriver:
+    """Publish a table's changes under these headers."""
+    app = wt.App("stock")
+    sums = app.topic("moves", key="sku STRING", value="qty INT").stream().group_by_key().agg(qty=wt.sum("qty")).materialized_as("sums")
+    told = sums.to_stream().filter("new.qty <> 0 OR new.qty IS NULL")
+    told.to("told", headers={name.replace("_", "-"): text for name, text in headers.items()})
+    return TopologyTestDriver(app)
+
+
+def test_what_is_published_has_the_headers_that_it_names_and_none_that_is_null() -> None:
+    driver = published(was="CAST(old.qty AS STRING)", sku="key.sku", raw_key="CAST(key.sku AS BINARY)")
+    for qty in (3, 4):
+        driver.pipe_input("moves", "tea", {"qty": qty}, timestamp=AT)
+    assert [sent.headers for sent in driver.read_output("told")] == [
+        {"sku": "tea", "raw-key": b"tea"}, {"was": "3", "sku": "tea", "raw-key": b"tea"},
+    ]  # fmt: skip
+
+
+def test_a_tombstone_has_headers_of_the_row_that_is_gone() -> None:
+    app = wt.App("users")
+    users = app.topic("users", key="id STRING", value="name STRING").table().materialized_as("users")
+    users.to_stream().to("told", headers={"was": "old.name", "is": "new.name"})
+    driver = TopologyTestDriver(app)
+    driver.pipe_input("users", "ann", {"name": "Ann"}, timestamp=AT)
+    driver.pipe_input("users", "ann", None, timestamp=AT)
+    assert [(sent.value, sent.headers) for sent in driver.read_output("told")] == [({"name": "Ann"}, {"is": "Ann"}), (None, {"was": "Ann"})]
+
+
+def test_a_header_that_fails_quarantines_its_record_and_nothing_is_published() -> None:
+    driver = published(part="CAST(100 DIV (new.qty - 3) AS STRING)")
+    for qty in (3, 1):
+        driver.pipe_input("moves", "tea", {"qty": qty}, timestamp=AT)
+    assert [(sent.value, sent.headers) for sent in driver.read_output("told")] == [({"qty": 4}, {"part": "100"})]
+    ((refused),) = driver.quarantine()
+    assert (refused.record.offset, refused.node) == (0, "to")
+    assert "test_headers.py:" in refused.location
+    assert driver.table("sums") == {"tea": {"sku": "tea", "qty": 4}}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("new.qty", r"header 'h' wants STRING or BINARY; got BIGINT: cast it"), ("new.shelf", "shelf"), ("array('a')", "got ARRAY<STRING>")],
+)
+def test_a_header_of_another_type_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(DefinitionError, match=rf"test_headers\.py:\d+.*{says}"):
+        published(h=text)
+
+
+def test_published_headers_are_in_the_fingerprint_and_roll_in_at_the_next_commit() -> None:
+    plain, named, other = (published(**headers).topology for headers in ({}, {"h": "key.sku"}, {"h": "upper(key.sku)"}))
+    assert len({plain.fingerprint, named.fingerprint, other.fingerprint}) == 3
+    assert {classify(plain, named).kind, classify(named, other).kind, classify(named, plain).kind} == {Kind.SAME}
+    assert "header h: upper(key.sku)" in describe(other)
 
 
 def test_headers_are_in_the_fingerprint_and_in_what_describes_the_app() -> None:

@@ -13,7 +13,7 @@ import pytest
 from watertable.errors import StoreError, TableNotFound
 from watertable.explain import explain
 from watertable.project import load_apps
-from watertable.records import Record
+from watertable.records import Advance, Record
 from watertable.settings import Settings
 from watertable.testcase import MOST, as_test
 
@@ -35,12 +35,37 @@ long = visits.group_by("n").count().materialized_as("long")
 names = app.topic("names", key="a INT, b STRING", value="name STRING", value_format="string").table().materialized_as("names")
 """
 
+BASKETS = """
+import watertable as wt
+
+def visit(record, context):
+    basket = context.store("basket")
+    if record.value["what"] == "order":
+        basket.delete()
+        context.cancel("remind")
+        return
+    basket.put({"items": (basket.get() or {"items": 0})["items"] + 1})
+    hurry = record.value["what"] == "hurry"
+    context.schedule("remind", at=record.timestamp + wt.minutes(3 if hurry else 30), by="stream_time" if hurry else "wall_clock")
+
+def remind(record, context):
+    row = context.store("basket").get()
+    context.forward({"said": f"{row['items']} at {record.timestamp:%H:%M}, {record.stream_time:%H:%M:%S.%f}"})
+
+app = wt.App("baskets")
+views = app.topic("views", key="who STRING", value="what STRING").stream()
+stores = {"basket": wt.key_value_store("items INT")}
+told = views.process_values(visit, value="said STRING", stores=stores, punctuators={"remind": remind})
+told.group_by_key().agg(said=wt.collect_list("said")).materialized_as("told")
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text("[tool.watertable]\n")
     (tmp_path / "assets" / "shop").mkdir(parents=True)
     (tmp_path / "assets" / "shop" / "app.py").write_text(SHOP)
+    (tmp_path / "assets" / "shop" / "baskets.py").write_text(BASKETS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -130,3 +155,33 @@ def test_what_no_record_made_and_what_too_many_made_is_refused_with_the_way_out(
         written(project, "stock", ["a", "b"])
     with pytest.raises(StoreError, match="watertable bisect"):
         written(project, "stock", ["a"], [record("moves", n, "a", {"qty": 1}, n / 1000) for n in range(MOST + 1)])
+
+
+def test_what_clocks_called_is_written_with_the_clocks_that_the_row_needs(project: Path) -> None:
+    topology = load_apps(Settings.load(project)).app("baskets").topology
+    wanted, clock = topology.table("told"), T0 + timedelta(hours=9)
+    viewed = [
+        ("ann", "tea", 0),
+        ("bob", "tea", 1),
+        ("ann", "tea", 2),
+        ("eve", "hurry", 3),
+        ("bob", "order", 5),
+        ("eve", "tea", 7),
+        ("ann", "tea", 9),
+    ]
+    views = [record("views", n, who, {"what": what}, minutes) for n, (who, what, minutes) in enumerate(viewed)]
+    ticks = [(5, 5, 25), (6, 5, 31), (7, 9, 45)]  # before which offset, the stream time there, and the clock's minutes
+    recorded = [Advance("views", 0, n, T0 + timedelta(minutes=st, microseconds=1), clock + timedelta(minutes=m)) for n, st, m in ticks]
+    texts = {}
+    for who in ("ann", "bob", "eve"):
+        told = explain(topology, wanted, [who], views, recorded)
+        if told.steps:
+            texts[who] = as_test(topology, wanted, [who], told, views, "watertable explain told --as-test", recorded)
+    assert sorted(texts) == ["ann", "eve"], "bob ordered before anybody noticed"
+    for text in texts.values():
+        done = run(project, text)
+        assert done.returncode == 0, done.stdout
+    calls = [line.split("(")[0].strip() for line in texts["ann"].splitlines() if line.startswith("    driver.")]
+    assert calls == [
+        f"driver.{c}" for c in ("pipe_input", "pipe_input", "advance", "advance_wall_clock", "pipe_input", "advance_wall_clock")
+    ]

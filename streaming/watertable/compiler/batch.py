@@ -34,9 +34,10 @@ DROPPED: Final = (
 QUARANTINE: Final = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, node STRING, location STRING, reason STRING"
 )
+_HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 OUT: Final = (
     "topic STRING, key BINARY, value BINARY, timestamp TIMESTAMP, st TIMESTAMP, src_topic STRING, src_partition INT, src_offset BIGINT, "
-    "ord BIGINT, ordinal BIGINT"
+    f"ord BIGINT, ordinal BIGINT, headers {_HEADERS}"
 )
 
 
@@ -214,13 +215,15 @@ CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
 def _outbox(run: Run) -> DataFrame | None:
     """Give the records to publish, numbered for each topic in log order; what joins of streams make comes from no one record."""
     out = []
-    for sink, flow, key, value in run.layout.sinks:
-        frame = run.frames[flow.segment.number].where(flow.present)
+    for outlet in run.layout.sinks:
+        sink = outlet.sink
+        frame = run.frames[outlet.flow.segment.number].where(outlet.flow.present)
         ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
         out.append(frame.selectExpr(
-            f"{literal(sink.topic)} AS topic", f"{key} AS key", f"{value} AS value", "ts AS timestamp", "st",
+            f"{literal(sink.topic)} AS topic", f"{outlet.key} AS key", f"{outlet.value} AS value", "ts AS timestamp", "st",
             f"{'CAST(NULL AS STRING)' if sink.is_of_pairs else 'topic'} AS src_topic",
             "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
+            f"CAST({outlet.headers or 'NULL'} AS {_HEADERS}) AS headers",
         ))  # fmt: skip
     return _all(out)
 

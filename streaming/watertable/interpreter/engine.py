@@ -266,6 +266,11 @@ class Interpreter:
         return self._trigger
 
     @property
+    def punctuator(self) -> Place | None:
+        """Give the place of the punctuator that is being called, or was last; None where it's a record that is worked off."""
+        return self._at if self._at.offset < 0 <= self._at.partition else None
+
+    @property
     def tables(self) -> dict[str, dict[Key, Row]]:
         """Give every table as its readers see it: rows of all columns in their declared order, by key."""
         return {table.name: dict(self._rows(self._tables[table.name])) for table in self.topology.tables}
@@ -681,7 +686,10 @@ class Interpreter:
         for event in self._stream(sink.node):
             key = serdes.encode(event.key, plan.key_of(sink.node), sink.key_format)
             value = serdes.encode(event.value, plan.value_of(sink.node), sink.value_format)
-            self.outputs.append(Output(sink.topic, key, value, event.timestamp, event.place))
+            try:
+                self.outputs.append(Output(sink.topic, key, value, event.timestamp, event.place, event.headers(sink.headers)))
+            except EvaluationError as error:
+                self._refuse("to", sink.location, str(error))
 
     def _refuse(self, node: str, location: str, reason: str) -> None:
         self.quarantine.append(Refused(self._record, node, location, reason))

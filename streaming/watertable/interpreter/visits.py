@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from heapq import heappop, heappush
@@ -33,6 +33,8 @@ class Visits:
         self._count = 0
         self.clocks: dict[tuple[str, int], list[Clock]] = {}
         """The recorded clocks of the batch that is being read."""
+        self.called: Callable[[int, Key], object] | None = None
+        """Is told of each call: the number of the processor's node, and the key."""
 
     def notice(self, advance: Advance, st: datetime) -> None:
         """Take in what the wall clock was where a partition's stream time was moved on."""
@@ -42,6 +44,7 @@ class Visits:
     def copied(self) -> Visits:
         """Give others that go on from here, and leave these as they are."""
         other = copy.copy(self)
+        other.called = None
         other._held = {key: held.copied() for key, held in self._held.items()}
         other._waits = {waited: list(heap) for waited, heap in self._waits.items()}
         other._waiting, other._ready = set(self._waiting), set(self._ready)
@@ -56,6 +59,7 @@ class Visits:
 
     def _visit(self, number: int, node: Process, event: Event) -> Iterator[tuple[str, Event]]:
         key = key_tuple(event.key or {})
+        self._tell(number, key)
         held = self._held.setdefault((number, key), Held([{} for _ in node.processor.kept]))
         record = Record(
             key=dict(event.key or {}), value=copy.deepcopy(event.value), timestamp=event.timestamp, stream_time=event.place.st,
@@ -105,11 +109,16 @@ class Visits:
     def _punctuate(self, number: int, node: Process, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
         step = self._steps[number]
         for _, held, row, tick, _ in [found for found in self._ticks(reached) if (found[0], found[-1]) == (number, at)]:
+            self._tell(number, key_tuple(row))
             made, error = punctuate(step, held, dict(row), tick)
             self._schedule(number, key_tuple(row))
             if error is not None:
                 raise EvaluationError(reason(step.punctuators[tick.name], error)) from error
             yield from self._made(node, held, Event(at, tick.at, row, None), made)
+
+    def _tell(self, number: int, key: Key) -> None:
+        if self.called is not None:
+            self.called(number, key)
 
     def _schedule(self, number: int, key: Key) -> None:
         """Note which times a key's punctuators wait for."""

@@ -27,6 +27,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, KafkaError
 from watertable.kafka.admin import Admin, Offsets
 from watertable.kafka.config import Cluster
+from watertable.records import Headers
 
 CHUNK: Final = 10_000
 """Records of one transaction at most: enough to make its fixed cost small, few enough to fit the producer's queue."""
@@ -94,6 +95,7 @@ class OutboxRow:
     key: bytes | None
     value: bytes | None
     timestamp: datetime
+    headers: Headers = ()
 
 
 class OutboxPublisher:
@@ -167,7 +169,7 @@ class OutboxPublisher:
         self._attempt("begin a transaction", self._producer.begin_transaction)
         try:
             for row in rows:
-                self._send(row.topic, row.key, row.value, _milliseconds(row.timestamp))
+                self._send(row.topic, row.key, row.value, _milliseconds(row.timestamp), row.headers)
             self._send(self.state_topic, _KEY, str(done).encode(), 0)
             failpoints.hit("publish.after_produce")
             self._attempt(f"publish up to {done.place}", lambda: self._producer.commit_transaction(self._timeout))
@@ -177,11 +179,11 @@ class OutboxPublisher:
         self._done = done
         failpoints.hit("publish.after_commit")
 
-    def _send(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int) -> None:
+    def _send(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers = ()) -> None:
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                self._producer.produce(topic, value, key, timestamp=timestamp, on_delivery=self._delivered)
+                self._producer.produce(topic, value, key, timestamp=timestamp, headers=list(headers), on_delivery=self._delivered)
                 return
             except BufferError:  # the queue is full: let it drain
                 self._producer.poll(0.1)
