@@ -47,7 +47,7 @@ class Sizes:
     batches: int = 20
     tails: tuple[int, ...] = (1_000, 100_000, 2_000_000)
     repeats: int = 5
-    operator_records: int = 400_000
+    operator_records: int = 2_000_000
     operator_history: int = 200_000
     growth: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     growth_limit: float = 3_600.0
