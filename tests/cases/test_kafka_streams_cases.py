@@ -335,7 +335,7 @@ def wanted_table(case: KafkaCase) -> dict[tuple[object, ...], dict[str, object]]
 
 def last_updates(result: Result) -> dict[tuple[object, ...], dict[str, object]]:
     """Give the row that the last update of each window says."""
-    told = {key: value for key, value, _ in result.outputs["updates"]}
+    told = {key: value for key, value, *_ in result.outputs["updates"]}
     found = {}
     for key, value in ((json.loads(key or b""), json.loads(value or b"")) for key, value in told.items()):
         key |= {side: datetime.fromisoformat(key[side]) for side in ("window_start", "window_end")}
@@ -361,7 +361,7 @@ def test_a_case_of_kafka_streams_comes_out_the_same(case: KafkaCase, engine: str
         assert sum(dropped.values()) + keyless == case["expect_dropped"]
         checked += 1
     if "expect_branches" in case:
-        assert {name: [json.loads(value)["v"] for _, value, _ in found] for name, found in result.outputs.items()} == case[
+        assert {name: [json.loads(value)["v"] for _, value, *_ in found] for name, found in result.outputs.items()} == case[
             "expect_branches"
         ]  # type: ignore[arg-type]
         checked += 1
@@ -377,10 +377,10 @@ def test_a_case_of_kafka_streams_comes_out_the_same(case: KafkaCase, engine: str
     if case["operator"] in ALONE:
         rows = Counter((row["key"], row["value"], EPOCH + timedelta(milliseconds=row["ts"])) for row in case["expect_records"])
         found = result.outputs.get("updates", [])
-        assert Counter((key and key.decode(), json.loads(value or b"")["v"], at) for key, value, at in found) == rows
+        assert Counter((key and key.decode(), json.loads(value or b"")["v"], at) for key, value, at, _ in found) == rows
         checked += 1
     elif (updates := wanted_updates(case)) is not None and (engine != ONE_BATCH or in_order(case)):
-        assert [(key, value) for key, value, _ in result.outputs.get("updates", [])] == updates
+        assert [(key, value) for key, value, *_ in result.outputs.get("updates", [])] == updates
         checked += 1
     assert checked or engine == ONE_BATCH
 
@@ -406,7 +406,7 @@ def test_a_pure_case_comes_out_the_same_cut_at_random(case: KafkaCase, engine: s
         if "expect_table" in case:
             assert result.tables["t"] == wanted_table(case)
         if in_order(case):
-            assert Counter((key, value) for key, value, _ in result.outputs["updates"]) == Counter(wanted_updates(case))
+            assert Counter((key, value) for key, value, *_ in result.outputs["updates"]) == Counter(wanted_updates(case))
 
 
 def in_order(case: KafkaCase) -> bool:
