@@ -214,7 +214,7 @@ def test_definitions_start_nothing_and_load_in_three_seconds(settings: Settings)
         "assert not heavy, heavy\nassert len(list(defs.resolve_all_asset_specs())) == 9"
     )
     found = load(settings.project, code)["cpu"]  # of processor time, which a busy machine makes longer: then for Dagster's own load, too
-    assert found < max(3.0, 1.8 * load(settings.project, "import dagster")["cpu"])
+    assert found < max(3.0, 2.5 * load(settings.project, "import dagster")["cpu"])
 
 
 def test_fifty_apps_of_ten_tables_load_in_ten_seconds(tmp_path: Path) -> None:
