@@ -439,7 +439,7 @@ class Changelog:
         """Add columns of new tables, of new state versions, and those that an older release lacked; only while no other writer runs."""
         snapshot = self.snapshot()
         missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in snapshot.columns}
-        for name, schema in _SYSTEM.items():
+        for name, schema in ((n, s) for n, s in _SYSTEM.items() if n in snapshot.columns):
             missing |= {f"{name}.{c.name}": c.type.sql() for c in schema if c.name not in snapshot.members(name)}
         if missing:
             added = ", ".join(f"{'.'.join(map(quote, n.split('.')))} {ddl}" for n, ddl in missing.items())
