@@ -213,8 +213,10 @@ def test_definitions_start_nothing_and_load_in_three_seconds(settings: Settings)
         "heavy = {'pyspark', 'py4j', 'great_expectations', 'confluent_kafka', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\nassert len(list(defs.resolve_all_asset_specs())) == 9"
     )
-    found = load(settings.project, code)["cpu"]  # of processor time, which a busy machine makes longer: then for Dagster's own load, too
-    assert found < max(3.0, 2.5 * load(settings.project, "import dagster")["cpu"])
+    # of processor time, which a busy machine makes longer: then for Dagster's own load, too; in turns, since how busy it is changes
+    turns = [[load(settings.project, each)["cpu"] for each in (code, "import dagster")] for _ in range(3)]
+    found, dagster = map(min, zip(*turns, strict=True))
+    assert found < max(3.0, 1.8 * dagster)
 
 
 def test_fifty_apps_of_ten_tables_load_in_ten_seconds(tmp_path: Path) -> None:
