@@ -438,9 +438,11 @@ class Changelog:
     def evolve(self, tables: Sequence[TableDef]) -> None:
         """Add columns of new tables, of new state versions, and those that an older release lacked; only while no other writer runs."""
         snapshot = self.snapshot()
-        missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in snapshot.columns}
-        for name, schema in ((n, s) for n, s in _SYSTEM.items() if n in snapshot.columns):
-            missing |= {f"{name}.{c.name}": c.type.sql() for c in schema if c.name not in snapshot.members(name)}
+        columns = snapshot.columns
+        missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in columns}
+        for name, schema in ((n, s) for n, s in _SYSTEM.items() if n in columns):
+            members = snapshot.members(name)
+            missing |= {f"{name}.{c.name}": c.type.sql() for c in schema if c.name not in members}
         if missing:
             added = ", ".join(f"{'.'.join(map(quote, n.split('.')))} {ddl}" for n, ddl in missing.items())
             self.spark.sql(f"ALTER TABLE delta.{quote(self.path)} ADD COLUMNS ({added})")
