@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from watertable.sql.evaluator import evaluate
 from watertable.sql.expressions import Expr
@@ -15,6 +15,8 @@ Row = dict[str, object]
 Key = tuple[Hashable, ...]
 Headers = tuple[tuple[str, bytes | None], ...]
 """A record's headers as they stand, names that come twice too."""
+HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+"""The type of headers in Spark and in the store."""
 
 
 class Place(NamedTuple):

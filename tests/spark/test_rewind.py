@@ -18,6 +18,7 @@ from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError
 from watertable.fold import Folder
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxRow, Place, Published
+from watertable.records import HEADERS
 from watertable.rewind import RewindPlan, Target
 from watertable.workers import Courier
 
@@ -404,7 +405,7 @@ def outbox(ledger: Ledger, first: int, upto: int) -> DataFrame:
     return ledger.spark.sql(
         "SELECT 'low' AS topic, CAST(t AS BINARY) AS key, CAST(concat(t, '-', o) AS BINARY) AS value, current_timestamp() AS timestamp, "
         "current_timestamp() AS st, t AS src_topic, 0 AS src_partition, o AS src_offset, 0L AS ord, o AS ordinal, "
-        "CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers "
+        f"CAST(array() AS {HEADERS}) AS headers "
         f"FROM VALUES {rows} AS v(t, o)"
     )
 

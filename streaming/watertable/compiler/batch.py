@@ -21,6 +21,7 @@ from watertable.layout import Layout, expires, literal
 from watertable.nodes import Aggregate, Versioned
 from watertable.plan import Topology
 from watertable.processing import Clocks
+from watertable.records import HEADERS
 from watertable.sql.udfs import called_in
 from watertable.windows import EPOCH
 
@@ -34,10 +35,9 @@ DROPPED: Final = (
 QUARANTINE: Final = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, node STRING, location STRING, reason STRING"
 )
-_HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 OUT: Final = (
     "topic STRING, key BINARY, value BINARY, timestamp TIMESTAMP, st TIMESTAMP, src_topic STRING, src_partition INT, src_offset BIGINT, "
-    f"ord BIGINT, ordinal BIGINT, headers {_HEADERS}"
+    f"ord BIGINT, ordinal BIGINT, headers {HEADERS}"
 )
 
 
@@ -223,7 +223,7 @@ def _outbox(run: Run) -> DataFrame | None:
             f"{literal(sink.topic)} AS topic", f"{outlet.key} AS key", f"{outlet.value} AS value", "ts AS timestamp", "st",
             f"{'CAST(NULL AS STRING)' if sink.is_of_pairs else 'topic'} AS src_topic",
             "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
-            f"CAST({outlet.headers or 'NULL'} AS {_HEADERS}) AS headers",
+            f"CAST({outlet.headers or 'NULL'} AS {HEADERS}) AS headers",
         ))  # fmt: skip
     return _all(out)
 

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError as ClientError
 from watertable.errors import KafkaError
 from watertable.kafka.admin import Admin, Offsets, Partition
 from watertable.kafka.config import Cluster
-from watertable.records import Record
+from watertable.records import Headers, Record
 
 if TYPE_CHECKING:
     from watertable.archive import Archives
@@ -66,7 +66,7 @@ def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Rec
         consumer.close()
 
 
-def _headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+def _headers(message: Message) -> Headers:
     found = cast("list[tuple[str, bytes | None]]", message.headers() or [])  # bytes and lists are what a consumer gives
     return tuple(found)
 

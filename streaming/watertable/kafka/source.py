@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from watertable.kafka.config import Cluster
+from watertable.records import HEADERS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from watertable.kafka.admin import Offsets
 
-RECORDS: Final = (
-    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
+RECORDS: Final = f"topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers {HEADERS}"
 """The columns of raw records."""
 GROUP: Final = "watertable.source"
 """Consumers that are kept between batches are found by this name; it never joins nor commits."""
