@@ -160,9 +160,19 @@ class Layout:
 
     @property
     def direct(self) -> Fold | None:
-        """Give the only consumer of the records, if one table is all there is: then its partial state is kept, not the records."""
-        only = [fold for _, fold in self.folds.values()]
-        return only[0] if len(self.segments) == 1 and len(only) == 1 and not self.sinks else None
+        """Give the only consumer of the records, if one table is all there is: then its partial state is kept, not the records.
+
+        Of a windowed table late records are told one by one: they would all be read again for that.
+        """
+        only = [fold for _, fold in self.folds.values() if not (isinstance(fold.root, Aggregate) and fold.root.windows)]
+        return only[0] if len(self.segments) == len(self.folds) == len(only) == 1 and not self.sinks else None
+
+    @property
+    def sought(self) -> frozenset[nodes.Leaf]:
+        """Give what folds records into the tables that streams look their keys up in as records arrive."""
+        origins = [segment.origin for segment in self.segments]
+        tables = [self.topology.table(origin.table) for origin in origins if isinstance(origin, nodes.StreamJoin)]
+        return frozenset(part.leaf for table in tables for part in table.parts)
 
     def shared(self, segment: Segment) -> bool:
         """Tell whether a segment's frame is read more than once: then it is computed once, and kept.

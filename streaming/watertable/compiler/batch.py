@@ -112,7 +112,7 @@ class Compiler:
             run.frames[0] = run.keep(seen)
         else:  # all that anybody wants of the records is in one table: they needn't be kept
             partial[direct.root] = run.keep(run.partial(direct, run.contributions(direct, seen)[0]))
-        stats = figures()
+        stats, run.gained = figures()
         run.reached = {partition: read.stream_time for partition, read in stats.partitions.items()}
         for segment in self.layout.segments[1:]:
             frame = later(run, segment)
@@ -142,8 +142,8 @@ class Compiler:
             self._taught.add(spark)
 
 
-def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], BatchStats]]:
-    """Count on the way through: give the frame to run, and what gives the figures once it has run."""
+def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], tuple[BatchStats, Mapping[nodes.Leaf, int]]]]:
+    """Count on the way through: give the frame to run, and what gives the figures, and the gains of tables, once it has run."""
     segment = run.layout.segments[0]
     sums: dict[str, str] = {"records": "count(1)", "quarantined": "sum(size(bad))"}
     names: dict[str, tuple[str, str] | str] = {}
@@ -157,6 +157,8 @@ def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], BatchSt
         elif isinstance(fold.root, Versioned):
             sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"
             names[f"l{number}"] = (fold.label, "expired")
+    gains = {f"g{number}": fold for number, fold in enumerate(segment.folds) if fold.root in run.layout.sought}
+    sums |= {name: f"count_if({fold.present})" for name, fold in gains.items()}
     partitions = list(run.carry)
     for number, (topic, partition) in enumerate(partitions):
         here = f"topic = {literal(topic)} AND partition = {partition}"
@@ -165,7 +167,7 @@ def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], BatchSt
     observation = Observation()
     frame = base.observe(observation, *(F.expr(f"{sql} AS {name}") for name, sql in sums.items()))
 
-    def figures() -> BatchStats:
+    def figures() -> tuple[BatchStats, Mapping[nodes.Leaf, int]]:
         seen = observation.get
         counts: Counter[tuple[str, str] | str] = Counter()
         for column, name in names.items():
@@ -173,12 +175,13 @@ def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], BatchSt
         read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"]) or run.carry[p]) for i, p in enumerate(partitions)}
         if seen["records"] != sum(p.records for p in read.values()):
             raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
-        return BatchStats(
+        stats = BatchStats(
             partitions=read,
             quarantined=int(seen["quarantined"] or 0),
             dropped={name: count for name, count in counts.items() if isinstance(name, tuple) and count},
             peeks={name: count for name, count in counts.items() if isinstance(name, str)},
         )
+        return stats, {fold.root: int(seen[name]) for name, fold in gains.items()}
 
     return frame, figures
 

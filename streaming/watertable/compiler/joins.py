@@ -27,21 +27,28 @@ PAIRS: Final = 1 << 28
 def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     """Put each record beside the table's row for its key: the old one, run forward by what the table got before the record.
 
-    What the table gets of the same record comes first. The table's states run along the keys that are looked up, and no others.
+    What the table gets of the same record comes first. The table's states run along the keys that are looked up, and no others; where
+    the batch adds nothing to the table, they stand still, and no order of records matters.
     """
     table = run.layout.topology.table(node.table)
     rows, spaces, keyed = _asking(run, segment, table, "TRUE AS present")
     keys = rows.where(keyed).select("key").distinct()
-    added = run.singles(table).join(F.broadcast(keys), "key", "left_semi")
     old = run.lookup(table, keys.selectExpr(f"{company(table)} AS key").distinct())
+    still = old.selectExpr("key", "state AS now")
+    found = _run_forward(run, table, rows, keys, old) if run.gains(table) else rows.join(still, "key", "left")
+    found = leveled(found, finishing(table, state="now", key="key", into="_v"))
+    right = f"_v{len(table.stages)} AS right"
+    return found.selectExpr("present", *spaces, right, "ts", *PLACE, *RAW)
+
+
+def _run_forward(run: Run, table: TableDef, rows: DataFrame, keys: DataFrame, old: DataFrame) -> DataFrame:
+    """Give each record the state `now` of its key that the old one has come to with what the table got before it; null where none has."""
+    added = run.singles(table).join(F.broadcast(keys), "key", "left_semi")
     before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (old, ()))]
     both = union([rows, *before], loose=True)
     forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
     known = f"count_if(NOT present){upto(forward)} > 0"
-    found = both.selectExpr("*", f"CASE WHEN {known} THEN {merged_state(table, upto(forward))} END AS now").where("present")
-    found = leveled(found, finishing(table, state="now", key="key", into="_v"))
-    right = f"_v{len(table.stages)} AS right"
-    return found.selectExpr("present", *spaces, right, "ts", *PLACE, *RAW)
+    return both.selectExpr("*", f"CASE WHEN {known} THEN {merged_state(table, upto(forward))} END AS now").where("present")
 
 
 def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:

@@ -56,6 +56,8 @@ class Run:
     kept: list[DataFrame] = field(default_factory=list)
     reached: Mapping[Partition, datetime | None] = field(default_factory=dict)
     """The stream times once the batch is read."""
+    gained: Mapping[nodes.Leaf, int] = field(default_factory=dict)
+    """How many records of the topics add to a table that streams look their keys up in, where that is known: of the first segment."""
     waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
     done: dict[str, DataFrame] = field(default_factory=dict)
     """What outer joins of streams have paired or given in this batch, by the name of what they keep."""
@@ -113,6 +115,10 @@ class Run:
         if isinstance(windows, SessionWindows):
             return gathered(windows, each, *folded)
         return each.groupBy("key").agg(*map(F.expr, folded))
+
+    def gains(self, table: TableDef) -> bool:
+        """Tell whether the batch may add to a table, as far as its first pass can say."""
+        return any(self.gained.get(part.leaf, 1) for part in table.parts)
 
     def deltas(self, table: TableDef, partial: Mapping[nodes.Leaf, DataFrame]) -> DataFrame:
         """Give what a batch adds to a table: of several leaves, the partial states of each, to be merged where they are read."""

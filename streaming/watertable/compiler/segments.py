@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -21,7 +22,7 @@ from watertable.schema import quote
 from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _BAD: Final = "node: STRING, location: STRING, reason: STRING"
 
@@ -34,8 +35,9 @@ def first(run: Run, records: DataFrame) -> DataFrame:
     frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
     times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
     frame = _narrowed(run, segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
-    reached = f"max(ts){upto('PARTITION BY topic, partition ORDER BY offset')}" if run.layout.needs_order else "ts"
-    frame = frame.withColumn("st", F.expr(f"greatest({reached}, try_element_at({_carried(run)}, concat(topic, ':', partition)))"))
+    reached = f"max(ts){upto('PARTITION BY at.slot ORDER BY offset')}" if run.layout.needs_order else "ts"
+    at = f"try_element_at({_carried(run, records.sparkSession)}, concat(topic, ':', partition))"
+    frame = frame.withColumn("at", F.expr(at)).withColumn("st", F.expr(f"greatest({reached}, at.carried)")).drop("at")
     return _in_windows(segment, frame)
 
 
@@ -173,13 +175,29 @@ def _raw(run: Run, segment: Segment, flags: str) -> list[str]:
     return [f"CASE WHEN {flags} THEN {column} END AS {column}" for column in RAW]
 
 
-def _carried(run: Run) -> str:
-    """Write the stream times that partitions were brought to as a map."""
-    known = {f"{topic}:{number}": when for (topic, number), when in run.carry.items() if when is not None}
-    if not known:
-        return "CAST(map() AS MAP<STRING, TIMESTAMP>)"
-    entries = ", ".join(f"{literal(name)}, {moment(when)}" for name, when in sorted(known.items()))
-    return f"map({entries})"
+def _carried(run: Run, spark: SparkSession) -> str:
+    """Write as a map to what stream time each partition was brought, and the number by which it is shuffled."""
+    slots = _slots(spark, len(run.carry))
+    entries = [
+        f"{literal(f'{topic}:{number}')}, named_struct('slot', {slot}, 'carried', {'NULL' if when is None else moment(when)})"
+        for ((topic, number), when), slot in zip(sorted(run.carry.items(), key=lambda item: item[0]), slots, strict=True)
+    ]
+    return f"CAST(map({', '.join(entries)}) AS MAP<STRING, STRUCT<slot: INT, carried: TIMESTAMP>>)"
+
+
+def _slots(spark: SparkSession, partitions: int) -> list[int]:
+    """Choose a number for each partition so that a shuffle by it deals them out evenly: by their names, one task might get them all."""
+    tasks = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
+    if tasks == 1:
+        return list(range(partitions))
+    numbers = ", ".join(f"({number})" for number in range(8 * (partitions + tasks)))
+    found = spark.sql(f"SELECT number, pmod(hash(number), {tasks}) AS task FROM VALUES {numbers} AS t(number)").collect()  # with no job
+    dealt: Counter[int] = Counter()
+    turns = []
+    for number, task in found:
+        turns.append((dealt[task], number))
+        dealt[task] += 1
+    return [number for _, number in sorted(turns)[:partitions]]
 
 
 def _in_windows(segment: Segment, frame: DataFrame) -> DataFrame:

@@ -1,0 +1,66 @@
+"""What the first pass over a batch finds out, for those that come after it: who gets which partition, and which tables stand still."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+import watertable as wt
+from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from watertable.compiler import joins, segments
+from watertable.plan import Topology
+from watertable.records import Record
+from watertable.session import shuffled_by
+from watertable.windows import EPOCH
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(("partitions", "tasks"), [(1, 2), (4, 2), (8, 2), (5, 3), (12, 4), (3, 8)])
+def test_a_shuffle_deals_partitions_out_evenly_whatever_their_names(spark: SparkSession, partitions: int, tasks: int) -> None:
+    session = tiny(spark)
+    with shuffled_by(session, tasks):
+        slots = segments._slots(session, partitions)
+        rows = session.sql(f"SELECT explode(array({', '.join(map(str, slots))})) AS slot").repartition(tasks, "slot")
+        dealt = Counter(row[0] for row in rows.select(F.spark_partition_id()).collect())
+    assert len(set(slots)) == partitions, "none is taken for another"
+    assert sorted(dealt.values()) == sorted(partitions // tasks + (n < partitions % tasks) for n in range(min(partitions, tasks)))
+
+
+def _sales() -> Topology:
+    app = wt.App("shop")
+    prices = app.topic("prices", key="sku STRING", value="price BIGINT").table().materialized_as("prices")
+    sales = app.topic("sales", key="sku STRING", value="qty BIGINT").stream()
+    sales.left_join(prices, qty="qty", spend="qty * right.price").group_by_key().agg(
+        qty=wt.sum("qty"), spend=wt.sum("spend")
+    ).materialized_as("spent")
+    return app.topology()
+
+
+def test_a_stream_finds_the_rows_of_before_where_a_batch_adds_nothing_to_the_table(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(topic: str, offset: int, sku: str, value: dict[str, int] | None) -> Record:
+        data = None if value is None else json.dumps(value).encode()
+        return Record(topic, 0, offset, EPOCH, sku.encode(), data)
+
+    batches = [
+        [record("sales", 0, "a", {"qty": 1}), record("prices", 0, "a", {"price": 10}), record("prices", 1, "b", {"price": 3})],
+        [record("sales", 1, "a", {"qty": 2}), record("sales", 2, "b", {"qty": 2}), record("sales", 3, "c", {"qty": 7})],
+        [record("prices", 2, "a", {"price": 20}), record("prices", 3, "b", None)],
+        [record("sales", 4, "a", {"qty": 1}), record("sales", 5, "b", {"qty": 5})],
+    ]
+    ran_forward: list[str] = []
+    ran = joins._run_forward
+    monkeypatch.setattr(joins, "_run_forward", lambda run, table, *more: ran_forward.append(table.name) or ran(run, table, *more))
+    found = CompilerRun(tiny(spark), _sales()).run(batches)
+    assert found.differences(run_interpreter(_sales(), batches)) == []
+    assert found.tables["spent"]["a",]["spend"] == 50
+    assert ran_forward == ["prices", "prices"], "only where prices came, in the first batch and the third"
