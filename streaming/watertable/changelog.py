@@ -32,6 +32,7 @@ from watertable.algebra import change_struct
 from watertable.compiler import DROPPED, OUT, QUARANTINE
 from watertable.deltalog import DeltaLog, Snapshot
 from watertable.errors import FormatError, TableNotFound, UnknownPosition
+from watertable.layout import moment
 from watertable.plan import TableDef
 from watertable.records import Headers
 from watertable.schema import Schema, check_identifier, quote
@@ -664,3 +665,17 @@ def _since(time: datetime) -> int:
 
 def _micros(value: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
+
+
+def offsets_passed(offsets: Offsets) -> str:
+    """Write the condition for commits (`c`) at which no partition had passed these offsets."""
+    parts = []
+    for (topic, partition), offset in offsets.items():
+        name = topic.replace("\\", "\\\\").replace("'", "\\'")
+        parts.append(f"(p.topic = '{name}' AND p.partition = {int(partition)} AND p.next > {int(offset)})")
+    return f"NOT exists(c.partitions, p -> coalesce({' OR '.join(parts) or 'false'}, false))"
+
+
+def time_passed(time: datetime) -> str:
+    """Write the condition for commits (`c`) at which no partition's stream time had passed a time."""
+    return f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {moment(time)}, false))"

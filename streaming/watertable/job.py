@@ -47,6 +47,7 @@ from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan import Topology
+from watertable.ranges import bounded, midway, size
 from watertable.rebuild import commit_at
 from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
@@ -139,36 +140,6 @@ def run(
             job.close()
         if began_session and spark is not None:
             shut_down(spark)
-
-
-def bounded(begin: Offsets, ends: Offsets, limit: int) -> dict[Partition, int]:
-    """Choose where a batch ends: everything up to `ends` if that is within the limit, else the same share of what each partition has.
-
-    >>> bounded({("t", 0): 0, ("t", 1): 10}, {("t", 0): 90, ("t", 1): 20}, 10)
-    {('t', 0): 9, ('t', 1): 11}
-    """
-    waiting = {p: max(0, ends[p] - begin[p]) for p in begin}
-    total = sum(waiting.values())
-    if total <= limit:
-        return {p: begin[p] + n for p, n in waiting.items()}
-    return {p: begin[p] + -(-n * limit // total) for p, n in waiting.items()}
-
-
-def midway(begin: Offsets, end: Offsets) -> dict[Partition, int] | None:
-    """Halve a range of offsets; None when it holds a single one.
-
-    >>> midway({("t", 0): 0, ("t", 1): 0}, {("t", 0): 1, ("t", 1): 4})
-    {('t', 0): 1, ('t', 1): 1}
-    """
-    left = sum(end[p] - begin[p] for p in begin) // 2
-    if not left:
-        return None
-    middle = {}
-    for partition in sorted(begin):
-        taken = min(left, end[partition] - begin[partition])
-        middle[partition] = begin[partition] + taken
-        left -= taken
-    return middle
 
 
 class _Emitter:
@@ -461,17 +432,17 @@ class _Job:
         began = time.monotonic()
         assert self.position is not None
         self.group = f"{self.topology.app}@{self.position.epoch}.{self.position.seq + 1}"
-        few = sum(end[p] - self.offsets[p] for p in self.offsets) <= ONE_TASK
+        records_at_most = size(self.offsets, end)
         with (
             job_group(self.spark, self.group, f"batch {self.group}", STREAM_POOL) as jobs,
-            shuffled_by(self.spark, 1 if few else None),
+            shuffled_by(self.spark, 1 if records_at_most <= ONE_TASK else None),
         ):
             failpoints.hit("job.batch.begin")
             records = self._records(end)
             since = {p: self.stream_times.get(p) for p in self.offsets}
             advances = self.advances.due(self.offsets, since)
             carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
-            batch = self.compiler.batch(records, carry, self.writer.lookup(), since, clocks_of(advances))
+            batch = self.compiler.batch(records, carry, self.writer.lookup(records_at_most), since, clocks_of(advances))
             try:
                 failpoints.hit("job.batch.compiled")
                 self._commit(batch, end, advances)

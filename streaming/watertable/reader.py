@@ -20,7 +20,19 @@ from pyspark.sql import functions as F
 
 from watertable.aggregates import Merge
 from watertable.algebra import change_struct, company, finish, home, merge, spread, state_struct
-from watertable.changelog import BUCKET, Changelog, CommitInfo, FoldMark, Head, Lineage, Offsets, Partition, Position, batches
+from watertable.changelog import (
+    BUCKET,
+    Changelog,
+    CommitInfo,
+    FoldMark,
+    Head,
+    Lineage,
+    Partition,
+    Position,
+    batches,
+    offsets_passed,
+    time_passed,
+)
 from watertable.deltalog import DeltaLog, Files, Snapshot
 from watertable.deployment import Outline, OutlinedTable
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
@@ -173,10 +185,12 @@ class View:
         Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct; of sessions, their groups) each is cut by a
         broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut.
         """
-        tail, base = self.tail(table).select("key", "state", "epoch", "seq"), self.base_states(table)
-        if keys is not None:
-            tail = tail if of_tail else _only(tail, keys, "left_semi")
-            base = None if base is None else _only(base, keys, "left_semi")
+        base = self.base_states(table)
+        base = base if base is None or keys is None else _only(base, keys, "left_semi")
+        if base is not None and not self.tail_bytes(table):
+            return base
+        tail = self.tail(table).select("key", "state", "epoch", "seq")
+        tail = tail if keys is None or of_tail else _only(tail, keys, "left_semi")
         return merge(table, tail if base is None else base.unionByName(tail))
 
     def first_window(self, table: TableDef) -> datetime | None:
@@ -677,20 +691,6 @@ def _alive(finished: DataFrame) -> DataFrame:
 def _common(older: View, newer: View, table: TableDef) -> int:
     """Give the last seq that two views share of a table."""
     return min(older.along(table).common(newer.along(table)), older.position.seq, newer.position.seq)
-
-
-def offsets_passed(offsets: Offsets) -> str:
-    """Write the condition for commits (`c`) at which no partition had passed these offsets."""
-    parts = []
-    for (topic, partition), offset in offsets.items():
-        name = topic.replace("\\", "\\\\").replace("'", "\\'")
-        parts.append(f"(p.topic = '{name}' AND p.partition = {int(partition)} AND p.next > {int(offset)})")
-    return f"NOT exists(c.partitions, p -> coalesce({' OR '.join(parts) or 'false'}, false))"
-
-
-def time_passed(time: datetime) -> str:
-    """Write the condition for commits (`c`) at which no partition's stream time had passed a time."""
-    return f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {moment(time)}, false))"
 
 
 def _utc(time: datetime) -> datetime:

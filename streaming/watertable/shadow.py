@@ -47,12 +47,13 @@ from watertable.changelog import (
     Position,
     batches,
     now_after,
+    offsets_passed,
     table_part,
 )  # fmt: skip
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan import TableDef, Topology
 from watertable.purity import Purity, purity_of
-from watertable.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of, offsets_passed
+from watertable.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of
 from watertable.rebuild import commit_at, inside, misfit
 from watertable.rewind import EMITTING, check_emits
 from watertable.schema import Column, Type, quote

@@ -41,6 +41,9 @@ SMALL_BATCH: Final = 50_000
 """Records up to which a commit is written by one task: one file a table, and no second stage."""
 SHORT_TAIL: Final = 2 << 20
 """Bytes of a tail up to which looking up is quicker without cutting it to the keys that are wanted."""
+SHORT_TABLE: Final = 256 << 10
+BYTES_A_RECORD: Final = 16
+"""Bytes of a whole table up to which looking up is quicker without finding out which keys are wanted: so many, or these for each record."""
 HOLD_MS: Final = "hold_ms"
 """In the counters of a hold: for how many milliseconds a writer waits."""
 _TRIES: Final = 5
@@ -304,18 +307,22 @@ class Writer:
                 raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {self._line!r}")
             self._version = version
 
-    def lookup(self) -> Lookup:
+    def lookup(self, records: int = 0) -> Lookup:
         """Give the look-up of old rows for one batch: (table, frame with distinct `key`, or all) → `key`, `state`, with its lineage cut.
 
-        A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more.
+        A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more. So is a table that is small by
+        itself, or beside a batch of so many `records`: to find out which keys are in the batch would take another.
         """
 
         def look(table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
             view = self._store.reader.view_for([table.name], self.known)
             if due is not None and keys is not None:
                 return materialise(view.waiting(table, keys, due).select("key", "state"))
-            short = view.tail_bytes(table) <= SHORT_TAIL
-            return materialise(view.states(table, keys, of_tail=short).select("key", "state"))
+            tail = view.tail_bytes(table)
+            base = view.bases[table.name].files
+            if tail + (base.bytes if base is not None else 0) <= max(SHORT_TABLE, BYTES_A_RECORD * records):
+                keys = None
+            return materialise(view.states(table, keys, of_tail=tail <= SHORT_TAIL).select("key", "state"))
 
         return look
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from pyspark.sql import functions as F
 
-from watertable.changelog import BACK, CommitInfo, Head, Position, batches
+from watertable.changelog import BACK, CommitInfo, Head, Position, batches, offsets_passed, time_passed
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
 from watertable.layout import moment
-from watertable.reader import offsets_passed, time_passed
 
 if TYPE_CHECKING:
     from watertable.deltalog import Snapshot
