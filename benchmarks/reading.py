@@ -25,6 +25,7 @@ from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
 from watertable.plan import Topology
 from watertable.reader import read
+from watertable.records import HEADERS
 from watertable.session import shut_down, spark_session
 from watertable.store import Store
 
@@ -50,7 +51,7 @@ class Filled:
             value = f"to_json(named_struct('item', {item}, 'amount', 1L, 'shop', 'Bern'))"
             records = self.spark.range(self.records, self.records + size).selectExpr(
                 f"'{topic}' AS topic", "0 AS partition", "id AS offset", "timestamp_seconds(1700000000) AS timestamp",
-                f"CAST({item} AS BINARY) AS key", f"CAST({value} AS BINARY) AS value",
+                f"CAST({item} AS BINARY) AS key", f"CAST({value} AS BINARY) AS value", f"CAST(NULL AS {HEADERS}) AS headers",
             )  # fmt: skip
             place = (topic, 0)
             batch = self._compiler.batch(records, {place: None}, self._writer.lookup())

@@ -460,7 +460,7 @@ def visits_in(step: Step, schema: pa.Schema, reached: Times, clocks: Clocks, bat
     held = Held([])
     batch: pa.RecordBatch | None = None
     for batch in batches:
-        columns = {name: _plain_column(batch, name) for name in batch.schema.names if not name.startswith("raw_")}
+        columns = {name: _plain_column(batch, name) for name in batch.schema.names if name != "raw"}
         for n, present in enumerate(columns["present"]):
             if columns["key"][n] != key:
                 if key is not None:
@@ -500,7 +500,7 @@ class _Rows:
             of = pa.array(self._sources, pa.int64())
             arrays = [
                 batch.column(field.name).take(of).cast(field.type)
-                if field.name.startswith("raw_")
+                if field.name == "raw"
                 else pa.array([written(row.get(field.name), field.type) for row in self._rows], field.type)
                 for field in self._schema
             ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from watertable.layout import moment
 from watertable.nodes import History, StreamJoin, Versioned, WaitingJoin
 from watertable.plan import VERSIONS, WAITING, key_of
+from watertable.records import RAW_RECORD
 from watertable.schema import quote
 from watertable.windows import microseconds
 
@@ -76,12 +76,12 @@ def is_due(join: WaitingJoin, keyed: str, reached: datetime | None) -> str:
     return f"NOT ({keyed}) OR {waits_until(join)} < {now}"
 
 
-def waiting_rows(states: DataFrame, raw: Sequence[str]) -> DataFrame:
+def waiting_rows(states: DataFrame) -> DataFrame:
     """Take the records that wait out of their states, each with an `n` of -1: once it goes on, it waits no more."""
     each = states.selectExpr("key", f"explode(state.{quote(WAITING)}) AS e")
     place = (f"e.value.order.{name} AS {name}" for name in ("st", "topic", "partition", "offset", "ord"))
-    bytes_ = (f"CAST(NULL AS {'TIMESTAMP' if name == 'raw_ts' else 'BINARY'}) AS {name}" for name in raw)
-    return each.selectExpr("key", "e.value.key AS s_key", "e.value.value AS s_value", "e.value.ts AS ts", *place, *bytes_, "-1L AS n")
+    nothing = f"CAST(NULL AS {RAW_RECORD}) AS raw"
+    return each.selectExpr("key", "e.value.key AS s_key", "e.value.value AS s_value", "e.value.ts AS ts", *place, nothing, "-1L AS n")
 
 
 def state_as_of(time: datetime) -> str:

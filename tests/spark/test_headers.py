@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import watertable as wt
-from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
 from watertable.plan import Topology
 from watertable.records import Record
 from watertable.windows import EPOCH
@@ -63,3 +63,25 @@ def test_what_the_draws_are_for_is_drawn_by_hand_too(spark: SparkSession) -> Non
     assert found.tables["traces"] == {("last",): {"trace": "last", "n": 2, "sigs": [b"\xff"], "last": "q"}}
     assert [place[:3] for place in found.quarantine] == [("text", 0, 2)]
     assert found.differences(run_interpreter(traced(), [records])) == []
+
+
+def test_a_refused_record_is_quarantined_with_all_of_its_headers_wherever_it_fails(spark: SparkSession) -> None:
+    app = wt.App("shop")
+    prices = app.topic("prices", key="sku STRING", value="price BIGINT").table().materialized_as("prices")
+    sales = app.topic("sales", key="sku STRING", value="qty BIGINT").stream()
+    sales.join(prices, share="qty DIV right.price").group_by_key().agg(share=wt.sum("share")).materialized_as("shares")
+    topology, session = app.topology(), tiny(spark)
+    headers = (("trace-id", b"\xff"), ("trace-id", None), ("sig", b""))
+    records = [
+        Record("prices", 0, 0, EPOCH, b"a", b'{"price": 0}'),
+        Record("sales", 0, 0, EPOCH, b"a", b"{broken", headers),
+        Record("sales", 0, 1, EPOCH, b"a", b'{"qty": 1}', headers[:1]),
+    ]
+    run = CompilerRun(session, topology)
+    made = run.compiler.batch(as_frame(session, records), {("prices", 0): None, ("sales", 0): None}, run._lookup)
+    assert made.quarantine is not None
+    rows = made.quarantine.orderBy("offset").collect()
+    assert [(row["offset"], row["node"], bytes(row["value"])) for row in rows] == [(0, "topic", b"{broken"), (1, "join", b'{"qty": 1}')]
+    found = [tuple((name, None if data is None else bytes(data)) for name, data in row["headers"]) for row in rows]
+    assert found == [headers, headers[:1]]
+    made.close()

@@ -35,7 +35,7 @@ def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_
     )
     quarantine = spark.sql(
         "SELECT 'moves' AS topic, 0 AS partition, 3L AS offset, current_timestamp() AS timestamp, X'6b' AS key, X'ff' AS value, "
-        "'sales' AS node, 'app.py:3' AS location, 'not JSON' AS reason"
+        "'sales' AS node, 'app.py:3' AS location, 'not JSON' AS reason, array(named_struct('key', 'h', 'value', X'03')) AS headers"
     )
     before = ledger.store.changelog.snapshot().version
     frames = {"stock": ledger.sums("stock", {"a": 2, "b": 3}), "low": ledger.sums("low", {"a": 2})}

@@ -33,7 +33,8 @@ DROPPED: Final = (
 )
 """Rows of `__dropped`: a late record has one for each window it missed, with its place; the other reasons are counts of a batch."""
 QUARANTINE: Final = (
-    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, node STRING, location STRING, reason STRING"
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
+    f"node STRING, location STRING, reason STRING, headers {HEADERS}"
 )
 OUT: Final = (
     "topic STRING, key BINARY, value BINARY, timestamp TIMESTAMP, st TIMESTAMP, src_topic STRING, src_partition INT, src_offset BIGINT, "
@@ -190,8 +191,8 @@ def _refused(frame: DataFrame) -> DataFrame:
     """Give the refused records of a segment, with their bytes."""
     bad = frame.where("size(bad) > 0").withColumn("b", F.expr("explode(bad)"))
     return bad.selectExpr(
-        "topic", "partition", "offset", "raw_ts AS timestamp", "raw_key AS key", "raw_value AS value",
-        "b.node AS node", "b.location AS location", "b.reason AS reason",
+        "topic", "partition", "offset", "raw.timestamp AS timestamp", "raw.key AS key", "raw.value AS value",
+        "b.node AS node", "b.location AS location", "b.reason AS reason", "raw.headers AS headers",
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     found = _run_forward(run, table, rows, keys, old) if run.gains(table) else rows.join(still, "key", "left")
     found = leveled(found, finishing(table, state="now", key="key", into="_v"))
     right = f"_v{len(table.stages)} AS right"
-    return found.selectExpr("present", *spaces, right, "ts", *PLACE, *RAW)
+    return found.selectExpr("present", *spaces, right, "ts", *PLACE, RAW)
 
 
 def _run_forward(run: Run, table: TableDef, rows: DataFrame, keys: DataFrame, old: DataFrame) -> DataFrame:
@@ -67,7 +67,7 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     levels = (*as_of(root, node), *finishing(table, state="now", key="key", into="_v"))
     found = leveled(rows.join(old, "key", "left").join(new, "key", "left"), levels)
     right = f"_v{len(table.stages)} AS right"
-    return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE, *RAW)
+    return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE, RAW)
 
 
 def _asking(run: Run, segment: Segment, table: TableDef, *more: str) -> tuple[DataFrame, list[str], str]:
@@ -78,7 +78,7 @@ def _asking(run: Run, segment: Segment, table: TableDef, *more: str) -> tuple[Da
     flow, wanted = run.layout.inputs[segment.number]
     spaces = [name for name in flow.spaces if name != "ts"]
     record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
-    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE, *RAW)
+    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE, RAW)
     keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
     return rows, [f"s_{name} AS {name}" for name in spaces], keyed
 
@@ -90,7 +90,7 @@ def _waited(run: Run, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> D
     times = [time for (topic, _), time in run.reached.items() if topic in topics]
     whole = topics <= {topic for topic, _ in run.reached} and None not in times
     reached = min(time for time in times if time is not None) if whole else None
-    old = waiting_rows(run.lookup(buffer, None), RAW)
+    old = waiting_rows(run.lookup(buffer, None))
     every = rows.selectExpr("*", "1L AS n").unionByName(old).withColumn("_due", F.expr(is_due(node, keyed, reached)))
     member = "named_struct('value', named_struct('order', {0}, 'ts', ts, 'key', s_key, 'value', s_value), 'n', n) AS l"
     moved = every.where("_due = (n < 0)").selectExpr("key", member.format(place()), "st")
@@ -112,19 +112,19 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     keyless: list[DataFrame] = []
     for side, half in enumerate(sides):
         frame, lifts = run.frames[half.flow.segment.number], half.fold.lifts
-        values = [f"{lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", *RAW]
+        values = [f"{lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", RAW]
         columns = [f"{half.fold.key} AS key", f"{side} AS side", f"{lifts}.ts AS ts", *values]
         came.append(frame.where(half.fold.present).selectExpr(*columns))
         if half.keyless is not None:
             keyless.append(frame.where(half.keyless).selectExpr(*columns))
-    rows = union(came, loose=True).selectExpr(*record, f"{place} AS at", *RAW)
+    rows = union(came, loose=True).selectExpr(*record, f"{place} AS at", RAW)
     keys = rows.select("key").distinct()
     if isinstance(node, nodes.OuterStreamJoin):
         reached = plan.reached(run.reached, node.left, node.right)
         old = run.lookup(buffer, keys, reached)
     else:
         old = run.lookup(buffer, keys)
-    waiting = [rows.selectExpr(*record, "at", "FALSE AS old", *RAW)]
+    waiting = [rows.selectExpr(*record, "at", "FALSE AS old", RAW)]
     for side, field_ in enumerate(buffer.state[:2]):
         kept = old.selectExpr("key", f"inline(state.{quote(field_.name)}) AS (o, v)")
         at = f"named_struct('st', o.st, 'topic', o.topic, 'partition', o.partition, 'offset', o.offset, 'ord', o.ord * 2 + {side})"
@@ -141,12 +141,12 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     ]  # fmt: skip
     found = rows.join(others, F.expr(" AND ".join(conditions))).selectExpr(
         "key", "coalesce(l, o_l) AS left", "coalesce(r, o_r) AS right", "greatest(ts, o_ts) AS ts", "greatest(at, o_at) AS later",
-        "least(at, o_at) AS earlier", *(f"CASE WHEN {is_later} THEN {column} END AS {column}" for column in RAW),
+        "least(at, o_at) AS earlier", f"CASE WHEN {is_later} THEN {RAW} END AS {RAW}",
     )  # fmt: skip
     named = "concat_ws('/', earlier.topic, earlier.partition, earlier.ord, later.ord)"
     number = f"pmod(crc32(CAST({named} AS BINARY)) + earlier.offset, {PAIRS}L) AS ord"
     of_later = ("later.st AS st", "later.topic AS topic", "later.partition AS partition", "later.offset AS offset")
-    made = ("TRUE AS present", "key", "left", "right", "ts", *of_later, number, *RAW)
+    made = ("TRUE AS present", "key", "left", "right", "ts", *of_later, number, RAW)
     if not isinstance(node, nodes.OuterStreamJoin):
         return found.selectExpr(*made)
     found = run.once(found)
@@ -158,6 +158,6 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     at_once = union(keyless, loose=True)
     alone = given.unionByName(at_once.selectExpr("*", f"{place} AS at"), allowMissingColumns=True).selectExpr(
         "TRUE AS present", "key", "l AS left", "r AS right", "ts", *(f"at.{part} AS {part}" for part in PLACE if part != "ord"),
-        f"at.ord % {PAIRS}L AS ord", *RAW,
+        f"at.ord % {PAIRS}L AS ord", RAW,
     )  # fmt: skip
     return found.selectExpr(*made).unionByName(alone)

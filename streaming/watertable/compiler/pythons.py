@@ -18,6 +18,7 @@ from watertable.algebra import company
 from watertable.compiler.run import PLACE, Lookup
 from watertable.layout import moment
 from watertable.nodes import Process
+from watertable.records import RAW_RECORD
 from watertable.schema import Schema, quote
 from watertable.sql import udfs
 from watertable.sql.udfs import Udf, arrow_type
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
     from watertable.plan import TableDef
 
-_OF_RECORD = Schema.parse(
-    "ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, raw_key BINARY, raw_value BINARY, raw_ts TIMESTAMP"
-)
+_OF_RECORD = Schema.parse(f"ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, raw {RAW_RECORD}")
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:

@@ -27,8 +27,8 @@ Partition = tuple[str, int]
 FAN_OUT: Final = 65536
 """Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
 PLACE: Final = ("st", "topic", "partition", "offset", "ord")
-RAW: Final = ("raw_key", "raw_value", "raw_ts")
-"""What a frame carries of each record besides its place: its bytes and timestamp, for the quarantine."""
+RAW: Final = "raw"
+"""What a frame carries of each record besides its place, for the quarantine: all that Kafka has of it."""
 
 
 class Lookup(Protocol):
@@ -79,15 +79,15 @@ class Run:
             kept = fold.root.parent if isinstance(fold.root, nodes.History) else fold.root
             here = here.where(f"NOT ({expires(kept)})")
         if isinstance(fold.root, TableAggregate):
-            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE, *RAW)
+            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE, RAW)
             return each.withColumn("ord", F.expr("ord * 2 + n")), None
         keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
         if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
-            return here.selectExpr(keys, lifts, "ts", *PLACE, *RAW), None
+            return here.selectExpr(keys, lifts, "ts", *PLACE, RAW), None
         names = [f"{fold.key}_{part}" for part in ("first", "open", "last")]
         size, advance = (microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
         taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
-            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE, *RAW
+            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE, RAW
         )
         missed = here.where(f"{names[0]} < {names[1]}").selectExpr(
             f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
@@ -147,10 +147,10 @@ class Run:
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):
                 rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
-            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, *RAW)
+            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, RAW)
             if not isinstance(table.root, nodes.Leaf):
                 others = (*steps, *(c for c in PLACE if c != "ord"))
-                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, *RAW)
+                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, RAW)
             found.append(rows)
         return union(found)
 

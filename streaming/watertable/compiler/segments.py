@@ -30,8 +30,7 @@ _BAD: Final = "node: STRING, location: STRING, reason: STRING"
 def first(run: Run, records: DataFrame) -> DataFrame:
     """Decode the batch, run the first segment, and put each record at its stream time."""
     segment = run.layout.segments[0]
-    read = ["headers AS raw_headers"] if any(topic.headers for topic in run.layout.topology.topics) else []
-    raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", *read)
+    raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "headers AS raw_headers")
     frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
     times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
     frame = _narrowed(run, segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
@@ -75,7 +74,7 @@ def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFram
     window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
     return frame.selectExpr(
         "TRUE AS present", f"{flow.spaces['key']} AS key", *window, f"named_struct({parts}) AS value", f"ord * {FAN_OUT} + _pos AS ord",
-        *(c for c in (*PLACE, "ts", *RAW) if c != "ord"),
+        *(c for c in (*PLACE, "ts", RAW) if c != "ord"),
     )  # fmt: skip
 
 
@@ -115,13 +114,13 @@ def _told(table: TableDef, running: DataFrame) -> DataFrame:
     last = len(table.stages)
     window = ["_w_after AS window"] if table.windows is not None else []
     changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
-    return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *PLACE, *RAW)
+    return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *PLACE, RAW)
 
 
 def _visited(run: Run, segment: Segment, node: nodes.Process) -> DataFrame:
     """Call a processor for the batch's records, with what its stores keep of their keys; see `pythons.visited`."""
     flow, value = run.layout.inputs[segment.number]
-    record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, *RAW)
+    record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, RAW)
     rows = run.frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
     tables = [run.layout.topology.table(name) for name, _ in node.processor.stores]
     return visited(node, tables, rows, run.lookup, run.reached, run.clocks)
@@ -149,7 +148,7 @@ def _united(run: Run, node: nodes.MergeStreams) -> DataFrame:
         columns = [f"{column} AS {name}" for name, column in flow.spaces.items() if name != "ts"]
         frame = run.frames[flow.segment.number].where(flow.present)
         numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
-        parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE, *RAW))
+        parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE, RAW))
     return union(parts)
 
 
@@ -165,14 +164,15 @@ def _narrowed(run: Run, segment: Segment, frame: DataFrame, *times: str) -> Data
     raw = _raw(run, segment, flags)
     place_now = [c for c in ("topic", "partition", "offset", "ord") if c not in segment.kept]
     kept = dict.fromkeys([*segment.kept, *counted])
-    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", *raw)
+    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", raw)
 
 
-def _raw(run: Run, segment: Segment, flags: str) -> list[str]:
-    """Carry the bytes of records as long as one may still be refused; at last, of those that are."""
+def _raw(run: Run, segment: Segment, flags: str) -> str:
+    """Carry what Kafka has of records as long as one may still be refused; at last, of those that are."""
+    whole = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_value, 'headers', raw_headers)" if segment.number == 0 else RAW
     if any(s.failures for s in run.layout.segments if s.number > segment.number):
-        return list(RAW)
-    return [f"CASE WHEN {flags} THEN {column} END AS {column}" for column in RAW]
+        return f"{whole} AS {RAW}"
+    return f"CASE WHEN {flags} THEN {whole} END AS {RAW}"
 
 
 def _carried(run: Run, spark: SparkSession) -> str:
@@ -190,7 +190,7 @@ def _slots(spark: SparkSession, partitions: int) -> list[int]:
     tasks = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
     if tasks == 1:
         return list(range(partitions))
-    numbers = ", ".join(f"({number})" for number in range(8 * (partitions + tasks)))
+    numbers = ", ".join(f"({number})" for number in range(8 * partitions))
     found = spark.sql(f"SELECT number, pmod(hash(number), {tasks}) AS task FROM VALUES {numbers} AS t(number)").collect()  # with no job
     dealt: Counter[int] = Counter()
     turns = []

@@ -12,6 +12,7 @@ from watertable.compiler.run import FAN_OUT, PLACE, RAW
 from watertable.layout import encoded
 from watertable.nodes import Format, OuterStreamJoin
 from watertable.plan import DONE, TableDef
+from watertable.records import RAW_RECORD
 from watertable.schema import quote
 from watertable.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
 
@@ -109,16 +110,16 @@ def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFra
     moves = each.where("present AND _l IS NOT NULL").groupBy("_key", *place, F.expr("ord div 4")).agg(
         F.expr(f"any_value(CASE WHEN _l.n < 0 THEN {pair} END, true) AS before"),
         F.expr(f"any_value(CASE WHEN _l.n > 0 THEN {pair} END, true) AS after"),
-        F.expr(f"max(ord) * {FAN_OUT} AS ord"), *(F.expr(f"any_value({c}) AS {c}") for c in ("ts", *RAW)),
+        F.expr(f"max(ord) * {FAN_OUT} AS ord"), *(F.expr(f"any_value({c}) AS {c}") for c in ("ts", RAW)),
     ).withColumnRenamed("_key", "key")  # fmt: skip
     stays = each.where("_l.n > 0").selectExpr("_of", "_key AS key", "_l.value AS _left", "_n AS _from", "_until")
     named = each.where("present AND step = 1 AND _r IS NOT NULL").selectExpr(
-        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *PLACE, *RAW
+        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *PLACE, RAW
     )
     touched = named.join(stays, "_of").where("_from < _n AND COALESCE(_n < _until, TRUE)")
     number = f"ord * {FAN_OUT} + row_number() OVER (PARTITION BY _of, _n ORDER BY key) - 1 AS ord"
     sides = (f"named_struct('left', _left, 'right', _{side}) AS {side}" for side in ("before", "after"))
-    others = ("ts", *place, *RAW)
+    others = ("ts", *place, RAW)
     both = moves.select("key", "before", "after", "ord", *others).unionByName(touched.selectExpr("key", *sides, number, *others))
     return both.withColumn("present", F.lit(True))
 
@@ -137,10 +138,9 @@ def final_rows(table: TableDef, closing: Closing, rows: DataFrame, since: dateti
     at = f"timestamp_micros(unix_micros(key.window_end) - {before}L)"
     number = f"CAST(conv(substr(md5({encoded('key', Format.JSON, table.key)}), 1, 15), 16, 10) AS BIGINT) AS offset"
     value = ", ".join(f"'{name}', row.{quote(name)}" for name in table.value.names)
-    nothing = ("CAST(NULL AS BINARY) AS raw_key", "CAST(NULL AS BINARY) AS raw_value", "CAST(NULL AS TIMESTAMP) AS raw_ts")
     return closed.selectExpr(
         "TRUE AS present", "key", f"named_struct({value}) AS value", f"{at} AS ts", f"{at} AS st",
-        f"{topic} AS topic", "-1 AS partition", number, "0L AS ord", *nothing,
+        f"{topic} AS topic", "-1 AS partition", number, "0L AS ord", f"CAST(NULL AS {RAW_RECORD}) AS {RAW}",
     )  # fmt: skip
 
 
