@@ -134,6 +134,8 @@ class Layout:
     pairs: dict[int, tuple[Half, Half]] = field(init=False, default_factory=dict)
     buffers: tuple[plan.TableDef, ...] = field(init=False)
     sources: dict[str, Flow] = field(init=False, default_factory=dict)
+    sought: frozenset[nodes.Leaf] = field(init=False)
+    """What folds records into the tables whose rows streams look up as records arrive."""
 
     def __post_init__(self) -> None:
         self.buffers = self.topology.buffers
@@ -150,6 +152,10 @@ class Layout:
             value = self._keep(flow, encoded(_value_of(flow), sink.value_format, plan.value_of(sink.node)))
             self.sinks.append(Outlet(sink, flow, key, value, self._keep(flow, _written(sink, flow)) if sink.headers else None))
             self._need(flow, flow.present)
+        origins = (segment.origin for segment in self.segments)
+        joins = [origin for origin in origins if isinstance(origin, nodes.StreamJoin)]
+        plain = [self.topology.table(join.table) for join in joins if not isinstance(plan.root_of(join.right), Versioned)]
+        self.sought = frozenset(part.leaf for table in plain for part in table.parts)
 
     @property
     def needs_order(self) -> bool:
@@ -166,13 +172,6 @@ class Layout:
         """
         only = [fold for _, fold in self.folds.values() if not (isinstance(fold.root, Aggregate) and fold.root.windows)]
         return only[0] if len(self.segments) == len(self.folds) == len(only) == 1 and not self.sinks else None
-
-    @property
-    def sought(self) -> frozenset[nodes.Leaf]:
-        """Give what folds records into the tables that streams look their keys up in as records arrive."""
-        origins = [segment.origin for segment in self.segments]
-        tables = [self.topology.table(origin.table) for origin in origins if isinstance(origin, nodes.StreamJoin)]
-        return frozenset(part.leaf for table in tables for part in table.parts)
 
     def shared(self, segment: Segment) -> bool:
         """Tell whether a segment's frame is read more than once: then it is computed once, and kept.

@@ -39,6 +39,8 @@ MOMENT: Final = timedelta(microseconds=1)
 DELETED: Final = "deleted"
 """The column of a version that says that there is no row from then on."""
 PLACE: Final = ("st", "topic", "partition", "offset", "ord")
+RAW: Final = "raw"
+"""What a frame carries of each record besides its place, for the quarantine: all that Kafka has of it."""
 MOST: Final = 65536
 """Bounds what one call forwards, and what it puts, so that their places in log order stay apart."""
 
@@ -460,7 +462,7 @@ def visits_in(step: Step, schema: pa.Schema, reached: Times, clocks: Clocks, bat
     held = Held([])
     batch: pa.RecordBatch | None = None
     for batch in batches:
-        columns = {name: _plain_column(batch, name) for name in batch.schema.names if name != "raw"}
+        columns = {name: _plain_column(batch, name) for name in batch.schema.names if name != RAW}
         for n, present in enumerate(columns["present"]):
             if columns["key"][n] != key:
                 if key is not None:
@@ -500,7 +502,7 @@ class _Rows:
             of = pa.array(self._sources, pa.int64())
             arrays = [
                 batch.column(field.name).take(of).cast(field.type)
-                if field.name == "raw"
+                if field.name == RAW
                 else pa.array([written(row.get(field.name), field.type) for row in self._rows], field.type)
                 for field in self._schema
             ]

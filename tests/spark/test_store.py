@@ -54,15 +54,18 @@ def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_
 def test_a_store_whose_rows_lack_a_member_is_given_it_when_its_app_starts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = Schema(tuple(c for c in changelog._SYSTEM["out_v1"] if c.name != "headers"))
     with monkeypatch.context() as patch:
-        patch.setitem(changelog.SYSTEM_COLUMNS, "out_v1", older.struct().sql())
-        patch.setitem(changelog._SYSTEM, "out_v1", older)
+        for name in ("out_v1", "quarantine_v1"):
+            older = Schema(tuple(c for c in changelog._SYSTEM[name] if c.name != "headers"))
+            patch.setitem(changelog.SYSTEM_COLUMNS, name, older.struct().sql())
+            patch.setitem(changelog._SYSTEM, name, older)
         old = Ledger.open(spark, str(tmp_path))
         old.commit({"stock": old.sums("stock", {"a": 2})})
-        assert "headers" not in old.store.changelog.snapshot().members("out_v1")
+        before = old.store.changelog.snapshot()
+        assert not any("headers" in before.members(name) for name in ("out_v1", "quarantine_v1"))
     again = old.restart()
-    assert again.store.changelog.snapshot().members("out_v1")[-1] == "headers"
+    after = again.store.changelog.snapshot()
+    assert [after.members(name)[-1] for name in ("out_v1", "quarantine_v1")] == ["headers", "headers"]
     rows = spark.sql(
         "SELECT 'low' AS topic, X'01' AS key, X'02' AS value, current_timestamp() AS timestamp, current_timestamp() AS st, "
         "'moves' AS src_topic, 0 AS src_partition, 7L AS src_offset, 0L AS ord, 0L AS ordinal, "

@@ -20,7 +20,7 @@ from watertable.compiler.segments import first, later
 from watertable.layout import Layout, expires, literal
 from watertable.nodes import Aggregate, Versioned
 from watertable.plan import Topology
-from watertable.processing import Clocks
+from watertable.processing import RAW, Clocks
 from watertable.records import HEADERS
 from watertable.sql.udfs import called_in
 from watertable.windows import EPOCH
@@ -191,8 +191,8 @@ def _refused(frame: DataFrame) -> DataFrame:
     """Give the refused records of a segment, with their bytes."""
     bad = frame.where("size(bad) > 0").withColumn("b", F.expr("explode(bad)"))
     return bad.selectExpr(
-        "topic", "partition", "offset", "raw.timestamp AS timestamp", "raw.key AS key", "raw.value AS value",
-        "b.node AS node", "b.location AS location", "b.reason AS reason", "raw.headers AS headers",
+        "topic", "partition", "offset", f"{RAW}.timestamp AS timestamp", f"{RAW}.key AS key", f"{RAW}.value AS value",
+        "b.node AS node", "b.location AS location", "b.reason AS reason", f"{RAW}.headers AS headers",
     )  # fmt: skip
 
 

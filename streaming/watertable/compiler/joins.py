@@ -8,11 +8,12 @@ from pyspark.sql import functions as F
 
 from watertable import nodes, plan
 from watertable.algebra import company, done_with, finishing, leaf_state, leveled, lifted, merged_state, place, upto
-from watertable.compiler.run import PLACE, RAW, Run, union
+from watertable.compiler.run import Run, union
 from watertable.compiler.telling import never_paired
 from watertable.layout import Segment
 from watertable.nodes import Versioned
 from watertable.plan import TableDef
+from watertable.processing import PLACE, RAW
 from watertable.schema import quote
 from watertable.versions import as_of, is_due, waiting_rows
 from watertable.windows import microseconds

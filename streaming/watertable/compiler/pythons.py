@@ -15,9 +15,10 @@ from pyspark.sql.pandas.functions import arrow_udf
 from watertable import plan, processing
 from watertable.aggregates import NUMBER, placed
 from watertable.algebra import company
-from watertable.compiler.run import PLACE, Lookup
+from watertable.compiler.run import Lookup
 from watertable.layout import moment
 from watertable.nodes import Process
+from watertable.processing import PLACE, RAW
 from watertable.records import RAW_RECORD
 from watertable.schema import Schema, quote
 from watertable.sql import udfs
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from watertable.plan import TableDef
 
-_OF_RECORD = Schema.parse(f"ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, raw {RAW_RECORD}")
+_OF_RECORD = Schema.parse(f"ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, {RAW} {RAW_RECORD}")
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:

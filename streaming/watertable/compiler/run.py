@@ -16,7 +16,7 @@ from watertable.compiler.windowing import sliding_key, windowed_key
 from watertable.layout import Fold, Layout, expires, literal
 from watertable.nodes import Aggregate, TableAggregate
 from watertable.plan import TableDef
-from watertable.processing import Clocks
+from watertable.processing import PLACE, RAW, Clocks
 from watertable.windows import SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ Partition = tuple[str, int]
 
 FAN_OUT: Final = 65536
 """Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
-PLACE: Final = ("st", "topic", "partition", "offset", "ord")
-RAW: Final = "raw"
-"""What a frame carries of each record besides its place, for the quarantine: all that Kafka has of it."""
 
 
 class Lookup(Protocol):

@@ -12,12 +12,13 @@ from watertable.aggregates import TimedField
 from watertable.algebra import company, finishing, leveled, merge, merged_state, spread, upto
 from watertable.compiler.joins import as_of_time, looked_up, paired
 from watertable.compiler.pythons import visited
-from watertable.compiler.run import FAN_OUT, PLACE, RAW, Run, union
+from watertable.compiler.run import FAN_OUT, Run, union
 from watertable.compiler.telling import final_rows, foreign_changes, session_changes, sliding_changes
 from watertable.compiler.windowing import window_starts
 from watertable.layout import Segment, literal, moment
 from watertable.nodes import Aggregate, Versioned
 from watertable.plan import TableDef, Topology
+from watertable.processing import PLACE, RAW
 from watertable.schema import quote
 from watertable.windows import EPOCH
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from watertable.algebra import brought, company, finish, home, in_sessions, in_windows, merged_state, sliding_window, stretch_of, upto
-from watertable.compiler.run import FAN_OUT, PLACE, RAW
+from watertable.compiler.run import FAN_OUT
 from watertable.layout import encoded
 from watertable.nodes import Format, OuterStreamJoin
 from watertable.plan import DONE, TableDef
+from watertable.processing import PLACE, RAW
 from watertable.records import RAW_RECORD
 from watertable.schema import quote
 from watertable.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
