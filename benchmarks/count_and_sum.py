@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import count_and_sum
 from benchmarks.workload import VALUE
-from watertable import job
-from watertable.events import BatchCommitted, Event
-from watertable.reader import read
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
+from watertable.store.reader import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,13 +24,13 @@ from pyspark.sql import functions as F
 
 from benchmarks.count_and_sum import settings
 from benchmarks.race import BenchmarkFailed, say, wait_for_go
-from watertable import job
-from watertable.events import BatchCommitted, Event, Folded, Started
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.project import load_apps
-from watertable.reader import FOLD_LINE, Reader, split_number
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event, Folded, Started
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
+from watertable.store.reader import FOLD_LINE, Reader, split_number
 
 TABLE: Final = "invoices"
 """Its `lines` add up to the number of sales read, whatever they hold: a read that is wrong shows."""

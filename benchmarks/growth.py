@@ -20,11 +20,11 @@ from benchmarks.planning import WARM_UP
 from benchmarks.race import BenchmarkFailed, say, wait_for_go
 from benchmarks.topologies import growing
 from benchmarks.workload import Line, send
-from watertable import job
-from watertable.events import BatchCommitted, Event
 from watertable.kafka.config import Cluster
-from watertable.reader import read
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
+from watertable.store.reader import read
 
 TOPIC: Final = "growth"
 _STRIDE: Final = 7_919

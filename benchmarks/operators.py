@@ -13,10 +13,10 @@ from pathlib import Path
 from benchmarks.count_and_sum import answer, settings
 from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import operator
-from watertable import job
-from watertable.events import BatchCommitted, Event
-from watertable.reader import read
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
+from watertable.store.reader import read
 
 
 def main() -> None:

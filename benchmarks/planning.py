@@ -24,8 +24,8 @@ from pyspark.sql import SparkSession
 from benchmarks.count_and_sum import settings
 from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import count_and_sum
-from watertable import job
-from watertable.events import BatchCommitted, Event
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
 
 WARM_UP: Final = 5

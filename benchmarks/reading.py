@@ -21,13 +21,13 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.count_and_sum import settings
 from benchmarks.race import BenchmarkFailed, say, wait_for_go
 from benchmarks.topologies import count_and_sum
-from watertable.changelog import CommitInfo
 from watertable.compiler import Compiler
-from watertable.plan import Topology
-from watertable.reader import read
+from watertable.plan.plan import Topology
 from watertable.records import HEADERS
 from watertable.session import shut_down, spark_session
-from watertable.store import Store
+from watertable.store.changelog import CommitInfo
+from watertable.store.reader import read
+from watertable.store.writer import Store
 
 COMMIT: Final = 400_000
 

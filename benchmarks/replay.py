@@ -23,16 +23,17 @@ from benchmarks.count_and_sum import answer, settings
 from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import count_and_sum
 from benchmarks.workload import Workload
-from watertable import job, rewind
-from watertable.events import BatchCommitted, Event
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.plan import Topology
-from watertable.reader import read
-from watertable.rewind import Target
+from watertable.plan.plan import Topology
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
-from watertable.store import Store
+from watertable.store.reader import read
+from watertable.store.writer import Store
 
 SHARE: Final = 100
 """One record in so many is the end of the history that is rewound by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import watertable as wt
 from benchmarks.feeds import FIELDS, GAP, GRACE, WINDOW
 from benchmarks.workload import VALUE
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 
 
 def count_and_sum(app: str, topic: str, tables: int = 1) -> Topology:

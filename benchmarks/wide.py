@@ -19,12 +19,12 @@ from benchmarks.planning import WARM_UP
 from benchmarks.race import BenchmarkFailed, say, wait_for_go
 from benchmarks.topologies import wide
 from benchmarks.workload import Workload
-from watertable import job
-from watertable.events import BatchCommitted, Event
-from watertable.plan import Topology
-from watertable.reader import read
+from watertable.plan.plan import Topology
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
+from watertable.store.reader import read
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import watertable as wt
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.project import load_apps
 from watertable.settings import Settings
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, get_args
 
-from watertable import nodes
-from watertable.aggregates import FUNCTIONS
-from watertable.plan import Topology, walk
-from watertable.windows import Lifetimes, Stretches, Windows
+from watertable.plan import nodes
+from watertable.plan.aggregates import FUNCTIONS
+from watertable.plan.plan import Topology, walk
+from watertable.plan.windows import Lifetimes, Stretches, Windows
 
 LAWS: Final = {
     "one batch": "Spark computes what the interpreter does, with the whole log as one batch",

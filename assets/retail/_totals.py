@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from watertable.plan import Topology
-from watertable.reader import Reader
+from watertable.plan.plan import Topology
 from watertable.settings import Settings
+from watertable.store.reader import Reader
 
 if TYPE_CHECKING:
     from assets.retail.replay import Schedule

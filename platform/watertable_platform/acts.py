@@ -35,7 +35,7 @@ from watertable_platform.stream_job import environment
 from watertable_platform.translator import TableData, WatertableTranslator, table_key
 
 if TYPE_CHECKING:
-    from watertable.changelog import Position
+    from watertable.store.changelog import Position
 
 GRACE: Final = 40.0
 RANGE: Final = "dagster/asset_partition_range_start"
@@ -121,7 +121,7 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
 
 def _backfill(act: _Act) -> None:
     """Make the windows of the days anew, or rewind the app to the start of them and see it replayed; report the days that are closed."""
-    from watertable.changelog import Position
+    from watertable.store.changelog import Position
 
     context, app, settings = act.context, act.app, act.settings
     assert act.days is not None
@@ -160,7 +160,7 @@ def _backfill(act: _Act) -> None:
 
 def _words(act: _Act) -> str:
     """Say what is done about the days that were asked for; never that it were less."""
-    from watertable.touched import windowed
+    from watertable.store.touched import windowed
 
     name, asked = act.app.name, act.asked
     span = asked[0] if len(asked) == 1 else f"{asked[0]} to {asked[-1]}"
@@ -183,7 +183,7 @@ def _names(act: _Act) -> list[str]:
 
 def _why_all(act: _Act) -> str:
     """Say why the days of the chosen tables can't be made anew by themselves; "" where they can."""
-    from watertable.rebuild import unbounded
+    from watertable.acts.rebuild import unbounded
 
     return unbounded(act.app.topology, _names(act))
 
@@ -209,7 +209,7 @@ def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
 
     Raises `Failure` when it doesn't come on, or is gone.
     """
-    from watertable.changelog import Position
+    from watertable.store.changelog import Position
 
     name, since, seen, head = act.app.name, time.monotonic(), None, None
     while True:

@@ -13,7 +13,7 @@ from typing import Final
 
 import dagster as dg
 
-from watertable.plan import TableDef, Topology
+from watertable.plan.plan import TableDef, Topology
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases

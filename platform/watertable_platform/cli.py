@@ -28,10 +28,10 @@ from watertable_platform.terminal import STOPS_WITHIN, AppName, AsJson
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.kafka.reading import Past
-    from watertable.plan import Topology
-    from watertable.reader import AppStatus
+    from watertable.plan.plan import Topology
     from watertable.records import Advance
+    from watertable.store.reader import AppStatus
+    from watertable.tools.past import Past
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -62,7 +62,7 @@ def run(
 ) -> None:
     """Run an app here until Ctrl-C, with a line that shows how it goes."""
     settings, loaded = terminal.find_app(name)
-    from watertable import job
+    from watertable.runtime import job
     from watertable_platform.progress import JsonLines, Progress
 
     log = settings.log_file(loaded.name)
@@ -79,7 +79,7 @@ def describe(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw it as a Mermaid flowchart.")] = False,
 ) -> None:
     """Show an app's topology: topics, tables, outputs, and where each is defined."""
-    from watertable import lineage
+    from watertable.plan import lineage
 
     _, loaded = terminal.find_app(name)
     print(lineage.mermaid(loaded.topology) if mermaid else lineage.describe(loaded.topology))
@@ -118,7 +118,7 @@ def query(
 ) -> None:
     """Show rows of a table, fresh and exact, with the position they are of."""
     from watertable.project import load_apps
-    from watertable.reader import Reader
+    from watertable.store.reader import Reader
     from watertable_platform import show
 
     settings = _settings()
@@ -149,12 +149,12 @@ def explain(
 
     It needs Spark for archived topics, and for what commits have recorded of idle partitions and the wall clock.
     """
-    from watertable import testcase
-    from watertable.explain import explain as tell
-    from watertable.explain import needs_commits
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.project import load_apps
+    from watertable.tools import testcase
+    from watertable.tools.explain import explain as tell
+    from watertable.tools.explain import needs_commits
     from watertable_platform import show
 
     settings = _settings()
@@ -192,9 +192,9 @@ def bisect(
     as_json: AsJson = False,
 ) -> None:
     """Find the first commit after which a condition on a row was true, and the record of it that made it so."""
-    from watertable import bisect as history
     from watertable.project import load_apps
-    from watertable.reader import Reader
+    from watertable.store.reader import Reader
+    from watertable.tools import bisect as history
     from watertable_platform import show
 
     settings = _settings()
@@ -230,9 +230,9 @@ def preview(
     as_json: AsJson = False,
 ) -> None:
     """Run a table's definition as it is here on the newest records, without a commit, and compare with the live table."""
-    from watertable import preview as trial
     from watertable.project import load_apps
-    from watertable.reader import Reader
+    from watertable.store.reader import Reader
+    from watertable.tools import preview as trial
     from watertable_platform import show
 
     topology, wanted = show.find_table(load_apps(settings := _settings()), table)
@@ -255,7 +255,7 @@ def preview(
 def status(as_json: AsJson = False) -> None:
     """Show every app and table: position, lag, and how far other Delta readers are behind."""
     from watertable.project import load_apps
-    from watertable.reader import Reader
+    from watertable.store.reader import Reader
     from watertable_platform import show
 
     settings = _settings()
@@ -280,7 +280,7 @@ def status(as_json: AsJson = False) -> None:
 @app.command(rich_help_panel="Tables")
 def fold(name: AppName) -> None:
     """Fold an app's tables now, so that every Delta reader sees what is committed."""
-    from watertable.store import Store
+    from watertable.store.writer import Store
 
     settings, loaded = terminal.find_app(name)
     with terminal.begin_session(settings) as spark:
@@ -294,7 +294,7 @@ def fold(name: AppName) -> None:
 @app.command(rich_help_panel="Tables")
 def maintain(name: AppName) -> None:
     """Rewrite small files, drop the changelog behind the horizon, and delete files that no version holds."""
-    from watertable.store import Retention, Store
+    from watertable.store.writer import Retention, Store
 
     settings, loaded = terminal.find_app(name)
     with terminal.begin_session(settings) as spark:
@@ -378,11 +378,11 @@ def _port(settings: Settings) -> int:
 def _past(settings: Settings, topology: Topology, spark: SparkSession | None) -> Past:
     """Give what there is of the topics that an app, or a part of it, reads."""
     from watertable.kafka.config import Cluster
-    from watertable.kafka.reading import Past
+    from watertable.tools.past import Past
 
     archives = None
     if spark is not None and topology.archived:
-        from watertable.archive import Archives
+        from watertable.store.archive import Archives
 
         archives = Archives(spark, settings.warehouse_uri, topology.archived)
     return Past(Cluster.of(settings), [topic.name for topic in topology.topics], archives)
@@ -390,8 +390,8 @@ def _past(settings: Settings, topology: Topology, spark: SparkSession | None) ->
 
 def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> list[Advance]:
     """List what an app's commits have recorded of idle partitions and of the wall clock."""
-    from watertable.changelog import Changelog
     from watertable.records import Advance
+    from watertable.store.changelog import Changelog
 
     changelog = Changelog(spark, settings.warehouse_uri, topology.app)
     last = changelog.head().last if changelog.log.exists() else None

@@ -14,9 +14,9 @@ from typing import Self
 
 import dagster as dg
 
-from watertable.plan import TableDef
+from watertable.plan.plan import TableDef
+from watertable.plan.windows import TimeWindows
 from watertable.settings import Settings, span
-from watertable.windows import TimeWindows
 
 DAY = timedelta(days=1)
 

@@ -8,7 +8,7 @@ from typing import Final
 import dagster as dg
 from dagster._core.definitions.data_version import CODE_VERSION_TAG  # the name of the tag is a public contract, its constant isn't
 
-from watertable.deployment import classify
+from watertable.plan.deployment import classify
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform import lease as leases

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from watertable.deployment import Outline
 from watertable.errors import FormatError, JobError
-from watertable.plan import Topology
+from watertable.plan.deployment import Outline
+from watertable.plan.plan import Topology
 from watertable.settings import Settings
 from watertable_platform.child import alive, birth
 

@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from watertable.events import BatchCommitted, Event, Failed, Folded, Idle, Rewound, Started, Stopped, as_json
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.runtime.events import BatchCommitted, Event, Failed, Folded, Idle, Rewound, Started, Stopped, as_json
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _WIDTH: Final = 24

@@ -24,7 +24,7 @@ from dagster._core.definitions.data_version import (
     get_input_event_pointer_tag,
 )
 
-from watertable.plan import TableDef, Topology
+from watertable.plan.plan import TableDef, Topology
 from watertable_platform.checks import Verdict
 from watertable_platform.days import Days, moment
 from watertable_platform.translator import TOPICS, inputs_of, table_key

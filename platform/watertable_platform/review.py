@@ -2,7 +2,7 @@
 
 Two versions of one package can't be in one process: the commit's files are written into a folder of their own (`git archive`: no branch
 moves, nothing is checked out), another process loads them, with this release of watertable, and gives the outlines of its apps. What new
-code means for a table is `watertable.deployment`'s to say, as it is when the app is started; which checks and assets stand behind
+code means for a table is `watertable.plan.deployment`'s to say, as it is when the app is started; which checks and assets stand behind
 a table is read from the same definitions that Dagster loads. No Spark, no Kafka: it runs where pull requests are checked.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from watertable.deployment import Change, Deployment, Kind, Outline, classify, column_changes
 from watertable.errors import SettingsError
-from watertable.plan import Topology
+from watertable.plan.deployment import Change, Deployment, Kind, Outline, classify, column_changes
+from watertable.plan.plan import Topology
 from watertable.project import Project, load_apps
 from watertable.settings import Settings
 

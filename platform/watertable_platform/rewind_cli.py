@@ -19,11 +19,11 @@ from watertable_platform.terminal import STOPS_WITHIN, AppName, AsJson
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.changelog import DaySpan, Offsets
+    from watertable.acts.rewind import RewindPlan, Target
     from watertable.project import LoadedApp
-    from watertable.rewind import RewindPlan, Target
     from watertable.settings import Settings
-    from watertable.store import Store
+    from watertable.store.changelog import DaySpan, Offsets
+    from watertable.store.writer import Store
 
 Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it, exactly as planned. Without it, nothing is changed.")]
@@ -78,8 +78,8 @@ def rewind(
     With --table, some tables alone are made anew beside the app, from the first record on, and joined when they are level with it; with
     --days, the windows that start on these.
     """
-    from watertable.rebuild import parse_days
-    from watertable.rewind import RewindPlan, Target
+    from watertable.acts.rebuild import parse_days
+    from watertable.acts.rewind import RewindPlan, Target
 
     made: RewindPlan | Target | None
     untold = to is None and by is None and shift_by is None
@@ -118,8 +118,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show what the shadow would change, table by table: rows, columns, by how much, and some keys."""
-    from watertable import shadow as beside
-    from watertable.store import Store
+    from watertable.acts import shadow as beside
+    from watertable.store.writer import Store
     from watertable_platform import show
 
     settings, loaded = terminal.find_app(name)
@@ -139,7 +139,7 @@ def promote(
     """Show what the shadow would change; with --apply, let it take the app's place: all tables at once, if its checks are green."""
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
-    from watertable.store import Store
+    from watertable.store.writer import Store
 
     settings, loaded = terminal.find_app(name)
     Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
@@ -153,8 +153,8 @@ def _promote(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Bring the shadow level with its app, show what it would change, and let it take its place where that was asked for."""
-    from watertable import job
-    from watertable import shadow as beside
+    from watertable.acts import shadow as beside
+    from watertable.runtime import job
     from watertable_platform import show
     from watertable_platform.progress import JsonLines, Progress
 
@@ -207,7 +207,7 @@ def undo(
     as_json: AsJson = False,
 ) -> None:
     """Show what taking the last rewind back would do; with --apply, do it. The tables are at once what they were before it."""
-    from watertable.rewind import Target
+    from watertable.acts.rewind import Target
 
     _rewind(
         name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
@@ -220,11 +220,11 @@ def _rewind(
     shadow: bool, tables: list[str], days: DaySpan | None, emit: bool, reason: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
-    from watertable import rewind as acts
-    from watertable import shadow as beside
+    from watertable.acts import rewind as acts
+    from watertable.acts import shadow as beside
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
-    from watertable.store import Store
+    from watertable.store.writer import Store
     from watertable_platform import show
 
     settings, loaded = terminal.find_app(name)
@@ -272,8 +272,8 @@ def _rewind(
 
 def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, as_json: bool) -> None:
     """Bring the shadow to where its app stands, and show what it would change."""
-    from watertable import job
-    from watertable import shadow as beside
+    from watertable.acts import shadow as beside
+    from watertable.runtime import job
     from watertable_platform import show
     from watertable_platform.progress import JsonLines, Progress
 
@@ -295,8 +295,8 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
 
 def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of: Collection[str]) -> list[str]:
     """Name the checks of an app's suites that are red at a position; those of these tables, or of all."""
-    from watertable.changelog import Position
     from watertable.project import load_apps
+    from watertable.store.changelog import Position
     from watertable_platform.suites import find_suites, own_name, red
 
     found = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))
@@ -306,8 +306,8 @@ def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of:
 
 def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
     """Say which shadow there is, and give it up where that was asked for."""
-    from watertable import shadow as beside
-    from watertable.store import Store
+    from watertable.acts import shadow as beside
+    from watertable.store.writer import Store
 
     settings, loaded = terminal.find_app(name)
     with terminal.begin_session(settings, brief=True) as spark:

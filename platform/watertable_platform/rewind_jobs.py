@@ -192,8 +192,8 @@ def carry_out(
 
 def shown(told: Event) -> dict[str, dg.MetadataValue]:
     """Write a plan or a diff as metadata: Markdown, and a number that plots."""
-    from watertable.rewind import RewindPlan
-    from watertable.shadow import Diff
+    from watertable.acts.rewind import RewindPlan
+    from watertable.acts.shadow import Diff
 
     if told["event"] == "diff":
         found = Diff.from_json(told)

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition
-from watertable.plan import TableDef, Topology
+from watertable.plan.plan import TableDef, Topology
 from watertable.project import Project
 from watertable.schema import quote
 from watertable.settings import Settings
@@ -30,13 +30,13 @@ from watertable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from watertable.bisect import Culprit, Found
-    from watertable.changelog import Offsets
-    from watertable.explain import Explanation
-    from watertable.preview import Pair, Preview
-    from watertable.reader import AppStatus, At, Reader
-    from watertable.rewind import RewindPlan
-    from watertable.shadow import Diff
+    from watertable.acts.rewind import RewindPlan
+    from watertable.acts.shadow import Diff
+    from watertable.store.changelog import Offsets
+    from watertable.store.reader import AppStatus, At, Reader
+    from watertable.tools.bisect import Culprit, Found
+    from watertable.tools.explain import Explanation
+    from watertable.tools.preview import Pair, Preview
 
 _ROWS = 20
 _KEYS = 5
@@ -91,7 +91,7 @@ def parse_at(text: str) -> At:
 
     Raises `UnknownPosition` for anything else.
     """
-    from watertable.reader import event_time
+    from watertable.store.reader import event_time
 
     if "@" in text:
         return text
@@ -195,8 +195,8 @@ def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, M
 
 def print_plan(console: Console, plan: RewindPlan) -> None:
     """Print what a rewind will do: from where to where, what is read again, what becomes of each table, and what stands in the way."""
-    from watertable.estimates import eta_text
-    from watertable.rewind import source_text
+    from watertable.acts.estimates import eta_text
+    from watertable.acts.rewind import source_text
 
     console.print(
         Text.assemble((plan.app, "bold"), f"  {plan.words}  ", (plan.head, "cyan"), ("  →  ", "dim"), (plan.becomes, "bold cyan"))
@@ -248,7 +248,7 @@ def tell_diff(console: Console, found: Diff, *, as_json: bool) -> None:
 
 def print_diff(console: Console, found: Diff) -> None:
     """Print what a shadow would change: how many rows of each table and in which columns, then some of them."""
-    from watertable.shadow import columns_text
+    from watertable.acts.shadow import columns_text
 
     console.print(
         Text.assemble((found.app, "bold"), f"  {found.words}  ", (found.live, "cyan"), ("  beside  ", "dim"), (found.shadow, "bold cyan"))

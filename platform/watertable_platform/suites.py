@@ -18,8 +18,8 @@ from watertable_platform.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
 
 if TYPE_CHECKING:
-    from watertable.changelog import Position
-    from watertable.reader import Reader
+    from watertable.store.changelog import Position
+    from watertable.store.reader import Reader
     from watertable_quality.validation import Outcome
 
 
@@ -54,8 +54,8 @@ def build_suite_checks(app: LoadedApp, suites: Iterable[Suite]) -> dg.AssetCheck
 
     @dg.multi_asset_check(name=f"suites__{app.name}", specs=specs, can_subset=True, required_resource_keys={"pyspark"})
     def suites_of_app(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        from watertable.reader import Reader
         from watertable.settings import Settings
+        from watertable.store.reader import Reader
 
         chosen: dict[str, list[Expectation]] = {}
         for key, name in by_key:

@@ -15,7 +15,7 @@ from typing import cast
 import dagster as dg
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
-from watertable.nodes import Topic
+from watertable.plan.nodes import Topic
 from watertable.settings import Settings
 from watertable_platform.translator import beta, topic_key, topic_schema
 

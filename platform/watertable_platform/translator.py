@@ -17,11 +17,11 @@ from typing import Final, assert_never
 
 import dagster as dg
 
-from watertable import nodes, plan
-from watertable.lineage import column_lineage, describe
-from watertable.nodes import Topic
-from watertable.plan import Sink, TableDef, Topology
-from watertable.purity import Purity, purity_of
+from watertable.plan import nodes, plan
+from watertable.plan.lineage import column_lineage, describe
+from watertable.plan.nodes import Topic
+from watertable.plan.plan import Sink, TableDef, Topology
+from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Column, Schema
 from watertable.settings import Settings
 from watertable_platform.days import Days

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from watertable.aggregates import (
+from watertable.dsl.app import App
+from watertable.dsl.building import key_value_store, versioned_store, window_store
+from watertable.dsl.streams import CogroupedStream, GroupedStream, Processed, Stream, WindowedStream
+from watertable.dsl.tables import GroupedTable, Table
+from watertable.errors import WatertableError
+from watertable.plan.aggregates import (
     aggregate,
     approx_count_distinct,
     avg,
@@ -24,14 +29,7 @@ from watertable.aggregates import (
     sum,
     top_k,
 )
-from watertable.building import key_value_store, versioned_store, window_store
-from watertable.dsl import App
-from watertable.errors import WatertableError
-from watertable.processing import Context, Record
-from watertable.sql.udfs import udf
-from watertable.streams import CogroupedStream, GroupedStream, Processed, Stream, WindowedStream
-from watertable.tables import GroupedTable, Table
-from watertable.windows import (
+from watertable.plan.windows import (
     JoinWindows,
     SessionWindows,
     SlidingWindows,
@@ -51,10 +49,12 @@ from watertable.windows import (
     until_time_limit,
     until_window_closes,
 )
+from watertable.processing import Context, Record
+from watertable.sql.udfs import udf
 
 if TYPE_CHECKING:
     from watertable.lake import changes, position, read
-    from watertable.reader import event_time
+    from watertable.store.reader import event_time
 
 __version__ = "0.1.0"
 
@@ -119,7 +119,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(lake, name)
     if name == "event_time":
-        from watertable.reader import event_time
+        from watertable.store.reader import event_time
 
         return event_time
     raise AttributeError(f"module 'watertable' has no attribute {name!r}")

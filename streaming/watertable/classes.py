@@ -28,7 +28,7 @@ from watertable.session import BRIEF, CLASSES, JAVA_OPTIONS, shut_down, spark_se
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
-    from watertable.plan import Topology
+    from watertable.plan.plan import Topology
 
 _SLOWEST: Final = 600.0
 """Seconds that a JVM may take to write what it has loaded."""
@@ -40,9 +40,9 @@ def make(archive: Path) -> Path:
     The archive that was there is replaced at the end. Raises `SettingsError` for a lack of jars or of Java, `BrokerError` and `JobError`
     where the broker or the JVM doesn't start, and `OSError` for a folder that can't be written.
     """
-    from watertable import job
     from watertable.kafka import broker
-    from watertable.reader import Reader
+    from watertable.runtime import job
+    from watertable.store.reader import Reader
 
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="watertable-classes-", dir=archive.parent) as folder:

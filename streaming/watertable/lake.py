@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, overload
 
 from watertable.errors import TableNotFound, UnknownPosition
 from watertable.project import load_apps
-from watertable.reader import At, Reader
 from watertable.session import spark_session
 from watertable.settings import Settings
+from watertable.store.reader import At, Reader
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from watertable.changelog import Position
+    from watertable.store.changelog import Position
 
 
 @overload

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from watertable.dsl import App
+from watertable.dsl.app import App
 from watertable.errors import DefinitionError, SettingsError
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.settings import Settings
 
 _OURS: Final = "__watertable_assets__"

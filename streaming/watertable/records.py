@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from watertable.plan.stages import Named
 from watertable.sql.evaluator import evaluate
 from watertable.sql.expressions import Expr
-from watertable.stages import Named
 
 Row = dict[str, object]
 Key = tuple[Hashable, ...]

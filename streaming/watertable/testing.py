@@ -31,17 +31,17 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from watertable import plan
-from watertable.dsl import App
+from watertable.dsl.app import App
 from watertable.errors import DefinitionError, SchemaError
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.nodes import Format, Topic
-from watertable.plan import Sink, TableDef, Topology
+from watertable.plan import plan
+from watertable.plan.nodes import Format, Topic
+from watertable.plan.plan import Sink, TableDef, Topology
+from watertable.plan.windows import EPOCH
 from watertable.processing import MOMENT
 from watertable.records import Advance, Dropped, Output, Record, Refused, Row
 from watertable.schema import Schema
-from watertable.windows import EPOCH
 
 Time = datetime | int | str
 """A moment: an aware datetime, milliseconds since 1970, or ISO text with an offset ("2024-03-01T10:00:00Z")."""

@@ -20,11 +20,11 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, Result, run_interpreter, tiny
-from watertable.plan import Topology
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH, Windows
 from watertable.records import Advance, Record
-from watertable.streams import Stream
-from watertable.tables import Table
-from watertable.windows import EPOCH, Windows
 
 KafkaCase = dict[str, Any]
 CASES: dict[str, KafkaCase] = {c["id"]: c for c in json.loads((Path(__file__).parent / "kafka-streams-cases.json").read_text())}

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from tests.crash.child import Script, arm, read, say
 from tests.crash.ledger import topology
-from watertable import job, rewind, shadow
+from watertable.acts import rewind, shadow
+from watertable.acts.rewind import RewindPlan, Target
 from watertable.errors import PlanOutdated, RewindRefused, WatertableError
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.rewind import RewindPlan, Target
-from watertable.store import Store
+from watertable.runtime import job
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
-    from watertable.changelog import Offsets
+    from watertable.store.changelog import Offsets
 
 ACTS = ("rewind", "undo", "shadow", "promote", "abandon")
 

@@ -29,7 +29,7 @@ from tests.crash.ledger import topology
 from tests.crash.verify import FOLD_LINE, SEQ_MASK, Lake, Partition, Verdict, fold, verify_outputs
 from watertable.interpreter import Interpreter
 from watertable.kafka.admin import Admin
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]

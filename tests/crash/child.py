@@ -55,10 +55,12 @@ class Script:
 
 def main(script: Script) -> int:
     from tests.crash.ledger import topology
-    from watertable import errors, events, fold, job
+    from watertable import errors
     from watertable.errors import WatertableError
+    from watertable.runtime import events, job
     from watertable.session import spark_session
     from watertable.settings import Settings
+    from watertable.store import fold
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,7 +135,7 @@ def arm(script: Script, jvm: Any) -> None:
 
 def small_buckets() -> None:
     """Make buckets of a few commits and let the horizon have passed, so that trims have something to do within seconds."""
-    from watertable import changelog, fold, reader, upkeep
+    from watertable.store import changelog, fold, reader, upkeep
 
     for module in (changelog, fold, reader, upkeep):
         module.BUCKET = 4  # type: ignore[attr-defined]
@@ -144,7 +146,7 @@ def small_buckets() -> None:
 def read(script: Script, spark: Any, settings: Any, code: str = "a") -> None:
     """Write what the product's own reader reads, all tables at one position, to a file of JSON lines."""
     from tests.crash.ledger import topology
-    from watertable.reader import Reader
+    from watertable.store.reader import Reader
 
     wanted = topology(script.suffix, code)
     view = Reader(spark, settings.warehouse_uri, wanted.app, wanted.tables).view()
@@ -157,7 +159,8 @@ def read(script: Script, spark: Any, settings: Any, code: str = "a") -> None:
 
 def offset_off_by_one() -> None:
     """Begin to read one offset late after a start, from what is archived too, and commit as if nothing were missing."""
-    from watertable import archive, job
+    from watertable.runtime import job
+    from watertable.store import archive
 
     kafka, archived, late = job.read_range, archive.Archives.read, set()
 
@@ -174,7 +177,7 @@ def fold_not_idempotent() -> None:
     """Believe the confirmations of folds and not their transactions: a fold that died before its confirmation is folded again."""
     from dataclasses import replace
 
-    from watertable import reader
+    from watertable.store import reader
 
     honest = reader.Reader.newest
 
@@ -190,7 +193,7 @@ def fold_not_idempotent() -> None:
 
 def zombie_commits() -> None:
     """Forget the fence: append whatever comes, whoever has written in between."""
-    from watertable import deltalog
+    from watertable.store import deltalog
 
     honest = deltalog.DeltaLog.append
 
@@ -204,7 +207,7 @@ def mixed_app() -> None:
     """Take each table's newest fold for what a rewind has made of it: as if tables were restored one after the other."""
     from dataclasses import replace
 
-    from watertable import reader
+    from watertable.store import reader
 
     honest = reader.Reader.view
 
@@ -219,7 +222,7 @@ def promote_behind() -> None:
     """Let a shadow take the app's place where it happens to stand."""
     from types import SimpleNamespace
 
-    from watertable import shadow
+    from watertable.acts import shadow
 
     honest = shadow._switch
 

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import watertable as wt
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
 
 INPUTS = {"moves": 2, "items": 1}

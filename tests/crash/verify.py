@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from watertable.aggregates import Merge
 from watertable.interpreter import Interpreter
 from watertable.interpreter.merges import MERGE
-from watertable.plan import TableDef, Topology
+from watertable.plan.aggregates import Merge
+from watertable.plan.plan import TableDef, Topology
 from watertable.records import Place, Record
 
 Partition = tuple[str, int]

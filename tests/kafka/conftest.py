@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from watertable import job
 from watertable.kafka.config import Cluster
 from watertable.project import load_apps
+from watertable.runtime import job
 from watertable.settings import Settings
 from watertable_platform import cli, terminal
 

@@ -12,14 +12,15 @@ from confluent_kafka import Producer
 
 import watertable as wt
 from tests.kafka.test_rewind import wait
-from watertable import job, rewind
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.plan import Topology
-from watertable.rewind import Target
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
+from watertable.runtime import job
 from watertable.settings import Settings
-from watertable.store import Store
-from watertable.windows import EPOCH
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

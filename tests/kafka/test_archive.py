@@ -12,14 +12,17 @@ from confluent_kafka import Producer
 
 import watertable as wt
 from tests.kafka.test_job import World
-from watertable import failpoints, job, rewind
-from watertable.archive import Archives
+from watertable import failpoints
+from watertable.acts import rewind
+from watertable.acts.rewind import RewindPlan, Target, source_text
 from watertable.errors import RewindRefused, TopicChanged
 from watertable.kafka.config import Cluster
-from watertable.kafka.reading import Past, read_records
-from watertable.plan import Topology
-from watertable.rewind import RewindPlan, Target, source_text
-from watertable.store import Store
+from watertable.kafka.reading import read_records
+from watertable.plan.plan import Topology
+from watertable.runtime import job
+from watertable.store.archive import Archives
+from watertable.store.writer import Store
+from watertable.tools.past import Past
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

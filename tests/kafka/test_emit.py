@@ -10,18 +10,20 @@ import pytest
 
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import caught_up, living, wait
-from watertable import failpoints, job, rewind, shadow
-from watertable.changelog import Position
-from watertable.events import Rewound
+from watertable import failpoints
+from watertable.acts import rewind, shadow
+from watertable.acts.rewind import Target
 from watertable.kafka import publisher
 from watertable.kafka.config import Cluster
-from watertable.rewind import Target
-from watertable.store import Store
+from watertable.runtime import job
+from watertable.runtime.events import Rewound
+from watertable.store.changelog import Position
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.changelog import Offsets
+    from watertable.store.changelog import Offsets
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -14,14 +14,15 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import watertable as wt
-from watertable import errors, events, job
+from watertable import errors
 from watertable.errors import Fenced, KafkaError, RecordFailed, TopicChanged
-from watertable.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.plan import Topology
-from watertable.reader import Reader
+from watertable.plan.plan import Topology
+from watertable.runtime import events, job
+from watertable.runtime.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
 from watertable.settings import Settings
+from watertable.store.reader import Reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

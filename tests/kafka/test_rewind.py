@@ -17,16 +17,17 @@ import pytest
 import watertable as wt
 from tests.kafka.conftest import Project
 from tests.kafka.test_job import World
-from watertable import job, rewind
-from watertable.changelog import Position
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.errors import BreakingChange, RewindRefused
-from watertable.events import BatchCommitted, Event, Failed, Rewound, Stopped
 from watertable.interpreter import Interpreter
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records
-from watertable.plan import Topology
-from watertable.rewind import Target
-from watertable.store import Store
+from watertable.plan.plan import Topology
+from watertable.runtime import job
+from watertable.runtime.events import BatchCommitted, Event, Failed, Rewound, Stopped
+from watertable.store.changelog import Position
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,16 +15,17 @@ from confluent_kafka import Producer
 import watertable as wt
 from tests.kafka.test_rewind import wait
 from tests.unit.test_wall_clock import at, baskets
-from watertable import job, rewind
-from watertable.changelog import CommitInfo
-from watertable.explain import explain
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.kafka.reading import Past
 from watertable.processing import MOMENT
-from watertable.rewind import Target
+from watertable.runtime import job
 from watertable.settings import Settings
-from watertable.store import Store
+from watertable.store.changelog import CommitInfo
+from watertable.store.writer import Store
+from watertable.tools.explain import explain
+from watertable.tools.past import Past
 from watertable_platform import cli
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from tests.proofs import note
 from tests.properties.strategies import Case
-from watertable.aggregates import state_schema
 from watertable.interpreter import Interpreter
-from watertable.plan import TableDef, Topology
+from watertable.plan.aggregates import state_schema
+from watertable.plan.plan import TableDef, Topology
 from watertable.records import Advance, Headers, Record
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class CompilerRun:
         made.close()
 
     def _lookup(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
-        from watertable.algebra import company
+        from watertable.compiler.algebra import company
 
         if keys is None:
             return self._merged(table).localCheckpoint(eager=False)
@@ -167,7 +167,7 @@ class CompilerRun:
 
     def _merged(self, table: TableDef) -> DataFrame:
         """Give the absolute states that all changes so far make."""
-        from watertable.algebra import merge, spread
+        from watertable.compiler.algebra import merge, spread
 
         if not self.deltas[table.name]:
             ddl = f"key {table.state_key.struct().sql()}, state {state_schema(table.state).struct().sql()}, st TIMESTAMP"
@@ -176,7 +176,7 @@ class CompilerRun:
         return merge(table, spread(table, self.spark.createDataFrame(changes).coalesce(1)))
 
     def _tables(self) -> None:
-        from watertable.algebra import finish
+        from watertable.compiler.algebra import finish
 
         frames = {t.name: finish(t, self._merged(t)).where("alive").select("row.*") for t in self.topology.tables}
         for name, found in collect_together(frames).items():

@@ -25,17 +25,17 @@ from hypothesis.internal.constants_ast import Constants
 
 import watertable as wt
 from tests.proofs import EVERY, parts_of
-from watertable import nodes, plan
-from watertable.definitions import check_waits
+from watertable.dsl.definitions import check_waits
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
 from watertable.errors import DefinitionError
-from watertable.nodes import Format
-from watertable.plan import Topology
+from watertable.plan import nodes, plan
+from watertable.plan.nodes import Format
+from watertable.plan.plan import Topology
+from watertable.plan.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
+from watertable.plan.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows
 from watertable.records import Record
-from watertable.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
 from watertable.sql.expressions import Scope
-from watertable.streams import Stream
-from watertable.tables import Table
-from watertable.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -63,7 +63,7 @@ class Case:
         return [list(self.records[a:b]) for a, b in pairwise(edges)]
 
     def __repr__(self) -> str:
-        from watertable.lineage import describe
+        from watertable.plan.lineage import describe
 
         reads = [f"  {r.topic}[{r.partition}]@{r.offset} {r.timestamp:%T} {r.key!r} {r.value!r}" for r in self.records]
         return "\n".join([describe(self.topology), *reads, f"  cut at {self.cuts}"])

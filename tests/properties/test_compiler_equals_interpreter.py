@@ -21,7 +21,7 @@ from hypothesis import Phase
 from tests.proofs import EVERY, parts_of
 from tests.properties.engines import partitions_of, run_compiler, run_interpreter, tiny
 from tests.properties.strategies import Case, covering, drawn, each
-from watertable.nodes import ForeignJoin, TableAggregate
+from watertable.plan.nodes import ForeignJoin, TableAggregate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import watertable as wt
 from tests.properties.strategies import START
 from watertable.interpreter import Interpreter
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
 
 Row = dict[str, Any]

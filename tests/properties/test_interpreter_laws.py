@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.properties.engines import Result, run_interpreter
 from tests.properties.strategies import START, Case, cases, drawn
-from watertable import nodes, plan
-from watertable.aggregates import Merge, StateField, TopField, placed
 from watertable.interpreter.merges import MERGE
-from watertable.nodes import Process
-from watertable.purity import Purity, purity_of
+from watertable.plan import nodes, plan
+from watertable.plan.aggregates import Merge, StateField, TopField, placed
+from watertable.plan.nodes import Process
+from watertable.plan.purity import Purity, purity_of
 from watertable.records import Place, Record
 from watertable.schema import Type
 

@@ -13,8 +13,8 @@ import pytest
 from tests.properties.engines import tiny
 from tests.properties.strategies import Case, covering, drawn
 from tests.spark.runs import Twin
-from watertable.plan import Topology
-from watertable.purity import Purity, purity_of
+from watertable.plan.plan import Topology
+from watertable.plan.purity import Purity, purity_of
 from watertable.records import Record
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.properties.strategies import START
 from watertable.interpreter import Interpreter
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
 
 if TYPE_CHECKING:

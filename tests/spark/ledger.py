@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import watertable as wt
-from watertable import fold
-from watertable.changelog import CommitInfo, Position
-from watertable.plan import TableDef, Topology
-from watertable.store import Retention, Store, Writer
+from watertable.plan.plan import TableDef, Topology
+from watertable.store import fold
+from watertable.store.changelog import CommitInfo, Position
+from watertable.store.writer import Retention, Store, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

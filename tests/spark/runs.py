@@ -14,16 +14,17 @@ import polars
 
 from tests.proofs import note
 from tests.properties.engines import as_frame
-from watertable import changelog, rewind
-from watertable.advances import clocks_of
-from watertable.changelog import CommitInfo
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
 from watertable.interpreter import Interpreter
 from watertable.kafka.admin import TopicState
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
-from watertable.rewind import Target
-from watertable.store import Store
+from watertable.runtime.advances import clocks_of
+from watertable.store import changelog
+from watertable.store.changelog import CommitInfo
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,10 +15,12 @@ from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger
 from tests.spark.test_rewind import FOLDED, batch, planned, read, rewound, tell, told
 from tests.spark.test_shadow import begun, beside, promoted, replay
-from watertable import changelog, failpoints, fold, reader, shadow, upkeep
-from watertable.changelog import Position
+from watertable import failpoints
+from watertable.acts import shadow
+from watertable.acts.rewind import Target
 from watertable.errors import Fenced, RewindRefused
-from watertable.rewind import Target
+from watertable.store import changelog, fold, reader, upkeep
+from watertable.store.changelog import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,16 +14,18 @@ import watertable as wt
 from tests.properties.engines import as_frame, tiny
 from tests.spark.ledger import Ledger, minute
 from tests.spark.test_rewind import Kafka
-from watertable import bisect, changelog, fold, reader, rewind, upkeep
-from watertable.changelog import CommitInfo
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
 from watertable.errors import UnknownColumn, UnknownPosition
 from watertable.interpreter import Interpreter
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
-from watertable.rewind import Target
 from watertable.sql.expressions import Expr
-from watertable.store import Retention
+from watertable.store import changelog, fold, reader, upkeep
+from watertable.store.changelog import CommitInfo
+from watertable.store.writer import Retention
+from watertable.tools import bisect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

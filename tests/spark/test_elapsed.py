@@ -13,8 +13,8 @@ from tests.spark.ledger import both_folds
 from tests.spark.runs import Run, survives, through_folds
 from tests.spark.test_stream_joins import TOPICS, tale
 from tests.spark.test_suppress import waiting
-from watertable import fold
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.store import fold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

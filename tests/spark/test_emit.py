@@ -15,11 +15,11 @@ from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger
 from tests.spark.test_rewind import Broker, deliver, emit, planned, rewound
 from tests.spark.test_shadow import begun, beside
-from watertable import shadow
+from watertable.acts import shadow
+from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused
 from watertable.kafka.publisher import OutboxRow
-from watertable.plan import Topology
-from watertable.rewind import Target
+from watertable.plan.plan import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

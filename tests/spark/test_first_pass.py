@@ -12,10 +12,10 @@ from pyspark.sql import functions as F
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from watertable.compiler import joins, segments
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.session import shuffled_by
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.runs import Twin, without_bounds
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
 
 if TYPE_CHECKING:

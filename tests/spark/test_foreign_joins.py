@@ -14,10 +14,11 @@ import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.ledger import both_folds
 from tests.spark.runs import Twin, cut, text
-from watertable import failpoints, fold
-from watertable.plan import Topology
+from watertable import failpoints
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.windows import EPOCH
+from watertable.store import fold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

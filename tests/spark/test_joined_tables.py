@@ -13,11 +13,11 @@ import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
 from tests.spark.runs import Twin
-from watertable import fold
-from watertable.plan import Topology
-from watertable.reader import base_name, forgets, hides
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.windows import EPOCH
+from watertable.store import fold
+from watertable.store.reader import base_name, forgets, hides
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

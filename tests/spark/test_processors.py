@@ -14,9 +14,9 @@ from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.runs import Run, apart, by, cut, survives
 from tests.unit import test_wall_clock as wall
 from tests.unit.test_processors import baskets, clocked, shopping, site, tale
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Advance, Record
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.ledger import Ledger, minute
-from watertable import changelog, fold, reader, upkeep
-from watertable.changelog import Advance, CommitInfo, Position
 from watertable.errors import TableNotFound, UnknownPosition
-from watertable.reader import event_time
-from watertable.store import WRITER_LINE, Retention
+from watertable.store import changelog, fold, reader, upkeep
+from watertable.store.changelog import Advance, CommitInfo, Position
+from watertable.store.reader import event_time
+from watertable.store.writer import WRITER_LINE, Retention
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

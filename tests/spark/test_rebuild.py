@@ -14,21 +14,22 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.runs import Kafka, Run, agree, by, told
-from watertable import failpoints, rewind, shadow
-from watertable.changelog import CommitInfo, Position
+from watertable import failpoints
+from watertable.acts import rewind, shadow
+from watertable.acts.rebuild import commit_at, rebuilt, unbounded
+from watertable.acts.rewind import RewindPlan, Target
 from watertable.compiler import Compiler
 from watertable.errors import Fenced, PlanOutdated, RewindRefused
-from watertable.plan import Topology
-from watertable.rebuild import commit_at, rebuilt, unbounded
+from watertable.plan.plan import Topology
 from watertable.records import Record
-from watertable.rewind import RewindPlan, Target
-from watertable.store import Store
-from watertable.touched import Touched
+from watertable.store.changelog import CommitInfo, Position
+from watertable.store.touched import Touched
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.changelog import Offsets
+    from watertable.store.changelog import Offsets
 
 pytestmark = pytest.mark.spark
 

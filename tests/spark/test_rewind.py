@@ -12,15 +12,18 @@ import pytest
 
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute
-from watertable import failpoints, fold, rewind, workers
-from watertable.changelog import CommitInfo, Position
+from watertable import failpoints
+from watertable.acts import rewind
+from watertable.acts.rewind import RewindPlan, Target
 from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError
-from watertable.fold import Folder
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxRow, Place, Published
 from watertable.records import HEADERS
-from watertable.rewind import RewindPlan, Target
-from watertable.workers import Courier
+from watertable.runtime import workers
+from watertable.runtime.workers import Courier
+from watertable.store import fold
+from watertable.store.changelog import CommitInfo, Position
+from watertable.store.fold import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -518,7 +521,7 @@ def test_a_rewind_before_what_is_unpublished_changes_nothing_of_it(ledger: Ledge
 @pytest.mark.slow
 def test_changed_code_starts_over_from_earliest_even_where_it_keeps_another_state(spark: SparkSession, tmp_path: Path) -> None:
     import watertable as wt
-    from watertable.store import Store
+    from watertable.store.writer import Store
 
     def shop(column: str) -> Any:
         app = wt.App("shop")

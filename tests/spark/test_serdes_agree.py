@@ -12,7 +12,7 @@ import pytest
 
 from watertable.errors import DecodeError
 from watertable.kafka import serdes
-from watertable.nodes import Format
+from watertable.plan.nodes import Format
 from watertable.schema import Schema, Type
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def value_of(kind: Type, random: random.Random) -> Any:
 
 
 def test_what_is_written_is_what_the_compiler_publishes(spark: SparkSession) -> None:
-    from watertable.layout import encoded
+    from watertable.compiler.layout import encoded
 
     schema = Schema.parse(", ".join(f"c{n} {kind}" for n, kind in enumerate(TYPES)))
     numbers = random.Random(7)

@@ -15,11 +15,12 @@ import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.ledger import Ledger, both_folds, minute
 from tests.spark.runs import Twin, cut, without_bounds
-from watertable import failpoints, fold
-from watertable.plan import Topology
+from watertable import failpoints
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.store import Store
-from watertable.windows import EPOCH
+from watertable.store import fold
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,16 +12,17 @@ import pytest
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger
 from tests.spark.test_rewind import FOLDED, Broker, Kafka, batch, deliver, emit, planned, read, rewound, tell, told
-from watertable import failpoints, rewind, shadow
-from watertable.changelog import Position
+from watertable import failpoints
+from watertable.acts import rewind, shadow
+from watertable.acts.rewind import Target
+from watertable.acts.shadow import Diff
 from watertable.errors import Fenced, RewindRefused
-from watertable.rewind import Target
-from watertable.shadow import Diff
+from watertable.store.changelog import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.changelog import Offsets
+    from watertable.store.changelog import Offsets
 
 pytestmark = pytest.mark.spark
 
@@ -232,7 +233,7 @@ def test_a_diff_counts_rows_and_columns_and_shows_keys(ledger: Ledger) -> None:
 @pytest.mark.slow
 def test_a_shadow_of_other_code_is_compared_promoted_and_undone_by_the_code_that_was(spark: SparkSession, tmp_path: Path) -> None:
     import watertable as wt
-    from watertable.store import Store
+    from watertable.store.writer import Store
 
     def till(column: str) -> Any:
         app = wt.App("shop")

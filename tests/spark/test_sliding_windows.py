@@ -15,10 +15,10 @@ import pytest
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.runs import Twin, cut, survives, without_bounds
-from watertable import fold
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.windows import EPOCH
+from watertable.store import fold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.ledger import Ledger, minute
-from watertable import changelog, failpoints
-from watertable.changelog import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
+from watertable import failpoints
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
-from watertable.reader import Reader
 from watertable.schema import Schema
+from watertable.store import changelog
+from watertable.store.changelog import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
+from watertable.store.reader import Reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,10 +11,11 @@ import pytest
 
 import watertable as wt
 from tests.spark.ledger import Ledger, both_folds, minute
-from watertable import failpoints, fold
+from watertable import failpoints
 from watertable.errors import StoreError
-from watertable.fold import Folder
-from watertable.store import Store
+from watertable.store import fold
+from watertable.store.fold import Folder
+from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

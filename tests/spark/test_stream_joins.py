@@ -13,10 +13,10 @@ import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
 from tests.spark.runs import Run, survives, through_folds
-from watertable import fold
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.windows import EPOCH
+from watertable.store import fold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from tests.properties.engines import tiny
 from tests.spark.ledger import both_folds
 from tests.spark.runs import Run, survives, through_folds
 from tests.spark.test_stream_joins import PARTITIONS, TOPICS, tale
-from watertable import fold
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.store import fold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

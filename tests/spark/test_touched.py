@@ -12,10 +12,10 @@ import pytest
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute
 from tests.spark.test_rewind import Kafka
-from watertable import rewind
-from watertable.changelog import Position
-from watertable.rewind import Target
-from watertable.touched import Touched
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
+from watertable.store.changelog import Position
+from watertable.store.touched import Touched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

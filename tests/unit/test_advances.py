@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 import watertable as wt
 from tests.properties.strategies import START
 from watertable import records
-from watertable.advances import Advances, let_go
-from watertable.changelog import Advance
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
-from watertable.lineage import describe
-from watertable.plan import Topology
+from watertable.plan.lineage import describe
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
+from watertable.runtime.advances import Advances, let_go
+from watertable.store.changelog import Advance
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
 
 A, B, C = ("clicks", 0), ("clicks", 1), ("clicks", 2)
 V = ("views", 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import watertable as wt
-from watertable.aggregates import Aggregation, Merge, bind
 from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
+from watertable.plan.aggregates import Aggregation, Merge, bind
 from watertable.schema import Schema
 from watertable.sql.expressions import Scope
 

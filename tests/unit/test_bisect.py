@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import watertable as wt
-from watertable import bisect
-from watertable.bisect import Became, Culprit, Found
-from watertable.changelog import CommitInfo, Position
 from watertable.errors import ExpressionError, UnknownColumn, UnknownPosition
-from watertable.plan import TableDef, Topology
+from watertable.plan.plan import TableDef, Topology
+from watertable.store.changelog import CommitInfo, Position
+from watertable.tools import bisect
+from watertable.tools.bisect import Became, Culprit, Found
 from watertable_platform import show
 
 AT = datetime(2026, 3, 1, 8, 0, 11, tzinfo=UTC)

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from tests.apps import retail
-from watertable.changelog import Position
 from watertable.errors import TableNotFound, UnknownPosition
-from watertable.events import BatchCommitted, Failed, Folded, Idle, Rewound, Started, Stopped
 from watertable.kafka.admin import Admin
 from watertable.project import load_apps
-from watertable.reader import EventTime
+from watertable.runtime.events import BatchCommitted, Failed, Folded, Idle, Rewound, Started, Stopped
 from watertable.settings import Settings
+from watertable.store.changelog import Position
+from watertable.store.reader import EventTime
 from watertable_platform import show
 from watertable_platform.cli import main
 from watertable_platform.progress import JsonLines, Progress

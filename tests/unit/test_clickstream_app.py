@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.apps import demo
-from watertable.plan import Topology
-from watertable.purity import Purity, purity_of
+from watertable.plan.plan import Topology
+from watertable.plan.purity import Purity, purity_of
 from watertable.testing import TopologyTestDriver
 
 

@@ -7,13 +7,13 @@ import random
 import pytest
 
 import watertable as wt
+from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError
 from watertable.interpreter import Interpreter
-from watertable.purity import Purity, purity_of
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.streams import Stream
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
 
 
 def orders() -> tuple[wt.App, Stream]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from watertable.nodes import Topic
-from watertable.plan import Sink, TableDef
+from watertable.plan.nodes import Topic
+from watertable.plan.plan import Sink, TableDef
 from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.assembly import build_definitions

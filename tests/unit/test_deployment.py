@@ -9,12 +9,12 @@ import pytest
 
 import watertable as wt
 from tests.apps import retail
-from watertable.deployment import Deployment, Kind, Outline, OutlinedTable, classify
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
 from watertable.errors import FormatError
-from watertable.fingerprints import DIALECT
-from watertable.plan import Topology
-from watertable.streams import Stream
-from watertable.tables import Table
+from watertable.plan.deployment import Deployment, Kind, Outline, OutlinedTable, classify
+from watertable.plan.fingerprints import DIALECT
+from watertable.plan.plan import Topology
 
 VALUE = "qty BIGINT, price DECIMAL(12,3), at TIMESTAMP"
 

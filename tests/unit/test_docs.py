@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from watertable import streams, tables
+from watertable.dsl import streams, tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])

@@ -11,13 +11,13 @@ import pytest
 
 import watertable as wt
 from tests import apps
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError, UnknownColumn
-from watertable.fingerprints import canonical
-from watertable.nodes import Format
-from watertable.plan import Topology
-from watertable.purity import Purity, purity_of
-from watertable.streams import Stream
-from watertable.tables import Table
+from watertable.plan.fingerprints import canonical
+from watertable.plan.nodes import Format
+from watertable.plan.plan import Topology
+from watertable.plan.purity import Purity, purity_of
 
 HERE = "tests/unit/test_dsl.py"
 

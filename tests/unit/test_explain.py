@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 import watertable as wt
-from watertable import explain as module
 from watertable.errors import TableNotFound
-from watertable.explain import explain
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
 from watertable.records import Record
+from watertable.tools import explain as module
+from watertable.tools.explain import explain
 from watertable_platform import show
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import watertable as wt
+from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
-from watertable.purity import Purity, purity_of
-from watertable.streams import Stream
+from watertable.plan.purity import Purity, purity_of
 from watertable.testing import TopologyTestDriver
 
 VALUE = "qty INT, word STRING, tags MAP<STRING, INT>"

@@ -15,8 +15,8 @@ import watertable as wt
 from tests.properties.strategies import START
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
-from watertable.lineage import Origin, column_lineage
-from watertable.purity import Purity, purity_of
+from watertable.plan.lineage import Origin, column_lineage
+from watertable.plan.purity import Purity, purity_of
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
 

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 import pytest
 
 import watertable as wt
-from watertable.deployment import Kind, classify
 from watertable.errors import DefinitionError, SchemaError
-from watertable.explain import explain
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.lineage import describe
-from watertable.plan import Topology
+from watertable.plan.deployment import Kind, classify
+from watertable.plan.lineage import describe
+from watertable.plan.plan import Topology
 from watertable.records import Record
-from watertable.testcase import as_test
 from watertable.testing import TopologyTestDriver
+from watertable.tools.explain import explain
+from watertable.tools.testcase import as_test
 
 READ = {"trace-id": "trace STRING", "sig": "sig BINARY"}
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import watertable as wt
+from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, JobError
 from watertable.interpreter import Interpreter
+from watertable.plan.windows import EPOCH, FOREVER
 from watertable.records import Advance, Record
-from watertable.streams import Stream
-from watertable.windows import EPOCH, FOREVER
 
 VALUE = "g STRING, x INT, tags ARRAY<STRING>"
 

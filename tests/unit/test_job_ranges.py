@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watertable.errors import DefinitionError, Fenced, JobError, SettingsError, TopicChanged, exit_code
-from watertable.ranges import bounded, midway
+from watertable.runtime.ranges import bounded, midway
 
 _ranges = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)), st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1

@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import watertable as wt
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
 from watertable.interpreter import Interpreter
-from watertable.purity import Purity, purity_of
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.streams import Stream
-from watertable.tables import Table
-from watertable.windows import EPOCH
 
 ITEMS, PRICES = "items", "prices"
 

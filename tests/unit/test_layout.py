@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import watertable as wt
-from watertable.layout import Layout
+from watertable.compiler.layout import Layout
 
 
 def layout(define: Callable[[wt.Stream], wt.Table]) -> Layout:

@@ -9,8 +9,8 @@ import pytest
 
 import watertable as wt
 from tests import apps
-from watertable.lineage import Origin, column_lineage, describe, mermaid, topics_of
-from watertable.plan import Topology
+from watertable.plan.lineage import Origin, column_lineage, describe, mermaid, topics_of
+from watertable.plan.plan import Topology
 
 DESCRIBED = """\
 app retail  fingerprint FINGERPRINT  owner team:retail

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.unit.test_stream_joins import MINUTE, logs, pairs, pipe, windows
-from watertable import nodes, plan
+from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
-from watertable.lineage import describe, mermaid
-from watertable.plan import Topology
-from watertable.purity import Purity, purity_of
+from watertable.plan import nodes, plan
+from watertable.plan.lineage import describe, mermaid
+from watertable.plan.plan import Topology
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH, JoinWindows
 from watertable.records import Record
-from watertable.streams import Stream
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH, JoinWindows
 
 JOINS = {"left": Stream.left_join, "outer": Stream.outer_join}
 SIDE = "COALESCE({}.v, '-')"

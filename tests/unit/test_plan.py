@@ -12,10 +12,10 @@ import pytest
 
 import watertable as wt
 from tests import apps
-from watertable import plan
-from watertable.aggregates import Merge
-from watertable.fingerprints import DIALECT
-from watertable.plan import TableDef
+from watertable.plan import plan
+from watertable.plan.aggregates import Merge
+from watertable.plan.fingerprints import DIALECT
+from watertable.plan.plan import TableDef
 from watertable.schema import Type
 
 GOLDEN = {

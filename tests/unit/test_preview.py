@@ -6,9 +6,9 @@ import json
 from datetime import timedelta
 
 import watertable as wt
-from watertable.preview import Pair, last, preview
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.windows import EPOCH
+from watertable.tools.preview import Pair, last, preview
 
 
 def test_the_last_records_are_shared_by_the_partitions_as_far_as_each_has_them() -> None:

@@ -10,15 +10,15 @@ import pytest
 
 import watertable as wt
 from tests.spark.runs import cut
-from watertable import nodes, plan
+from watertable.dsl.streams import Processed, Stream
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.interpreter import Interpreter, visits
-from watertable.lineage import column_lineage, describe, mermaid
-from watertable.purity import Purity, purity_of
+from watertable.plan import nodes, plan
+from watertable.plan.lineage import column_lineage, describe, mermaid
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.streams import Processed, Stream
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
 
 PAGES = {"pages": wt.key_value_store("n INT, since TIMESTAMP", key="page STRING"), "all": wt.key_value_store("n BIGINT")}
 CHILDREN = {"fresh": "page STRING, n BIGINT", "often": "page STRING, n INT"}

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import watertable as wt
-from watertable.changelog import CommitInfo, Head, Lineage, Position
+from watertable.acts.estimates import estimate
+from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
-from watertable.estimates import estimate
-from watertable.plan import Topology
-from watertable.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
+from watertable.plan.plan import Topology
+from watertable.store.changelog import CommitInfo, Head, Lineage, Position
 
 
 def shop(*, twice: bool = False) -> Topology:

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from tests.unit.test_rewind import facts, planned
+from watertable.acts.shadow import ColumnDiff, Diff, Sample, TableDiff
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
-from watertable.shadow import ColumnDiff, Diff, Sample, TableDiff
 from watertable_platform import rewind_jobs, show
 from watertable_platform.assembly import build_definitions
 from watertable_platform.cli import main

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from watertable.errors import DecodeError
 from watertable.kafka.serdes import decode, encode
-from watertable.nodes import Format
+from watertable.plan.nodes import Format
 from watertable.schema import Schema
 
 JSON = Format.JSON

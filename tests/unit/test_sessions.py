@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import watertable as wt
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
-from watertable.purity import Purity, purity_of
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
 
 
 def clicks(grace: int = 0) -> tuple[wt.App, wt.Table]:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from watertable.errors import DefinitionError
-from watertable.explain import explain
 from watertable.interpreter import Interpreter
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
+from watertable.tools.explain import explain
 
 
 def alarms(difference: int = 10, grace: int = 0) -> tuple[wt.App, wt.Table]:

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.properties.strategies import START
-from watertable import explain as explaining
-from watertable import nodes
 from watertable.interpreter import Interpreter
 from watertable.interpreter.pairing import PAIRS, pair_number
-from watertable.lineage import Origin, column_lineage
-from watertable.plan import Topology
-from watertable.purity import Purity, purity_of
+from watertable.plan import nodes
+from watertable.plan.lineage import Origin, column_lineage
+from watertable.plan.plan import Topology
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH, JoinWindows
 from watertable.records import Place, Record
-from watertable.testcase import as_test
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH, JoinWindows
+from watertable.tools import explain as explaining
+from watertable.tools.testcase import as_test
 
 MINUTE = timedelta(minutes=1)
 

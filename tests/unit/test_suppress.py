@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.properties.strategies import START
-from watertable import plan
 from watertable.errors import DefinitionError, StoreError
-from watertable.explain import explain
 from watertable.interpreter import Interpreter
-from watertable.lineage import Origin, column_lineage, describe, mermaid
-from watertable.purity import Purity, purity_of
+from watertable.plan import plan
+from watertable.plan.lineage import Origin, column_lineage, describe, mermaid
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH, SessionWindows, Windows
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH, SessionWindows, Windows
+from watertable.tools.explain import explain
 
 MINUTE = timedelta(minutes=1)
 HOURLY = wt.tumbling(hours=1, grace=wt.minutes(10))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from watertable.errors import StoreError, TableNotFound
-from watertable.explain import explain
 from watertable.project import load_apps
 from watertable.records import Advance, Record
 from watertable.settings import Settings
-from watertable.testcase import MOST, as_test
+from watertable.tools.explain import explain
+from watertable.tools.testcase import MOST, as_test
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 SHOP = """

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pytest
 
 import watertable as wt
+from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.schema import Type
 from watertable.sql.udfs import Udf, arrow_type, called_in, caught_columns
-from watertable.streams import Stream
 from watertable.testing import TopologyTestDriver
 
 VALUE = "qty INT, price DECIMAL(9,2), name STRING, at TIMESTAMP, tags ARRAY<STRING>, seen MAP<STRING, INT>, box STRUCT<w: INT, h: INT>"

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import watertable as wt
-from watertable import explain as explaining
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
-from watertable.nodes import WaitingJoin
-from watertable.plan import delay_of, walk
-from watertable.purity import Purity, purity_of
+from watertable.plan.nodes import WaitingJoin
+from watertable.plan.plan import delay_of, walk
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.streams import Stream
-from watertable.tables import Table
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
+from watertable.tools import explain as explaining
 
 MINUTE = timedelta(minutes=1)
 PLACES = [("prices", 0), ("prices", 1), ("sales", 0), ("sales", 1)]

@@ -10,15 +10,15 @@ from itertools import permutations
 import pytest
 
 import watertable as wt
+from watertable.dsl.tables import Table
 from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
-from watertable.nodes import History, Versioned
-from watertable.plan import history_of
-from watertable.purity import Purity, purity_of
+from watertable.plan.nodes import History, Versioned
+from watertable.plan.plan import history_of
+from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.tables import Table
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
 
 MINUTE = timedelta(minutes=1)
 

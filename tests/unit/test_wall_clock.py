@@ -14,17 +14,17 @@ from rich.console import Console
 
 import watertable as wt
 from tests.spark.runs import cut
-from watertable import changelog
-from watertable.advances import Advances, Clocks, clocks_of
+from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, StoreError
-from watertable.explain import explain, needs_commits
 from watertable.interpreter import Interpreter
-from watertable.plan import Topology
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.processing import MOMENT
 from watertable.records import Advance, Record
-from watertable.streams import Stream
+from watertable.runtime.advances import Advances, Clocks, clocks_of
+from watertable.store import changelog
 from watertable.testing import TopologyTestDriver
-from watertable.windows import EPOCH
+from watertable.tools.explain import explain, needs_commits
 from watertable_platform import show
 
 PLACES = (("views", 0), ("views", 1))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from watertable.errors import DefinitionError
-from watertable.windows import EPOCH, FOREVER, TimeWindows
+from watertable.plan.windows import EPOCH, FOREVER, TimeWindows
 
 
 def at(text: str) -> datetime:

@@ -13,17 +13,17 @@ from weakref import WeakSet
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from watertable import nodes
+from watertable.compiler.layout import Layout, expires, literal
 from watertable.compiler.pythons import register
 from watertable.compiler.run import Lookup, Partition, Run, forget, union
 from watertable.compiler.segments import first, later
-from watertable.layout import Layout, expires, literal
-from watertable.nodes import Aggregate, Versioned
-from watertable.plan import Topology
+from watertable.plan import nodes
+from watertable.plan.nodes import Aggregate, Versioned
+from watertable.plan.plan import Topology
+from watertable.plan.windows import EPOCH
 from watertable.processing import RAW, Clocks
 from watertable.records import HEADERS
 from watertable.sql.udfs import called_in
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable import nodes, plan
-from watertable.algebra import company, done_with, finishing, leaf_state, leveled, lifted, merged_state, place, upto
+from watertable.compiler.algebra import company, done_with, finishing, leaf_state, leveled, lifted, merged_state, place, upto
+from watertable.compiler.layout import Segment
 from watertable.compiler.run import Run, union
 from watertable.compiler.telling import never_paired
-from watertable.layout import Segment
-from watertable.nodes import Versioned
-from watertable.plan import TableDef
+from watertable.compiler.versions import as_of, is_due, waiting_rows
+from watertable.plan import nodes, plan
+from watertable.plan.nodes import Versioned
+from watertable.plan.plan import TableDef
+from watertable.plan.windows import microseconds
 from watertable.processing import PLACE, RAW
 from watertable.schema import quote
-from watertable.versions import as_of, is_due, waiting_rows
-from watertable.windows import microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

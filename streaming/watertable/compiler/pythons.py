@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 from pyspark.sql.pandas.functions import arrow_udf
 
-from watertable import plan, processing
-from watertable.aggregates import NUMBER, placed
-from watertable.algebra import company
+from watertable import processing
+from watertable.compiler.algebra import company
+from watertable.compiler.layout import moment
 from watertable.compiler.run import Lookup
-from watertable.layout import moment
-from watertable.nodes import Process
+from watertable.plan import plan
+from watertable.plan.aggregates import NUMBER, placed
+from watertable.plan.nodes import Process
+from watertable.plan.windows import EPOCH
 from watertable.processing import PLACE, RAW
 from watertable.records import RAW_RECORD
 from watertable.schema import Schema, quote
 from watertable.sql import udfs
 from watertable.sql.udfs import Udf, arrow_type
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from watertable.plan import TableDef
+    from watertable.plan.plan import TableDef
 
 _OF_RECORD = Schema.parse(f"ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, {RAW} {RAW_RECORD}")
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import functions as F
 
-from watertable import nodes
-from watertable.algebra import gathered, leaf_state, lifted, placed_in, single
+from watertable.compiler.algebra import gathered, leaf_state, lifted, placed_in, single
+from watertable.compiler.layout import Fold, Layout, expires, literal
 from watertable.compiler.windowing import sliding_key, windowed_key
-from watertable.layout import Fold, Layout, expires, literal
-from watertable.nodes import Aggregate, TableAggregate
-from watertable.plan import TableDef
+from watertable.plan import nodes
+from watertable.plan.nodes import Aggregate, TableAggregate
+from watertable.plan.plan import TableDef
+from watertable.plan.windows import SessionWindows, SlidingWindows, microseconds
 from watertable.processing import PLACE, RAW, Clocks
-from watertable.windows import SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

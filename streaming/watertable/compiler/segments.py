@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable import nodes, plan
-from watertable.aggregates import TimedField
-from watertable.algebra import company, finishing, leveled, merge, merged_state, spread, upto
+from watertable.compiler.algebra import company, finishing, leveled, merge, merged_state, spread, upto
 from watertable.compiler.joins import as_of_time, looked_up, paired
+from watertable.compiler.layout import Segment, literal, moment
 from watertable.compiler.pythons import visited
 from watertable.compiler.run import FAN_OUT, Run, union
 from watertable.compiler.telling import final_rows, foreign_changes, session_changes, sliding_changes
 from watertable.compiler.windowing import window_starts
-from watertable.layout import Segment, literal, moment
-from watertable.nodes import Aggregate, Versioned
-from watertable.plan import TableDef, Topology
+from watertable.plan import nodes, plan
+from watertable.plan.aggregates import TimedField
+from watertable.plan.nodes import Aggregate, Versioned
+from watertable.plan.plan import TableDef, Topology
+from watertable.plan.windows import EPOCH
 from watertable.processing import PLACE, RAW
 from watertable.schema import quote
-from watertable.windows import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

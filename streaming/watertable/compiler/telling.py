@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from watertable.algebra import brought, company, finish, home, in_sessions, in_windows, merged_state, sliding_window, stretch_of, upto
+from watertable.compiler.algebra import (
+    brought,
+    company,
+    finish,
+    home,
+    in_sessions,
+    in_windows,
+    merged_state,
+    sliding_window,
+    stretch_of,
+    upto,
+)
+from watertable.compiler.layout import encoded
 from watertable.compiler.run import FAN_OUT
-from watertable.layout import encoded
-from watertable.nodes import Format, OuterStreamJoin
-from watertable.plan import DONE, TableDef
+from watertable.plan.nodes import Format, OuterStreamJoin
+from watertable.plan.plan import DONE, TableDef
+from watertable.plan.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
 from watertable.processing import PLACE, RAW
 from watertable.records import RAW_RECORD
 from watertable.schema import quote
-from watertable.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from watertable.layout import Fold
-from watertable.nodes import Aggregate
+from watertable.compiler.layout import Fold
+from watertable.plan.nodes import Aggregate
+from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, microseconds, of_stream_time
 from watertable.schema import quote
-from watertable.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, microseconds, of_stream_time
 
 
 def window_starts(fold: Fold) -> list[str]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
-from watertable import nodes, plan
-from watertable.aggregates import StateField, TimedField
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.interpreter.histories import Histories, remember, waits_until
 from watertable.interpreter.merges import contribution, held, merged, slid
@@ -18,14 +16,16 @@ from watertable.interpreter.pairing import SIDES, Pair, Waiting, copied, joined,
 from watertable.interpreter.rows import finished
 from watertable.interpreter.visits import Visits
 from watertable.kafka import serdes
-from watertable.lineage import operator_of
-from watertable.nodes import Topic
-from watertable.plan import Sink, Topology
+from watertable.plan import nodes, plan
+from watertable.plan.aggregates import StateField, TimedField
+from watertable.plan.lineage import operator_of
+from watertable.plan.nodes import Topic
+from watertable.plan.plan import Sink, Topology
+from watertable.plan.rules import OnFail
+from watertable.plan.stages import How, Stage
+from watertable.plan.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
-from watertable.rules import OnFail
 from watertable.sql.expressions import Expr
-from watertable.stages import How, Stage
-from watertable.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time
 
 FAN_OUT: Final = 65536
 """Bounds the records that one record can become in one step, so that their places stay apart."""

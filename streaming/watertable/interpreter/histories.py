@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from watertable.nodes import Versioned, WaitingJoin
+from watertable.plan.nodes import Versioned, WaitingJoin
 from watertable.records import Event, Key, Place, Record, Row
 
 Versions = dict[Key, list[Any]]

@@ -8,13 +8,13 @@ from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
-from watertable.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
 from watertable.errors import EvaluationError, JobError
+from watertable.plan.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
+from watertable.plan.windows import SlidingWindows
 from watertable.records import Event, Key, Row
 from watertable.schema import Type
 from watertable.sql.expressions import Expr
 from watertable.sql.scalars import EXACT, fixed, order_key, whole
-from watertable.windows import SlidingWindows
 
 
 def _strict(merge: Callable[[StateField, Any, Any], object]) -> Callable[[StateField, Any, Any], object]:

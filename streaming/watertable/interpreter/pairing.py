@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from watertable import nodes, plan
 from watertable.kafka import serdes
-from watertable.nodes import Format
+from watertable.plan import nodes, plan
+from watertable.plan.nodes import Format
 from watertable.records import Event, Key, Place, Row
 from watertable.schema import Schema
 from watertable.sql.evaluator import evaluate

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from watertable.errors import EvaluationError
+from watertable.plan.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.records import Row
 from watertable.sql.evaluator import evaluate
 from watertable.sql.expressions import Expr
-from watertable.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 
 
 def finished(alive: Expr | None, stages: tuple[Stage, ...], spaces: dict[str, Row | None]) -> Row | None:

@@ -9,8 +9,8 @@ from datetime import datetime
 from heapq import heappop, heappush
 
 from watertable.errors import EvaluationError
-from watertable.nodes import Process
-from watertable.plan import key_of
+from watertable.plan.nodes import Process
+from watertable.plan.plan import key_of
 from watertable.processing import MOST, Clock, Held, Made, Record, Step, Tick, Times, next_tick, punctuate, reason, visit
 from watertable.records import Advance, Event, Key, Place, Row, key_tuple
 

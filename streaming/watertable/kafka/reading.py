@@ -1,25 +1,21 @@
 """Read ranges of topics into Python, record by record: for what looks at some of them without Spark.
 
 The law is that of `source`: every committed record of [begin, end) of each partition, once and in offset order within it, or an error.
-`Past` is what can be had of an app's topics: archives as far as they reach, then Kafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from watertable.errors import KafkaError
-from watertable.kafka.admin import Admin, Offsets, Partition
+from watertable.kafka.admin import Offsets
 from watertable.kafka.config import Cluster
 from watertable.records import Headers, Record
-
-if TYPE_CHECKING:
-    from watertable.archive import Archives
 
 _SILENCE: Final = 30.0
 _WAIT: Final = 0.1
@@ -69,37 +65,3 @@ def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Rec
 def _headers(message: Message) -> Headers:
     found = cast("list[tuple[str, bytes | None]]", message.headers() or [])  # bytes and lists are what a consumer gives
     return tuple(found)
-
-
-class Past:
-    """Hold what there is of some topics, as one offset space: [`first`, `ends`) of each partition, in archives and in Kafka.
-
-    An archived topic is read from its archive as far as that reaches, as its apps read it: what Kafka has compacted since is there too.
-    Without `archives` (none of the topics has one) no Spark is needed. Raises `KafkaError` for topics that aren't there.
-    """
-
-    def __init__(self, cluster: Cluster, topics: Iterable[str], archives: Archives | None = None) -> None:
-        names, kafka = tuple(topics), Admin(cluster)
-        partitions = kafka.partitions(names)
-        self._cluster, self._archives = cluster, archives
-        self._in_kafka = kafka.earliest(partitions)
-        self.ends: Mapping[Partition, int] = kafka.latest(partitions)
-        self.first: Mapping[Partition, int] = self._in_kafka
-        if archives is not None:
-            self.first = archives.look({name: state.id for name, state in kafka.describe(names).items()}).earliest(self._in_kafka)
-
-    def lacking(self, begin: Offsets, end: Offsets) -> list[Partition]:
-        """List the partitions of which something of [begin, end) is gone."""
-        reached = self._reached(begin)
-        return sorted(p for p, offset in end.items() if reached[p] < min(offset, self._in_kafka[p]))
-
-    def records(self, begin: Offsets, end: Offsets) -> Iterator[Record]:
-        """Yield the records of [begin, end), what archives hold of them first; raise `KafkaError` when the cluster lacks some."""
-        reached = self._reached(begin)
-        middle = {p: max(begin[p], min(reached[p], offset)) for p, offset in end.items()}
-        if self._archives is not None:
-            yield from self._archives.records(begin, middle)
-        yield from read_records(self._cluster, middle, end)
-
-    def _reached(self, begin: Offsets) -> Offsets:
-        return begin if self._archives is None else self._archives.reached(begin)

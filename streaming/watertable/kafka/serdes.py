@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from watertable.errors import DecodeError, EvaluationError
-from watertable.nodes import Format, Topic
+from watertable.plan.nodes import Format, Topic
 from watertable.records import Record
 from watertable.schema import Schema, Type
 from watertable.sql.casts import EPOCH, java_float, plus_micros, read_date, read_timestamp

@@ -1,0 +1,114 @@
+"""Say of which tables a rebuild is, and how much of them: what can be made anew by itself, and from where to where.
+
+A table is rebuilt with all that is computed from it. Windowed ones may be rebuilt for some days alone: the windows that start on them.
+Those need the records from the first commit before any partition had reached the first day on, as what enters a window is no earlier than
+it in stream time; and up to where every partition has passed the last window with its grace. The law: what is outside those days is as it
+was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from watertable.compiler.layout import moment
+from watertable.errors import RewindRefused
+from watertable.plan.deployment import Kind
+from watertable.plan.nodes import ToStream
+from watertable.plan.plan import delay_of, walk
+from watertable.plan.windows import TimeWindows
+from watertable.store.changelog import CommitInfo, DaySpan, Head, batches
+
+if TYPE_CHECKING:
+    from watertable.plan.plan import Topology
+    from watertable.store.changelog import Changelog
+    from watertable.store.deltalog import Snapshot
+    from watertable.store.writer import Store
+
+_DAY: Final = timedelta(days=1)
+
+
+def rebuilt(topology: Topology, tables: Sequence[str], days: DaySpan | None = None) -> tuple[str, ...]:
+    """Name the tables that are made anew: the chosen ones and all that is computed from them.
+
+    Raises `RewindRefused` for one that isn't there, or of which no days alone can be made anew.
+    """
+    names = [t.name for t in topology.tables]
+    if unknown := [name for name in tables if name not in names]:
+        raise RewindRefused(f"--table {', '.join(unknown)}: {topology.app} has no such table; it has {', '.join(sorted(names))}")
+    found = topology.below(tables)
+    if days is not None and (why := unbounded(topology, tables)):
+        raise RewindRefused(f"days of {', '.join(tables)} alone can't be made anew: {why}. Leave --days out, or rewind all tables")
+    return found
+
+
+def unbounded(topology: Topology, tables: Collection[str]) -> str:
+    """Say why no days of these tables can be made anew by themselves; "" where they can."""
+    for table in map(topology.table, topology.below(tables)):
+        of = "" if table.name in tables else f", which is computed from {', '.join(tables)},"
+        if not isinstance(table.windows, TimeWindows):
+            return f"{table.name}{of} has no windows that start on a day"
+        chosen = [topology.table(name).node for name in tables]
+        if any(isinstance(node, ToStream) and above in chosen for node in walk(table.node) for above in walk(node)):
+            return f"{table.name}{of} is made of changes, whose windows are others"
+    return ""
+
+
+def parse_days(text: str) -> DaySpan:
+    """Read "first/last" or one day; raise `RewindRefused` for anything else.
+
+    >>> parse_days("2011-01-02"), parse_days("2011-01-02/2011-01-03")[1]
+    ((datetime.date(2011, 1, 2), datetime.date(2011, 1, 2)), datetime.date(2011, 1, 3))
+    """
+    first, _, last = text.partition("/")
+    try:
+        found = date.fromisoformat(first), date.fromisoformat(last or first)
+    except ValueError:
+        raise RewindRefused(f"--days {text!r} are no days; write 2011-01-02, or 2011-01-02/2011-01-03 from one to another") from None
+    if found[1] < found[0]:
+        raise RewindRefused(f"--days {text!r} end before they begin")
+    return found
+
+
+def inside(days: DaySpan) -> str:
+    """Write the condition for states, by their `key`, of windows that start on these days."""
+    return f"key.window_start >= {moment(_start(days[0]))} AND key.window_start < {moment(_start(days[1]) + _DAY)}"
+
+
+def end_of(store: Store, head: Head, part: Topology, names: Collection[str], days: DaySpan, after: int) -> CommitInfo | None:
+    """Give the first commit after a seq at which all windows of these days are closed; None where they aren't yet."""
+    changelog, tables = store.changelog, [t for t in part.tables if t.name in names]
+    snapshot = changelog.snapshot()
+    longest = max(t.windows.size + t.windows.grace + delay_of(t.node) for t in tables if isinstance(t.windows, TimeWindows))
+    closed = moment(_start(days[1]) + _DAY + longest)
+    topics = ", ".join(repr(topic.name) for topic in part.topics)
+    open_ = f"exists(c.partitions, p -> p.topic IN ({topics}) AND coalesce(p.stream_time < {closed}, true))"
+    first = batches(snapshot, head.lineage, after, head.position.seq).where(f"NOT {open_}").agg(F.min("seq")).head()
+    return None if first is None or first[0] is None else commit_at(changelog, snapshot, head, int(first[0]))
+
+
+def commit_at(changelog: Changelog, snapshot: Snapshot, head: Head, seq: int) -> CommitInfo:
+    """Give a commit of the app's lineage; raise `RewindRefused` where it isn't there any more: rewound or trimmed."""
+    rows = changelog.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(seq - 1, seq)}")
+    if not rows:
+        raise RewindRefused(f"commit {seq}, up to which days are made anew, isn't there any more; was the app rewound since?")
+    return rows[0]
+
+
+def _start(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:
+    """Say which other tables can't go on under the code that some tables are to be made anew by; "" where all can."""
+    found = store.deployment(topology, head)
+    wrong = [c for c in found.of(Kind.BREAKING) if c.name not in tables] if found is not None else []
+    if not wrong:
+        return ""
+    return (
+        f"the code has changed what {', '.join(c.name for c in wrong)} would hold, too ({wrong[0].name}: {wrong[0].reason}): rebuild "
+        f"{'it' if len(wrong) == 1 else 'them'} as well, or rewind all of {topology.app} to earliest"
+    )

@@ -1,0 +1,547 @@
+"""Rewind an app: a plan first, which says all that will happen and changes nothing, then one row that makes it so.
+
+    plan = rewind.plan(store, topology, admin, Target.parse(to="2011-06-01T00:00Z"))
+    rewind.apply(store, plan, topology.fingerprint, admin)
+
+A rewind is an epoch: (parent, fork), one `__commit` row in the line of writers, atomic over all tables. It takes the writer's place and
+leaves it again: whoever writes the app goes on from the fork, in the same process or the next. Nothing is deleted; what the left epoch
+committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
+replay every table is what it was, and nothing that was published is published again, but for what joins of two streams make. With
+`emit`, all that the replay makes is published once more: the epoch's row says so, and whoever publishes goes by it.
+
+A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`. So
+does a rebuild of some tables, which makes them, and all that is computed from them, from the first record on, and is promoted by
+joining them alone: no other table moves, and nobody's offsets do.
+
+`apply` takes exactly the plan. It refuses, and says what moved, when the app, its code or Kafka's records are no longer what was planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.acts.estimates import Estimate, estimate, eta_text
+from watertable.acts.rebuild import end_of, misfit, parse_days, rebuilt
+from watertable.acts.targets import Target as Target
+from watertable.acts.targets import first_begins, fork_of
+from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.plan.lineage import topics_of
+from watertable.plan.purity import Purity, purity_of
+from watertable.store.archive import Archives
+from watertable.store.changelog import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, batches, now_after
+from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
+
+if TYPE_CHECKING:
+    from watertable.kafka.admin import Admin
+    from watertable.plan.plan import TableDef, Topology
+    from watertable.store.deltalog import Snapshot
+    from watertable.store.writer import Store
+
+_TRIES: Final = 20
+_SAMPLES: Final = 500
+"""The newest commits whose times an estimate is made from."""
+EMITTING: Final = ", emitting"
+"""In the words of an epoch's row: that it publishes again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Hold what is read again of one partition: [begin, end), of which all that comes from `available` on is to be had.
+
+    What comes before `archived` is in the topic's archive, the rest in Kafka.
+    """
+
+    topic: str
+    partition: int
+    begin: int
+    end: int
+    available: int
+    archived: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name the partition as `--accept-loss` takes it: sales/0."""
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def lost(self) -> int:
+        """Count the offsets that can't be had any more."""
+        return max(0, self.available - self.begin)
+
+    @property
+    def records(self) -> int:
+        """Count the offsets that are read again."""
+        return max(0, self.end - max(self.begin, self.available))
+
+    @property
+    def of_archive(self) -> int:
+        """Count those of them that are read from the archive."""
+        return max(0, min(self.end, self.archived) - max(self.begin, self.available))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Say what happens to one table."""
+
+    table: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Say what an output topic gets again: all that is made of the ranges of these topics."""
+
+    topic: str
+    of: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindPlan:
+    """Say all that a rewind will do; made by `plan`, carried out by `apply`, and never changed in between.
+
+    `head`, `generation` and `recorded` say where the app stood and by which code; `fingerprint` is that of the code that goes on.
+    `fork` is the newest commit at or before the target; `becomes` the position right after `apply`. `refusals` say why `apply` won't do
+    it: each with its way out.
+    """
+
+    app: str
+    target: Target
+    head: str
+    generation: int
+    recorded: str
+    fingerprint: str
+    fork: str
+    becomes: str
+    parent: int
+    back: int
+    commits: int
+    records: int
+    ranges: tuple[Range, ...]
+    tables: tuple[Effect, ...]
+    sinks: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    """The output topics that get what comes after the fork once more."""
+    emits: tuple[Emission, ...] = ()
+    """What they get where that was asked for; none stands for not asked."""
+    eta: Estimate | None = None
+    partial: bool = False
+    accepted: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    reason: str = ""
+    made_at: str = ""
+    shadow: bool = False
+    rebuilds: tuple[str, ...] = ()
+    """The tables that are made anew beside the app, and then joined, or of which the shadow is; none stands for a rewind of the app."""
+    days: str = ""
+    """The days whose windows alone are made anew of them, first/last."""
+    until: int = 0
+    """The commit at which these windows were closed; 0 where they are read as far as the app is."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Tell whether it begins a shadow, to be promoted at once or when somebody says so."""
+        return self.shadow or bool(self.rebuilds)
+
+    @property
+    def words(self) -> str:
+        """Say in one line what is done and why, as the epoch's row keeps it."""
+        what = "undo" if self.target.kind == "undo" else f"{'shadow rewind' if self.shadow else 'rewind'} {self.target}"
+        if self.rebuilds:
+            of = f"{', '.join(self.rebuilds)}{f' on {self.days}' if self.days else ''}"
+            what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {of}"
+        what += EMITTING if self.emits else ""
+        return f"{what}: {self.reason}" if self.reason else what
+
+    @property
+    def way(self) -> str:
+        """Say from where to where it leads, as Markdown."""
+        if self.rebuilds:
+            return f"at `{self.becomes}`, beside `{self.head}`"
+        return f"from `{self.head}` to `{self.becomes}`, forked at `{self.fork}`"
+
+    def publishing(self, sink: str) -> str:
+        """Say what the replay publishes to an output topic."""
+        for emission in self.emits:
+            if emission.topic == sink:
+                when = ", once it is promoted" if self.shadow else ""
+                return f"all that is made of {', '.join(emission.of)} from these offsets on is published again, as asked{when}"
+        if sink in self.again:
+            return "what comes after the fork is published again, since pairs of records have no one place"
+        return "nothing that was published is published again"
+
+    @property
+    def losses(self) -> tuple[Range, ...]:
+        """List the ranges of which Kafka has deleted something."""
+        return tuple(r for r in self.ranges if r.lost)
+
+    @property
+    def readers(self) -> str:
+        """Say what readers will see."""
+        if self.rebuilds:
+            until, names = "promoted" if self.shadow else "level with the app", ", ".join(self.rebuilds)
+            return (
+                f"nothing of it until it is {until}: then wt.read has {names} as made anew from one moment to the next, all together, and "
+                "every other table as it is; offsets don't move, and output topics get nothing of it. Other Delta readers keep each table "
+                f'as it is until the first fold after that. What was can still be read: at="{self.head}".'
+            )
+        if self.shadow:
+            return f"nothing of it until it is promoted; {self.app} goes on as it is. What it makes can be read from {self.becomes} on."
+        empty = Position.parse(self.fork).seq == 0
+        return (
+            f"wt.read is at {self.becomes} from one moment to the next, all tables together{', and they are empty then' if empty else ''}; "
+            f"it moves forward commit by commit as the replay does. Other Delta readers keep each table as it is until the first fold "
+            f'after that. What was can still be read: at="{self.head}".'
+        )
+
+    def to_json(self) -> str:
+        """Write the plan as JSON; `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; raise `RewindRefused` for anything else."""
+        try:
+            body: dict[str, Any] = json.loads(text)
+            body.pop("event", None)
+            return cls(**body | {
+                "target": Target(**body["target"]), "ranges": tuple(Range(**r) for r in body["ranges"]),
+                "tables": tuple(Effect(**t) for t in body["tables"]),
+                "emits": tuple(Emission(e["topic"], tuple(e["of"])) for e in body.get("emits", ())),
+                "eta": Estimate(**body["eta"]) if body["eta"] else None,
+                **{name: tuple(body.get(name, ())) for name in ("sinks", "again", "accepted", "refusals", "rebuilds")},
+            })  # fmt: skip
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RewindRefused(
+                f"this is no plan of a rewind: {type(error).__name__}: {error}; make one with `watertable rewind ... --json`"
+            ) from None
+
+    def markdown(self) -> str:
+        """Write the plan as Markdown, as Dagster shows it."""
+        lines = [
+            f"**{self.words}** of `{self.app}`: {self.way}.",
+            "",
+            f"{self.commits:,} commits are left behind, {self.records:,} records are read again, {eta_text(self.eta)}.",
+            "",
+            "| topic | partition | from | to | records | where from |", "|---|--:|--:|--:|--:|---|",
+            *(f"| {r.topic} | {r.partition} | {r.begin:,} | {r.end:,} | {r.records:,} | {source_text(r)} |" for r in self.ranges),
+            "",
+            "| table | |", "|---|---|",
+            *(f"| {t.table} | {t.effect} |" for t in self.tables),
+            "",
+            *([*(f"- output topic {sink}: {self.publishing(sink)}" for sink in self.sinks), ""] if self.sinks else []),
+            f"Readers: {self.readers}",
+        ]  # fmt: skip
+        if self.refusals:
+            lines += ["", "**It will be refused:**", *(f"- {r}" for r in self.refusals)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Hold what a plan is drawn from: the app's head, the place to fork at, and what Kafka still has.
+
+    `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
+    those up to which it is in archives; `records` counts what was committed after it, None where that is another lineage.
+    """
+
+    head: Head
+    parent: int
+    fork: Position
+    back: int
+    fork_fingerprint: str
+    begins: Offsets
+    available: Offsets
+    archived: Offsets = field(default_factory=dict)
+    renamed: frozenset[str] = frozenset()
+    records: int | None = None
+    samples: Sequence[tuple[int, int]] = ()
+    until: CommitInfo | None = None
+
+
+def check_emits(topology: Topology, rebuilds: Collection[str]) -> None:
+    """Refuse `--emit` where nothing is published: by a rebuild of some tables, and by an app without output topics."""
+    if rebuilds:
+        raise RewindRefused(
+            "--emit: output topics get nothing of a rebuild of some tables: there is nothing to publish again. "
+            "Leave it out, or rewind all tables"
+        )
+    if not topology.sinks:
+        raise RewindRefused(f"--emit: {topology.app} has no output topics: there is nothing to publish again. Leave it out")
+
+
+def plan(
+    store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
+    accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
+    tables: Sequence[str] = (), days: DaySpan | None = None, emit: bool = False,
+) -> RewindPlan:  # fmt: skip
+    """Say what a rewind will do, in place or in the shadow; nothing is changed. With `tables`, it rebuilds those and what is made of them.
+
+    With `days`, their windows that start on them, and the target is the start of the first. With `emit`, what the replay makes is
+    published again.
+
+    What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
+    isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
+    `KafkaError` when the cluster doesn't answer.
+    """
+    rebuilds = rebuilt(topology, tables, days) if tables else ()
+    if rebuilds and days is None and target.kind != "earliest":
+        raise RewindRefused(
+            f"--table goes {target}: some tables alone are made anew from the first record on, since the others don't go back; "
+            "leave the target out, or rewind all tables"
+        )
+    if emit:
+        check_emits(topology, rebuilds)
+    part = topology.above(rebuilds) if rebuilds else topology
+    facts = survey(store, part, kafka, target)
+    if days is not None:
+        facts = dataclasses.replace(facts, until=end_of(store, facts.head, part, rebuilds, days, facts.fork.seq))
+    effects, stale = _effects(store, topology, facts, rebuilds, days)
+    return draw(
+        topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
+        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds,
+        misfit=misfit(store, topology, facts.head, rebuilds if days is None else ()) if rebuilds else "", days=days, emit=emit,
+    )  # fmt: skip
+
+
+def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Facts:
+    """Find the place to fork at, and what there is from there on."""
+    changelog = store.changelog
+    snapshot = changelog.snapshot()
+    head = changelog.head(snapshot)
+    if head.last is None and not head.forks:
+        raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
+    parent, seq, back = fork_of(store, snapshot, head, target)
+    of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
+    lineage = of_parent.lineage
+    names = [topic.name for topic in topology.topics]
+    last = head.last or of_parent.last or CommitInfo()
+    here = changelog.rows(snapshot, f"c.kind = 'batch' AND {lineage.where(seq - 1, seq)}") if seq else []
+    if seq and not here:
+        raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
+    if here:
+        # a fork at the parent's own end goes on behind the parent's gaps
+        begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here[0].next
+    else:
+        begins = first_begins(snapshot, head, last)
+    begins = {p: offset for p, offset in begins.items() if p[0] in names}
+    now = kafka.describe(names)
+    if missing := [name for name in names if name not in now]:
+        raise RewindRefused(f"topic {', '.join(map(repr, missing))} of {store.app} is not on the cluster: there is nothing to read again")
+    renamed = frozenset(name for name, known in last.topic_ids.items() if name in now and now[name].id != known)
+    grown = [name for name in names if name not in renamed and 0 < sum(p[0] == name for p in begins) != now[name].partitions]
+    if seq and (renamed or grown):
+        raise RewindRefused(
+            f"topic {', '.join(sorted({*renamed, *grown}))} was re-created or given partitions since commit {seq}: "
+            "offsets before that mean nothing in it. Only --to earliest can be had: it starts over from what the topic holds."
+        )
+    kept = Archives(store.spark, store.warehouse, topology.archived)
+    available = kept.look({name: state.id for name, state in now.items()}).earliest(kafka.earliest(kafka.partitions(names)))
+    archived = {p: offset for p, offset in kept.reached(available).items() if offset > available[p]}
+    if not seq:  # an archive that others keep may reach back to before this app began
+        begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
+    on_lineage = head.lineage.common(lineage) >= seq
+    upto = head.position.seq
+    commits = batches(snapshot, head.lineage, seq, upto)
+    counted = commits.agg(F.sum(F.expr("c.counters['records']"))).head() if on_lineage and upto > seq else None
+    samples = batches(snapshot, head.lineage, max(0, upto - _SAMPLES), upto).where("c.counters['ms'] > 0 AND c.counters['records'] > 0")
+    samples = samples.selectExpr("seq", "coalesce(c.counters['ms_records'], c.counters['records']) AS n", "c.counters['ms'] AS ms")
+    return Facts(
+        head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
+        available, archived, renamed, int(counted[0] or 0) if counted is not None else None,
+        [(row["n"], row["ms"]) for row in samples.collect()],
+    )  # fmt: skip
+
+
+def draw(
+    topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
+    accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
+    rebuilds: tuple[str, ...] = (), misfit: str = "", days: DaySpan | None = None, emit: bool = False,
+) -> RewindPlan:  # fmt: skip
+    """Draw the plan from the facts.
+
+    `stale` are tables whose state at the fork has another layout than the code's; `misfit` says which can't go on beside those rebuilt.
+    """
+    head, last = facts.head, facts.until or facts.head.last
+    ends = last.next if last else {}
+    ranges = ranges_of(facts, ends)
+    names = {r.topic for r in ranges} | {r.name for r in ranges}
+    if unknown := [name for name in accept_loss if name not in names]:
+        raise RewindRefused(
+            f"--accept-loss {', '.join(unknown)}: {topology.app} reads no such topic or partition; name one of {', '.join(sorted(names))}"
+        )
+    partial = bool(facts.fork.seq) and facts.fork_fingerprint != topology.fingerprint
+    refusals = [
+        f"{r.name}: Kafka has deleted offsets {r.begin:,} to {r.available - 1:,}. Raise retention next time; to go on without them, say "
+        f"--accept-loss {r.name}: the gap is recorded"
+        for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
+    ]  # fmt: skip
+    refusals += [misfit] if misfit else []
+    if (shadow or rebuilds) and head.shadow is not None:
+        refusals.append(
+            f"{topology.app} has a shadow, of {head.shadow.writer!r}: promote it, go on with it (--shadow without a target), or give it "
+            "up with --abandon-shadow"
+        )
+    if partial and (stale or not keep_old_code_before) and target.kind == "undo":
+        refusals.append(
+            f"what it goes back to is of the code {facts.fork_fingerprint}, and {topology.fingerprint} is loaded: load that code, and undo "
+            "with it"
+        )
+    elif partial and stale:
+        refusals.append(
+            f"the code has changed the state of {', '.join(stale)}: its rows up to the fork can't go on under it. Rewind to earliest"
+        )
+    elif partial and not keep_old_code_before:
+        refusals.append(
+            f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go on): "
+            "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
+        )
+    epoch = head.next_epoch
+    records = facts.records if facts.records is not None and not rebuilds else sum(r.records for r in ranges)
+    sinks = () if rebuilds else topology.sinks
+    return RewindPlan(
+        app=topology.app, target=target, head=str(head.position), generation=head.generation,
+        recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
+        becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
+        commits=0 if rebuilds else head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges,
+        tables=tuple(effects),
+        sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
+        emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
+        eta=estimate(facts.samples, records, batch_records), partial=partial,
+        accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
+        refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
+        rebuilds=rebuilds, days="/".join(map(str, days or ())), until=facts.until.seq if facts.until else 0,
+    )  # fmt: skip
+
+
+def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
+    """Say what is read again of each partition; a topic that was re-created has lost all that it held."""
+    found = []
+    for (topic, partition), begin in sorted(facts.begins.items()):
+        end, available = ends.get((topic, partition), begin), facts.available.get((topic, partition), begin)
+        if topic in facts.renamed:
+            available = max(end, begin)
+        archived = 0 if topic in facts.renamed else facts.archived.get((topic, partition), 0)
+        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived))
+    return tuple(found)
+
+
+def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False) -> Position:
+    """Carry out a plan: one control row; give the position from which the app goes on.
+
+    The app's writer, if one runs, is fenced by it and takes up its place again at the fork; of a shadow, or a rebuild, it learns nothing,
+    and the position is where the shadow's writer begins. With `follow`, what the run that was
+    planned for has committed since then is no reason to refuse: it is read again like all the rest. Raises `RewindRefused` for a plan
+    with refusals, `PlanOutdated` when the app, its code or what Kafka holds isn't what was planned.
+    """
+    if plan.refusals:
+        raise RewindRefused(f"{plan.app} is not rewound: " + "; ".join(plan.refusals))
+    now = kafka.describe({r.topic for r in plan.ranges})
+    kept = Archives(store.spark, store.warehouse, {r.topic for r in plan.ranges if r.archived})
+    kept.look({topic: state.id for topic, state in now.items()})
+    there = kept.earliest(kafka.earliest([(r.topic, r.partition) for r in plan.ranges if r.topic in now]))
+    gone = [f"{r.topic} is deleted" for r in plan.ranges if r.topic not in now]
+    gone += [
+        f"Kafka has deleted {r.name} up to offset {there[r.topic, r.partition]:,} since" for r in plan.ranges
+        if there.get((r.topic, r.partition), 0) > max(r.begin, r.available)
+    ]  # fmt: skip
+    fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
+    of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until else {})
+    of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
+    of |= {EMIT: becomes.epoch} if plan.emits else {}
+
+    def look(snapshot: Snapshot) -> Act:
+        head = store.changelog.head(snapshot)
+        refuse_if_moved(plan, head, fingerprint, gone, follow=follow)
+        info = CommitInfo(
+            kind="shadow" if plan.is_beside else "epoch", epoch=becomes.epoch, seq=fork.seq,
+            generation=1 if plan.is_beside else head.generation + 1, writer=plan.words,
+            commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
+            begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
+            counters={BACK: plan.back, "records": plan.records, **of},
+        )  # fmt: skip
+        failpoints.hit("rewind.before_commit")
+        note = f"{f'shadow beside {head.position}' if plan.is_beside else 'epoch'} {becomes} generation {info.generation} {plan.words}"
+        return Act(info, shadow_line(info.epoch) if plan.is_beside else WRITER_LINE, note, {EPOCH_LINE: info.epoch})
+
+    store.act(look, _TRIES)
+    failpoints.hit("rewind.after_commit")
+    return becomes
+
+
+def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequence[str] = (), *, follow: bool = False) -> None:
+    """Raise `PlanOutdated`, saying what moved, when the world isn't what was planned for."""
+    moved = list(gone)
+    epoch = Position.parse(plan.head).epoch
+    if head.position.epoch != epoch:
+        moved.append(f"{plan.app} was rewound since: it was in epoch {epoch}, and is at {head.position}")
+    elif head.next_epoch != Position.parse(plan.becomes).epoch:
+        moved.append(f"a shadow of {plan.app} was begun since")
+    elif head.generation != plan.generation:
+        moved.append(f"{plan.app} was started anew since: generation {plan.generation} then, {head.generation} now")
+    elif str(head.position) != plan.head and not follow:
+        moved.append(f"{plan.app} went on from {plan.head} to {head.position}")
+    if fingerprint != plan.fingerprint:
+        moved.append(f"the code changed: {plan.fingerprint} was planned for, {fingerprint} is loaded")
+    if moved:
+        raise PlanOutdated(f"the plan of {plan.made_at} is out of date: {'; '.join(moved)}. Make a new one", moved=tuple(moved))
+
+
+def source_text(part: Range) -> str:
+    """Say where a range comes from, and what of it can't be had.
+
+    >>> source_text(Range("sales", 0, 10, 90, 20, archived=60)), source_text(Range("sales", 0, 10, 90, 10))
+    ('10 gone, then the archive up to 60, then Kafka', 'Kafka')
+    """
+    found = [f"{part.lost:,} gone"] if part.lost else []
+    if part.of_archive:
+        found.append(f"the archive up to {part.archived:,}" if part.archived < part.end else "the archive")
+    if part.records > part.of_archive:
+        found.append("Kafka")
+    return ", then ".join(found) or "nothing to read"
+
+
+def _effects(
+    store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str], days: DaySpan | None
+) -> tuple[list[Effect], list[str]]:
+    """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
+    tables, fork = topology.tables, facts.fork
+    if rebuilds:
+        anew = "rebuilt from nothing, and joined" if days is None else f"its windows of {days[0]} to {days[1]} are made anew; others stay"
+        return [Effect(t.name, f"{anew}{_by_arrival(t)}" if t.name in rebuilds else "as it is") for t in tables], []
+    if not fork.seq:
+        return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []
+    columns = store.changelog.snapshot().columns
+    old: set[str] = set()
+    if facts.fork_fingerprint != topology.fingerprint:  # the same code has the same layout
+        old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
+    readable = [t.name for t in tables if t.name not in old]
+    try:
+        bases = store.reader.view(readable + [b.name for b in topology.buffers], Position(store.app, facts.parent, fork.seq)).bases
+    except UnknownPosition as error:
+        raise RewindRefused(f"{error}, or rewind to earliest") from None
+    except StoreError as error:
+        raise RewindRefused(str(error)) from None
+    found = []
+    for t in tables:
+        if t.name in old:
+            found.append(Effect(t.name, f"as it was at commit {fork.seq:,}, by another layout of its state"))
+        elif t.state_column not in columns:
+            found.append(Effect(t.name, "new: holds only what comes after the fork"))
+        else:
+            behind = fork.seq - bases[t.name].seq
+            since = f": its fold of {behind:,} commits before, and what came since" if behind else ""
+            found.append(Effect(t.name, f"as it was at commit {fork.seq:,}{since}"))
+    return [Effect(e.table, e.effect + _by_arrival(t)) for e, t in zip(found, tables, strict=True)], sorted(old)
+
+
+def _by_arrival(table: TableDef) -> str:
+    return "; it depends on arrival: the replay may make other rows of it" if purity_of(table.node) is Purity.ARRIVAL else ""

@@ -1,0 +1,502 @@
+"""Rewind beside the app that runs: a shadow replays, is compared with what readers see, and takes its place by one row, or is given up.
+
+    rewind.apply(store, rewind.plan(store, topology, admin, target, shadow=True), topology.fingerprint, admin)
+    job.run(topology, settings, shadow=True)           # up to where the app stands; as often as one likes
+    shadow.diff(store, topology).markdown()
+    shadow.promote(store, topology, replay)            # replay(goal) runs the shadow up to these offsets
+
+A shadow is an epoch that isn't current: rows of the same changelog by a writer of its own, which no lineage of a reader, a fold, a
+publisher or the app's writer holds. To promote it is to begin one more epoch whose parent it is, forked where it has read exactly what
+the app has read; the app's writer is asked to wait for that long. So it is one `__commit` row, atomic over all tables, and `undo` takes
+it back like any rewind.
+
+A shadow may be of some tables alone: the others, and the offsets, don't move. Then the epoch's parent is the current one, forked at its
+end, and begins with one commit, in the same append, of all that the shadow's tables keep: nothing from before it is theirs any more.
+
+The law: whatever dies at whatever point, readers see the old epoch whole or the new one whole, at the same
+offsets; and a promote that didn't come to its row has changed nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.acts.rebuild import commit_at, inside, misfit
+from watertable.acts.rewind import EMITTING, check_emits
+from watertable.errors import Fenced, RewindRefused
+from watertable.plan.plan import TableDef, Topology
+from watertable.plan.purity import Purity, purity_of
+from watertable.schema import Column, Type, quote
+from watertable.store.changelog import (
+    BACK,
+    DAYS,
+    EMIT,
+    JOINED,
+    OF,
+    REBUILT,
+    UNTIL,
+    CommitInfo,
+    Head,
+    Offsets,
+    Position,
+    batches,
+    now_after,
+    offsets_passed,
+    table_part,
+)  # fmt: skip
+from watertable.store.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of
+from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
+
+if TYPE_CHECKING:
+    from watertable.store.deltalog import Snapshot
+    from watertable.store.writer import Store
+
+HOLD: Final = 60.0
+"""Seconds that the app's writer is asked to wait for the last records of a promote; it goes on by itself after them."""
+GONE: Final = timedelta(minutes=1)
+"""Time without a commit after which an app for which records wait isn't taken to run."""
+SAMPLES: Final = 5
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDiff:
+    """Say how often a column differs among the changed rows; of a number, by how much the column's sum and the row furthest off do."""
+
+    name: str
+    changed: int
+    net: str | None = None
+    largest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Show one row that differs, as JSON: its key, the row that readers see, and the shadow's."""
+
+    kind: str
+    key: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDiff:
+    """Say what would change of one table; `at` is where the live one was read, `note` why it couldn't be at the same offsets, or at all."""
+
+    table: str
+    at: str
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    columns: tuple[ColumnDiff, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    by_arrival: bool = False
+    note: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Count the rows that differ."""
+        return self.added + self.removed + self.changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
+    """Say what a promote would change: the shadow at a position against the app where it had read as much.
+
+    `exact` says that both had read the same records; `missing` is how many offsets the app has read beyond the shadow.
+    """
+
+    app: str
+    shadow: str
+    live: str
+    exact: bool
+    missing: int
+    words: str
+    old_code: str
+    new_code: str
+    tables: tuple[TableDiff, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Say in one line what it comes to."""
+        differing = [t.table for t in self.tables if t.rows]
+        if self.old_code != self.new_code:
+            what = f"{len(differing)} of {len(self.tables)} tables differ" if differing else "the same rows"
+            return f"other code ({self.old_code} → {self.new_code}): {what}"
+        wrong = [t.table for t in self.tables if t.rows and not t.by_arrival and not t.note]
+        if wrong and self.exact:
+            return f"the same code made other rows of {', '.join(wrong)}: this is a bug, unless the topics hold other records now"
+        if differing:
+            return (
+                f"the same code; {', '.join(differing)} {'differ' if len(differing) > 1 else 'differs'} by what was compared, or by arrival"
+            )
+        return "the same code, the same rows"
+
+    def to_json(self) -> str:
+        """Write it as JSON; `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote, parsed."""
+        tables = tuple(
+            TableDiff(**t | {"columns": tuple(ColumnDiff(**c) for c in t["columns"]), "samples": tuple(Sample(**s) for s in t["samples"])})
+            for t in body["tables"]
+        )
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in body.items() if name in names} | {"tables": tables})
+
+    def markdown(self) -> str:
+        """Write it as Markdown, as Dagster shows it."""
+        lines = [
+            f"**{self.words}** of `{self.app}`: the shadow at `{self.shadow}` beside `{self.live}`"
+            f"{'' if self.exact else ', where the app had read a little less'}. {self.verdict}.",
+            "",
+            "| table | added | removed | changed | columns |", "|---|--:|--:|--:|---|",
+            *(f"| {t.table} | {t.added:,} | {t.removed:,} | {t.changed:,} | {columns_text(t)}{f' {t.note}' if t.note else ''} |"
+              for t in self.tables),
+        ]  # fmt: skip
+        for t in self.tables:
+            if t.samples:
+                lines += ["", f"`{t.table}`", "", "| | key | now | shadow |", "|---|---|---|---|"]
+                lines += [f"| {s.kind} | `{s.key}` | {_code(s.old)} | {_code(s.new)} |" for s in t.samples]
+        if self.missing:
+            lines += ["", f"The app has read {self.missing:,} records more, which the shadow reads before it is promoted."]
+        return "\n".join(lines)
+
+
+def current(store: Store, head: Head | None = None) -> CommitInfo:
+    """Give the row that began the shadow there is; raise `RewindRefused` where there is none."""
+    head = head or store.head()
+    if head.shadow is None:
+        raise RewindRefused(
+            f"{store.app} has no shadow{_ended(head)}: `watertable rewind {store.app} --to ... --shadow --apply` begins one"
+        )
+    return head.shadow
+
+
+def _ended(head: Head) -> str:
+    """Say what became of the last shadow there was: whoever promotes it, or gives it up, after a death learns that it is done."""
+    if not head.shadows:
+        return ""
+    last = head.shadows[-1]
+    became = next((fork.epoch for fork in head.forks if last.epoch in (fork.parent, fork.counters.get(JOINED))), None)
+    if became is None:
+        return f"; the last, {last.writer!r}, was given up"
+    return f"; the last, {last.writer!r}, {'was joined' if last.of else 'was promoted'}, as epoch {became}"
+
+
+def emitted(topology: Topology, shadow: CommitInfo, *, emit: bool) -> tuple[str, ...]:
+    """Name the output topics that get all that a shadow has made when it is promoted: because that is asked for now, or was when it began.
+
+    Raises `RewindRefused` where it is asked for and there are none.
+    """
+    if emit:
+        check_emits(topology, shadow.of)
+    return tuple(sink.topic for sink in topology.sinks) if emit or EMIT in shadow.counters else ()
+
+
+def goes_first(waiting: int, since: datetime, now: datetime, lag: timedelta) -> bool:
+    """Tell whether a shadow lets its app go first, of which so many records wait, and which has committed last at a time.
+
+    It does while the app is later than `lag`, and alive: one that hasn't committed for a minute, though records wait, isn't waited for.
+
+    >>> noon, lag = datetime(2026, 3, 1, 12), timedelta(seconds=5)
+    >>> [goes_first(n, noon, noon + timedelta(seconds=s), lag) for n, s in ((900, 4), (900, 6), (0, 6), (900, 61))]
+    [False, True, False, False]
+    """
+    return waiting > 0 and lag < now - since < GONE
+
+
+def promote(
+    store: Store, topology: Topology, replay: Callable[[Offsets | None], None], *, reason: str = "", hold: float = HOLD,
+    emit: bool = False,
+) -> tuple[Position, Position]:  # fmt: skip
+    """Let the shadow take the app's place, with one row over all tables; give where the app was and where it is.
+
+    One of some tables takes the place of those; it is asked of the others that they can go on under the code of both.
+
+    `replay` brings the shadow to these offsets, or with None to where the app stands at the moment. The app's writer, if one runs, waits
+    from the last look until the row is there, `hold` seconds at most, and goes on behind it. What was published isn't published again,
+    but for what joins of two streams make; with `emit`, or where the shadow was begun so, all that it has made is. Raises `RewindRefused`
+    where there is no shadow, it's of other code than what is loaded, or the app doesn't wait; whatever `replay` raises. Nothing is changed
+    then.
+    """
+    shadow = current(store)
+    if shadow.fingerprint != topology.fingerprint:
+        raise RewindRefused(
+            f"the shadow of {store.app} is of the code {shadow.fingerprint}, and {topology.fingerprint} is loaded: promote it with its own"
+        )
+    words = f"promote {shadow.writer}" + (EMITTING if emit and EMIT not in shadow.counters else "") + (f": {reason}" if reason else "")
+    if emitted(topology, shadow, emit=emit):
+        shadow = dataclasses.replace(shadow, counters={**shadow.counters, EMIT: shadow.epoch})
+    replay(None)
+    for attempt in range(_TRIES):
+        failpoints.hit("rewind.promote.before_hold")
+        held = store.hold(words, hold * 2**attempt)  # what is large takes long to be joined
+        failpoints.hit("rewind.promote.after_hold")
+        try:
+            if held.last is None:
+                raise RewindRefused(
+                    f"{store.app} has read nothing since it was rewound: its shadow can take its place when it has read as much"
+                )
+            replay(None if UNTIL in shadow.counters else held.last.next)
+            done = _switch(store, topology, held, shadow, words)
+        except BaseException:  # let the app go on at once, where it stands; should that fail too, it does so by itself
+            with contextlib.suppress(Exception):
+                store.hold(f"nothing: {words} was not done", 0)
+            raise
+        if done is not None:
+            failpoints.hit("rewind.promote.after_commit")
+            return held.position, done
+        replay(None)
+    raise RewindRefused(f"{store.app} went on {_TRIES} times while it was asked to wait for its shadow: stop it, and promote then")
+
+
+def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, words: str) -> Position | None:
+    """Begin the epoch whose parent is the shadow, or that takes its tables over; None where the app has gone on meanwhile."""
+    part = topology.above(shadow.of) if shadow.of else topology
+    becomes: list[Position] = []
+
+    def look(snapshot: Snapshot) -> Act | None:
+        head, own = store.changelog.head(snapshot), store.changelog.head(snapshot, epoch=shadow.epoch)
+        if head.shadow is None or head.shadow.epoch != shadow.epoch:
+            raise RewindRefused(f"the shadow of {store.app} was given up while it was to be promoted; nothing is changed")
+        if head.generation != held.generation:
+            return None
+        names = {topic.name for topic in part.topics}
+        live, ours = head.last or CommitInfo(), own.last or CommitInfo()
+        seq = shadow.counters.get(UNTIL)
+        goal = commit_at(store.changelog, snapshot, head, seq).next if seq else live.next
+        apart = [f"{t}/{p}: {offset:,}, not {goal[t, p]:,}" for (t, p), offset in ours.next.items()
+                 if t in names and goal.get((t, p), offset) != offset]  # fmt: skip
+        apart += [f"{t}/{p}: nothing, not {offset:,}" for (t, p), offset in goal.items() if t in names and (t, p) not in ours.next]
+        if apart:
+            raise RewindRefused(
+                f"the shadow of {store.app} hasn't read what the app has read ({'; '.join(apart[:3])}); was the app rewound since? "
+                "It can be promoted when the app has read as much again"
+            )
+        info = CommitInfo(
+            kind="epoch", epoch=head.next_epoch, seq=own.position.seq, generation=head.generation + 1, writer=words,
+            commit_time=now_after(max(live.commit_time, ours.commit_time)), fingerprint=topology.fingerprint, parent=shadow.epoch,
+            fork=own.position.seq, next=shadow.next if ours.epoch != shadow.epoch else {},
+            counters={BACK: head.position.epoch} | ({EMIT: shadow.epoch} if EMIT in shadow.counters else {}),
+        )  # fmt: skip
+        rows = None
+        if shadow.of:
+            if wrong := misfit(store, topology, head, () if shadow.days else shadow.of):
+                raise RewindRefused(f"{', '.join(sorted(shadow.of))} can't be joined: {wrong}")
+            info, joins, rows = _joining(store, part, head, own, shadow, info)
+        becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]
+        failpoints.hit("rewind.promote.before_commit")
+        also = {EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, own.position.seq)}
+        note = f"epoch {becomes[0]} generation {info.generation} {words}"
+        return Act(info, WRITER_LINE, note, also, point="rewind.join" if shadow.of else "", rows=rows)
+
+    try:
+        done = store.act(look)
+    except Fenced:
+        return None
+    return becomes[0] if done is not None else None
+
+
+def _joining(
+    store: Store, part: Topology, head: Head, own: Head, shadow: CommitInfo, info: CommitInfo
+) -> tuple[CommitInfo, CommitInfo, DataFrame]:
+    """Give the row of the epoch that takes a shadow's tables over, and its first commit, of all that they keep: its row, and its rows.
+
+    What joins keep beside them comes along; it is the same function of the same records. Where it is of days, the windows of all others are
+    the app's, as they are, and so is what joins keep. Partitions that the app hasn't read are the shadow's.
+    """
+    live, ours = head.last or CommitInfo(), own.last or CommitInfo()
+    tables = (*(table for table in part.tables if table.name in shadow.of), *(() if shadow.days else part.buffers))
+    reader = Reader(store.spark, store.warehouse, store.app, tables)
+    view = reader.view(at=own.position)
+    if shadow.days is None:
+        parts = [table_part(table, materialise(view.whole(table))) for table in tables]
+    else:
+        there, chosen = reader.view(at=head.position), inside(shadow.days)
+        parts = [
+            table_part(table, materialise(_changes(there.states(table).where(f"NOT ({chosen})"), view.states(table).where(chosen))))
+            for table in tables
+        ]
+    counters = {BACK: head.position.epoch, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
+    counters |= {name: shadow.counters[name] for name in DAYS if name in shadow.counters}
+    fork = head.position.seq
+    begins = dataclasses.replace(
+        info, seq=fork, parent=head.position.epoch, fork=fork, next={}, counters=counters, format=REBUILT
+    )  # fmt: skip
+    more = [p for p in ours.next if p not in live.next]
+    offsets = {**live.next, **{p: ours.next[p] for p in more}}
+    commit = dataclasses.replace(
+        info, kind="batch", seq=fork + 1, parent=None, fork=None, suite_hash=live.suite_hash, begin=offsets, next=offsets,
+        stream_times={**live.stream_times, **{p: ours.stream_times.get(p) for p in more}}, topic_ids={**ours.topic_ids, **live.topic_ids},
+        counters={"records": 0},
+    )  # fmt: skip
+    return begins, commit, store.changelog.append_rows(parts, commit)
+
+
+def _changes(*states: DataFrame) -> DataFrame:
+    """Write absolute states, of different keys, as changes."""
+    wanted = ("key", "state", "CAST(NULL AS TIMESTAMP) AS st")
+    return reduce(DataFrame.unionByName, (frame.selectExpr(*wanted) for frame in states))
+
+
+def abandon(store: Store, reason: str = "") -> Position:
+    """Give the shadow up; give the position that it had reached. Its writer, if one runs, is fenced; nobody else notices.
+
+    Raises `RewindRefused` where there is none.
+    """
+
+    def look(snapshot: Snapshot) -> Act:
+        head = store.changelog.head(snapshot)
+        shadow = current(store, head)
+        own = store.changelog.head(snapshot, epoch=shadow.epoch)
+        info = CommitInfo(
+            kind="abandoned", epoch=shadow.epoch, seq=own.position.seq, generation=own.generation + 1, writer=reason,
+            commit_time=now_after(own.last.commit_time if own.last else None), fingerprint=shadow.fingerprint,
+        )  # fmt: skip
+        failpoints.hit("rewind.abandon.before_commit")
+        note = f"abandoned beside {head.position} {own.position} {reason}"
+        return Act(info, shadow_line(shadow.epoch), note, {EPOCH_LINE: shadow.epoch})
+
+    done = store.act(look)
+    assert done is not None
+    failpoints.hit("rewind.abandon.after_commit")
+    return Position(store.app, done[0].info.epoch, done[0].info.seq)
+
+
+def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
+    """Compare the shadow with what readers see of the app, table by table, where both have read the same records.
+
+    Where the app has no commit at the shadow's offsets, the newest one before them is taken, and the diff says so. Of a table that the
+    app's own code makes otherwise, its folded Delta table is read as it is. Raises `RewindRefused` where there is no shadow, or it has read
+    nothing that the app had read.
+    """
+    snapshot = store.changelog.snapshot()
+    head = store.changelog.head(snapshot)
+    shadow = current(store, head)
+    made = topology.above(shadow.of) if shadow.of else topology
+    own = store.changelog.head(snapshot, epoch=shadow.epoch)
+    names = {topic.name for topic in made.topics}
+    read = {p: offset for p, offset in (own.last.next if own.last else {}).items() if p[0] in names}
+    there = head.last.next if head.last else {}
+    shared = {p: offset for p, offset in read.items() if p in there}
+    found = (
+        batches(snapshot, head.lineage, 0, head.position.seq).agg(F.expr(f"max(CASE WHEN {offsets_passed(shared)} THEN seq END)")).head()
+    )
+    if not shared or found is None or found[0] is None:
+        raise RewindRefused(
+            f"the shadow {own.position} has read less than the oldest commit of {store.app}: there is nothing to compare it with"
+        )
+    seq = int(found[0])
+    here = store.changelog.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(seq - 1, seq)}")[0]
+    live = Position(store.app, head.position.epoch, seq)
+    of = [table for table in topology.tables if not shadow.of or table.name in shadow.of]
+    tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in of]
+    return Diff(
+        app=store.app, shadow=str(own.position), live=str(live), exact={p: here.next.get(p) for p in shared} == shared,
+        missing=sum(max(0, there[p] - offset) for p, offset in shared.items()), words=shadow.writer, old_code=here.fingerprint,
+        new_code=shadow.fingerprint, tables=tuple(tables),
+    )  # fmt: skip
+
+
+def columns_text(found: TableDiff) -> str:
+    """Say which columns differ, and by how much."""
+    said = []
+    for column in found.columns:
+        by = [f"sum {column.net}" if column.net else "", f"at most {column.largest}" if column.largest and column.changed else ""]
+        if column.changed or column.net:
+            said.append(f"{column.name} in {column.changed:,}" + (f" ({', '.join(filter(None, by))})" if any(by) else ""))
+    return "; ".join(said)
+
+
+def _table_diff(
+    store: Store, topology: Topology, table: TableDef, live: Position, own: Position, here: CommitInfo, head: Head, samples: int
+) -> TableDiff:
+    reader, by_arrival = store.reader, purity_of(table.node) is Purity.ARRIVAL
+    base = reader.folded(table.name)
+    shown = base.snapshot
+    folded = None if shown is None else shown.property(ROWS_PROPERTY)
+    if here.fingerprint == topology.fingerprint or folded == table.fingerprint:
+        frame = reader.changes(table.name, live, own)
+        return _counted(table.name, table.value.columns, frame, samples, at=str(live), by_arrival=by_arrival)
+    if shown is None:
+        made = reader.read(table.name, own).count()
+        return TableDiff(table=table.name, at="", added=made, by_arrival=by_arrival, note="new: the app has folded no such table")
+    at = Position(store.app, base.epoch, base.seq)
+    if missing := [n for n in table.key.names if n not in shown.columns]:
+        return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=f"not compared: its key has {', '.join(missing)} now")
+    values = [c for c in table.value.columns if c.name in shown.columns]
+    key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
+    value = ", ".join(f"'{c.name}', {quote(c.name)}" for c in values) or "'_', 0"
+    sides = [
+        frame.selectExpr(f"named_struct({key}) AS key", f"named_struct({value}) AS {name}")
+        for frame, name in ((shown.frame(), "old"), (reader.read(table.name, own), "new"))
+    ]
+    new = [n for n in table.value.names if n not in shown.columns]
+    gone = [n for n in shown.columns if n not in (*table.key.names, *table.value.names, "_wt")]
+    said = (f"as folded at {at}, by other code", f"new: {', '.join(new)}" if new else "", f"no more: {', '.join(gone)}" if gone else "")
+    note = "; ".join(filter(None, said))
+    return _counted(table.name, values, differing(*sides), samples, at=str(at), by_arrival=by_arrival, note=note)
+
+
+def _counted(
+    name: str, columns: Sequence[Column], rows: DataFrame, samples: int, *, at: str, by_arrival: bool, note: str = ""
+) -> TableDiff:  # fmt: skip
+    """Count rows that differ (`key`, `old`, `new`), column by column, and take the first of each kind; two Spark jobs."""
+    rows = materialise(rows)
+    wanted = ["count_if(old IS NULL) AS added", "count_if(new IS NULL) AS removed", "count(*) AS differing"]
+    for n, column in enumerate(columns):
+        old, new, kind = f"old.{quote(column.name)}", f"new.{quote(column.name)}", _measured(column.type)
+        wanted.append(f"count_if(old IS NOT NULL AND new IS NOT NULL AND NOT ({old} <=> {new})) AS c{n}")
+        if kind is not None:
+            a, b, none = f"CAST({old} AS {kind})", f"CAST({new} AS {kind})", f"CAST(0 AS {kind})"
+            wanted.append(f"try_sum(try_subtract(coalesce({b}, {none}), coalesce({a}, {none}))) AS net{n}")
+            wanted.append(f"max(abs(try_subtract({b}, {a}))) AS most{n}")
+    counts = rows.selectExpr(*wanted).head()
+    assert counts is not None
+    total = counts.asDict()
+    kinds = "CASE WHEN old IS NULL THEN 'added' WHEN new IS NULL THEN 'removed' ELSE 'changed' END AS kind"
+    first = rows.selectExpr(kinds, "key", "old", "new").withColumn("n", F.row_number().over(Window.partitionBy("kind").orderBy("key")))
+    texts = [f"to_json({side}, map('ignoreNullFields', 'false')) AS {side}" for side in ("key", "old", "new")]
+    shown = first.where(f"n <= {int(samples)}").orderBy("kind", "n").selectExpr("kind", *texts) if total["differing"] else None
+    return TableDiff(
+        table=name, at=at, added=total["added"], removed=total["removed"], changed=total["differing"] - total["added"] - total["removed"],
+        columns=tuple(
+            ColumnDiff(column.name, total[f"c{n}"], _number(total.get(f"net{n}"), "+"), _number(total.get(f"most{n}")))
+            for n, column in enumerate(columns)
+        ),
+        samples=tuple(Sample(row["kind"], row["key"], row["old"], row["new"]) for row in shown.collect()) if shown is not None else (),
+        by_arrival=by_arrival, note=note,
+    )  # fmt: skip
+
+
+def _number(value: Decimal | float | None, sign: str = "") -> str | None:
+    """Write a difference; None where there is none."""
+    return None if not value else f"{value:{sign},}" if isinstance(value, Decimal) else f"{value:{sign},.6g}"
+
+
+def _measured(kind: Type) -> str | None:
+    """Name the type to measure a difference in; None for what is no number."""
+    if kind.is_integral:
+        return "DECIMAL(38,0)"
+    if kind.kind == "decimal":
+        return f"DECIMAL(38,{kind.scale})"
+    return "DOUBLE" if kind.kind in ("float", "double") else None
+
+
+def _code(text: str | None) -> str:
+    return "" if text is None else f"`{text}`"

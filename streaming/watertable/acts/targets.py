@@ -1,0 +1,204 @@
+"""Say where a rewind goes to, in one form for all ways of writing it, and find it: the newest commit at or before the target.
+
+What a target means depends on where the app stands. One that isn't there (in the future, behind what is kept, of a topic that the app
+doesn't read) is refused, with the way out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+from pyspark.sql import functions as F
+
+from watertable.compiler.layout import moment
+from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
+from watertable.store.changelog import BACK, CommitInfo, Head, Position, batches, offsets_passed, time_passed
+
+if TYPE_CHECKING:
+    from watertable.store.deltalog import Snapshot
+    from watertable.store.writer import Store
+
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)")
+_UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+Kind = Literal["earliest", "event", "offsets", "commit", "by", "shift", "undo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Say where to: `kind` and, in a form that is one for all ways of writing it, its value.
+
+    >>> Target.parse(to="2011-06-01T02:00+02:00")
+    Target(kind='event', value='2011-06-01T00:00:00+00:00')
+    >>> str(Target.parse(by="90 min")), str(Target.parse(shift_by=-1000)), str(Target.parse(to="version 481"))
+    ('to 1:30:00 ago', '1,000 records back', 'to commit 481')
+    """
+
+    kind: Kind
+    value: str = ""
+
+    @classmethod
+    def parse(cls, to: str | None = None, *, by: str | None = None, shift_by: int | None = None) -> Self:
+        """Read a target as people write it: exactly one of the three.
+
+        `to` is `earliest`, a time (event time), a JSON file of offsets ({"sales": {"0": 1200}}) or such text, a commit's number, or a
+        position (retail@1.481). `by` is a duration of commit time (10 min), `shift_by` a number of records. Raises `RewindRefused`.
+        """
+        if sum(x is not None for x in (to, by, shift_by)) != 1:
+            raise RewindRefused(
+                "say where to, in one way: --to earliest, a time, offsets or a commit; or --by a duration; or --shift-by records"
+            )
+        if by is not None:
+            found = _DURATION.fullmatch(by.strip())
+            if found is None or not float(found[1]):
+                raise RewindRefused(f"--by {by!r} is no duration; write 30 s, 10 min, 2 h or 1 d")
+            return cls("by", f"{float(found[1]) * _UNITS[found[2]]:g}")
+        if shift_by is not None:
+            if not shift_by:
+                raise RewindRefused("--shift-by 0 goes nowhere; write how many records to go back")
+            return cls("shift", str(abs(shift_by)))
+        assert to is not None
+        wanted = to.strip()
+        if wanted == "earliest":
+            return cls("earliest")
+        if number := re.fullmatch(r"(?:version\s+)?(\d+)", wanted):
+            return cls("commit", str(int(number[1])))
+        if "@" in wanted:
+            return cls("commit", str(Position.parse(wanted.removeprefix("version "))))
+        if wanted.endswith(".json") or wanted.startswith("{"):
+            return cls("offsets", _canonical_offsets(wanted))
+        try:
+            when = datetime.fromisoformat(wanted)
+        except ValueError:
+            raise RewindRefused(
+                f"--to {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a position "
+                "(retail@1.481)"
+            ) from None
+        return cls("event", (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat())
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "earliest":
+                return "to earliest"
+            case "event":
+                return f"to event time {self.value.replace('+00:00', 'Z')}"
+            case "offsets":
+                return f"to offsets {self.value}"
+            case "commit":
+                return f"to {self.value}" if "@" in self.value else f"to commit {int(self.value):,}"
+            case "by":
+                return f"to {timedelta(seconds=float(self.value))} ago"
+            case "shift":
+                return f"{int(self.value):,} records back"
+            case "undo":
+                return "undo"
+
+
+def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tuple[int, int, int]:
+    """Find where to fork: the parent epoch, the seq, and the epoch that an undo would go back to."""
+    epoch = head.position.epoch
+    match target.kind:
+        case "earliest":
+            return epoch, 0, epoch
+        case "undo":
+            rows = {fork.epoch: fork for fork in head.forks}
+            before = rows[epoch].counters.get(BACK, 0) if epoch in rows else 0
+            if not before:
+                raise RewindRefused(f"{store.app} at {head.position}: there is no rewind to undo")
+            ended = store.changelog.head(snapshot, epoch=before).position.seq
+            return before, ended, rows[before].counters.get(BACK, 0) if before in rows else 0
+        case "commit":
+            wanted = Position.parse(target.value) if "@" in target.value else Position(store.app, epoch, int(target.value))
+            if wanted.app != store.app:
+                raise RewindRefused(f"{wanted} is a position of app {wanted.app!r}, not of {store.app!r}")
+            if head.shadow is not None and wanted.epoch == head.shadow.epoch:
+                raise RewindRefused(f"{wanted} is a position of the shadow: `watertable promote {store.app}` is how to get there")
+            try:
+                end = head.position if wanted.epoch == epoch else store.changelog.head(snapshot, epoch=wanted.epoch).position
+            except UnknownPosition as error:
+                raise RewindRefused(f"{error}; it is at {head.position}") from None
+            if wanted.seq > end.seq:
+                raise RewindRefused(f"{wanted} isn't there yet: {store.app} is at {end}")
+            on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
+            return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
+        case _:
+            return epoch, _newest_before(store.app, snapshot, head, target), epoch
+
+
+def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> int:
+    """Give the newest commit at or before a target; 0 where that is before the first."""
+    last = head.last
+    if last is None:
+        raise NothingToRewind(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
+    commits = batches(snapshot, head.lineage, 0, head.position.seq)
+    match target.kind:
+        case "event":
+            when = datetime.fromisoformat(target.value)
+            if not any(time is not None and time >= when for time in last.stream_times.values()):
+                newest = max((t for t in last.stream_times.values() if t is not None), default=None)
+                raise NothingToRewind(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
+            condition = time_passed(when - timedelta(microseconds=1))
+        case "offsets":
+            wanted = _offsets(target.value)
+            for partition, offset in wanted.items():
+                if partition not in last.next:
+                    raise RewindRefused(f"{app} reads no partition {partition[1]} of topic {partition[0]!r}")
+                if offset > last.next[partition]:
+                    raise RewindRefused(
+                        f"{app} has read {partition[0]}/{partition[1]} up to offset {last.next[partition]:,}; {offset:,} is in its future"
+                    )
+            condition = offsets_passed(wanted)
+        case "by":
+            since = datetime.now(UTC) - timedelta(seconds=float(target.value))
+            if last.commit_time <= since:
+                raise RewindRefused(f"{app} has committed nothing since {since:%F %T}Z; its last commit is of {last.commit_time:%F %T}Z")
+            condition = f"c.commit_time <= {moment(since)}"
+        case _:
+            after = "coalesce(sum(c.counters['records']) OVER (ORDER BY seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
+            commits = commits.selectExpr("seq", f"{after} AS later", "c")
+            condition = f"later >= {int(target.value)}"
+    row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
+    assert row is not None
+    if row[0] is not None:
+        return int(row[0])
+    if row[1] == 1:
+        return 0
+    raise RewindRefused(
+        f"{target}: that is before commit {row[1]:,}, the oldest that {app} still keeps; rewind to that one, or to earliest"
+    )
+
+
+def first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
+    """Give the offsets at which the app began: as its oldest commit says; 0 where that isn't kept any more."""
+    row = batches(snapshot, head.lineage, 0, head.position.seq).agg(F.min("seq")).head()
+    oldest = int(row[0]) if row is not None and row[0] is not None else 0
+    if oldest != 1:
+        return dict.fromkeys(last.next, 0)
+    frame = batches(snapshot, head.lineage, 0, 1).selectExpr("explode(c.partitions) AS p").selectExpr("p.topic", "p.partition", "p.begin")
+    found = {(r["topic"], r["partition"]): r["begin"] for r in frame.collect() if r["begin"] is not None}
+    return dict.fromkeys(last.next, 0) | found
+
+
+def _canonical_offsets(text: str) -> str:
+    """Read offsets by topic and partition, from a file or as they stand, and write them in one way."""
+    if not text.startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RewindRefused(f"can't read the offsets in {text}: {error.strerror}") from None
+    try:
+        return json.dumps(
+            {str(t): {str(int(p)): int(o) for p, o in parts.items()} for t, parts in json.loads(text).items()}, sort_keys=True
+        )
+    except (ValueError, AttributeError, TypeError):
+        raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {text[:80]!r}') from None
+
+
+def _offsets(text: str) -> Mapping[tuple[str, int], int]:
+    return {(topic, int(p)): offset for topic, parts in json.loads(text).items() for p, offset in parts.items()}

@@ -1,0 +1,172 @@
+"""Write topologies as Kafka Streams users would: topics become streams and tables, operators are methods, names are theirs.
+
+Everything here only builds a plan: no Spark, no JVM, no I/O. Columns are Spark SQL expressions, checked where they are written; a
+name is looked up in the value first, then in the key, and can be qualified (`key.x`, `old.x`, `new.x`, `window.start`).
+
+    app = wt.App("wordcount")
+    lines = app.topic("lines", value="line STRING", value_format="string").stream()
+    words = lines.flat_map_values(word="split(lower(line), ' ')")
+    counts = words.group_by("word").agg(n=wt.count()).materialized_as("counts")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from watertable.dsl.definitions import (
+    check_columns,
+    check_key,
+    check_topic_name,
+    chosen_format,
+    declared,
+    declared_headers,
+    here,
+    identifier,
+    key_format_of,
+)
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
+from watertable.errors import DefinitionError, DuplicateName, SchemaError
+from watertable.plan import nodes
+from watertable.plan.nodes import Format, Topic
+from watertable.plan.plan import Sink, TableDef, Topology
+
+
+class App:
+    """Collect the topics, tables and output topics that are deployed and committed as one unit.
+
+    `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier,
+    or is `topics`.
+    """
+
+    def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
+        self.location = here()
+        self.name = identifier(name, "app", self.location)
+        if name == "topics":
+            raise SchemaError(f"{self.location}: an app can't be called 'topics': the warehouse keeps the archives of topics there")
+        self.owner = owner
+        self.description = description
+        self._topics: dict[str, Topic] = {}
+        self._tables: dict[str, TableDef] = {}
+        self._sinks: dict[str, Sink] = {}
+
+    def topic(
+        self,
+        name: str,
+        *,
+        value: str,
+        key: str = "key STRING",
+        headers: Mapping[str, str] | None = None,
+        timestamp: str | None = None,
+        key_format: str | None = None,
+        value_format: str | None = None,
+        archive: bool = False,
+        idle_after: timedelta | None = None,
+        description: str = "",
+    ) -> TopicSource:
+        """Declare a topic that the app reads.
+
+        `key` and `value` are DDL column lists. Values are JSON unless `value_format` says "string" or "bytes"; a key of one STRING
+        column is that string's bytes, any other key is JSON unless `key_format` says otherwise. `timestamp` names the value's
+        TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp. `archive` keeps the raw
+        records in the warehouse, each once, so that a replay has what Kafka has deleted.
+
+        `headers` says which of a record's headers become columns after the value's, and as what, STRING (UTF-8) or BINARY:
+        `headers={"trace-id": "trace_id STRING"}`. One that a record lacks is null; of several of a name the last counts, as for Kafka's
+        `lastHeader`. A tombstone has no columns, and so no headers.
+
+        A partition without records holds what waits for the stream time of all, windows above all. With `idle_after`, one that has had
+        nothing to read for so long (of wall clock) is let go by a recorded advance, up to where the topic's others are, and a replay does
+        the same. What comes to it later, of an earlier time, is late for what was closed.
+
+        Raises `SchemaError` for a bad DDL, name, format, header or time column, `DuplicateName` for a topic declared twice, and
+        `DefinitionError` for an `idle_after` that isn't longer than zero.
+        """
+        where = here()
+        check_topic_name(name, where)
+        if name in self._topics:
+            raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
+        if idle_after is not None and idle_after <= timedelta(0):
+            raise DefinitionError(
+                f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
+            )
+        keys, values = declared(key, where, "key"), declared(value, where, "value")
+        read = declared_headers(headers or {}, values, where)
+        if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
+            have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
+            raise SchemaError(f"{where}: timestamp={timestamp!r} must name a TIMESTAMP column of the value; it has {have}")
+        self._topics[name] = Topic(
+            name=name,
+            key=keys,
+            value=values,
+            key_format=chosen_format(key_format, keys, where, default=key_format_of(keys)),
+            value_format=chosen_format(value_format, values, where, default=Format.JSON),
+            headers=read,
+            timestamp=timestamp,
+            archive=archive,
+            idle_after=idle_after,
+            description=description,
+            location=where,
+        )
+        return TopicSource(self, self._topics[name])
+
+    def topology(self) -> Topology:
+        """Freeze what was defined; raise `DefinitionError` when there is nothing to keep or publish."""
+        if not self._tables and not self._sinks:
+            raise DefinitionError(f"{self.location}: app {self.name!r} has no table and no output: end one with .materialized_as(name)")
+        return Topology(
+            app=self.name,
+            tables=tuple(self._tables.values()),
+            sinks=tuple(self._sinks.values()),
+            owner=self.owner,
+            description=self.description,
+            location=self.location,
+        )
+
+    def describe(self) -> str:
+        """Write the topology as text; `lineage.mermaid` draws it."""
+        from watertable.plan.lineage import describe
+
+        return describe(self.topology())
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify what the app computes; see `Topology.fingerprint`."""
+        return self.topology().fingerprint
+
+    def _add_table(self, table: TableDef) -> None:
+        if table.name in self._tables:
+            raise DuplicateName(f"{table.location}: table {table.name!r} is already defined at {self._tables[table.name].location}")
+        self._tables[table.name] = table
+
+    def _add_sink(self, sink: Sink) -> None:
+        if sink.topic in self._sinks:
+            first = self._sinks[sink.topic].location
+            raise DuplicateName(f"{sink.location}: output topic {sink.topic!r} is already written at {first}; merge the streams first")
+        if sink.topic in self._topics:
+            raise DefinitionError(f"{sink.location}: topic {sink.topic!r} is read by this app, so it can't write it: that is a loop")
+        self._sinks[sink.topic] = sink
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSource:
+    """Hold a declared topic, to be read as a stream or as a table."""
+
+    app: App
+    topic: Topic
+
+    def stream(self) -> Stream:
+        """Read the topic as a stream of records; null keys and null values are ordinary records."""
+        return Stream(self.app, nodes.Source(topic=self.topic, location=here()))
+
+    def table(self) -> Table:
+        """Read the topic as a changelog: the last value of each key, where a null value deletes.
+
+        A record without a key can't be placed and goes to quarantine. Within a partition offset order decides, as in Kafka Streams.
+        """
+        where = here()
+        check_key(self.topic.key, where, "table")
+        check_columns(self.topic.key, self.topic.columns, where)
+        return Table(self.app, nodes.Latest(parent=nodes.Source(topic=self.topic, location=where), is_source=True, location=where))

@@ -1,0 +1,137 @@
+"""Read what a definition says in words and names: DDL, formats, topic names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from watertable.errors import DefinitionError, ExpressionError, SchemaError
+from watertable.plan import nodes, plan
+from watertable.plan.aggregates import sortable
+from watertable.plan.nodes import Format, Header
+from watertable.plan.scopes import is_change
+from watertable.plan.windows import SessionWindows, SlidingWindows
+from watertable.schema import Schema, check_identifier
+from watertable.where import here as here
+
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def declared(ddl: str, where: str, part: str) -> Schema:
+    """Read a DDL column list; raise `SchemaError`, with the place and the part, for a bad one."""
+    try:
+        return Schema.parse(ddl)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {part}: {error}") from None
+
+
+def declared_headers(headers: Mapping[str, str], value: Schema, where: str) -> tuple[Header, ...]:
+    """Read which headers become which columns; raise `SchemaError` for one that is neither text nor bytes, or a name that is taken."""
+    read = []
+    for name, ddl in headers.items():
+        columns = declared(ddl, where, f"header {name!r}").columns
+        if len(columns) != 1 or columns[0].type.kind not in ("string", "binary"):
+            raise SchemaError(f"{where}: header {name!r} wants one column, of STRING or BINARY, to be cast later; got {ddl!r}")
+        read.append(Header(name, columns[0]))
+    try:
+        _ = value + Schema(tuple(header.column for header in read))
+    except SchemaError as error:
+        raise SchemaError(f"{where}: headers: {error}") from None
+    return tuple(read)
+
+
+def chosen_format(name: str | None, schema: Schema, where: str, *, default: Format) -> Format:
+    """Read the name of a format; raise `SchemaError` for one that there isn't, or that can't write these columns."""
+    if name is None:
+        return default
+    if name not in tuple(Format):
+        raise SchemaError(f"{where}: format {name!r}; choose {', '.join(Format)}")
+    wanted = {Format.STRING: "string", Format.BYTES: "binary"}.get(Format(name))
+    if wanted and [c.type.kind for c in schema] != [wanted]:
+        raise SchemaError(f"{where}: format {name!r} wants one {wanted.upper()} column; got ({schema.sql()})")
+    return Format(name)
+
+
+def key_format_of(schema: Schema) -> Format:
+    """Give the format of a key that names none: a single text or its bytes as they are, else JSON."""
+    match [column.type.kind for column in schema]:
+        case ["string"]:
+            return Format.STRING
+        case ["binary"]:
+            return Format.BYTES
+        case _:
+            return Format.JSON
+
+
+def check_topic_name(name: str, where: str) -> None:
+    """Raise `SchemaError` for what is no name of a Kafka topic."""
+    if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+        raise SchemaError(f"{where}: {name!r} is no Kafka topic name: 1 to 249 of letters, digits, '.', '_' and '-'")
+
+
+def check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:
+    """Refuse keys that can't be equal: of other types, or of another number of columns."""
+    if [c.type for c in left] != [c.type for c in right]:
+        mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
+        raise DefinitionError(f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one of them")
+
+
+def check_key(key: Schema, where: str, operator: str) -> None:
+    """Refuse key columns by which rows can't be told apart exactly, or not at all."""
+    for name, kind in ((c.name, c.type) for c in key):
+        if kind.kind in ("map", "array", "struct", "void", "float", "double"):
+            raise ExpressionError(f"{where}: {operator}: {name} is a {kind.sql()}, which makes no key; cast it, e.g. to STRING")
+
+
+def identifier(name: str, what: str, where: str) -> str:
+    """Check a name that the user gives; raise `SchemaError`, with the place, for one that is no identifier."""
+    try:
+        return check_identifier(name, what)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from None
+
+
+def check_columns(schema: Schema, other: Schema, where: str) -> None:
+    """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
+    both = sorted(set(schema.names) & set(other.names))
+    if both:
+        raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
+
+
+def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, where: str, operator: str) -> None:
+    """Refuse a grace that makes nothing certain: of a table that isn't versioned, or whose records have no time of their own."""
+    versioned = plan.root_of(table)
+    if not isinstance(versioned, nodes.Versioned):
+        raise DefinitionError(f"{where}: {operator}: grace= wants a versioned table: .materialized_as(name, history=...)")
+    if grace < timedelta(0):
+        raise DefinitionError(f"{where}: {operator}: grace must not be negative; got {grace}")
+    if grace > versioned.history:
+        raise DefinitionError(f"{where}: {operator}: a grace of {grace} is longer than the table's history of {versioned.history}")
+    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.FinalRows | nodes.Process
+    if any(isinstance(node, stateful) for node in plan.walk(versioned)):
+        raise DefinitionError(
+            f"{where}: {operator}: grace= waits for the time of topics, and a table's changes, a join or a processor is on the way to this "
+            "table; leave grace= out to look it up as it is known on arrival"
+        )
+    if any(isinstance(node, nodes.OuterStreamJoin | nodes.FinalRows) for node in plan.walk(stream)):
+        raise DefinitionError(
+            f"{where}: {operator}: grace= waits from a record's place on, and what a left or outer join of streams gives alone, or a "
+            "suppressed table, comes long after its place; leave grace= out to look the table up on arrival"
+        )
+    if is_change(stream) or plan.windows_of(stream) is not None:
+        raise DefinitionError(f"{where}: {operator}: grace= wants a stream of records: select_key and map_values the changes first")
+    unsorted = [c.name for c in plan.value_of(stream) if not sortable(c.type)]
+    if unsorted:
+        raise DefinitionError(f"{where}: {operator}: {', '.join(unsorted)}: values with a MAP in them can't wait; map_values without it")
+
+
+def check_found_by_key(node: nodes.Table, where: str, operator: str) -> None:
+    """Refuse sessions, and sliding windows, where rows are found by their key: its bounds move as records come."""
+    if isinstance(plan.root_of(node), nodes.ForeignJoin):
+        raise DefinitionError(f"{where}: {operator} can't find rows of a join with on= by their key; join tables with on= to them instead")
+    if isinstance(plan.windows_of(node), SlidingWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sliding windows by key: they come with their records; group_by them first")
+    if isinstance(plan.windows_of(node), SessionWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; group_by them first")

@@ -1,0 +1,398 @@
+"""Classify new code against the code that made what an app keeps: what rolls in, what is new, and what would be wrong.
+
+    found = classify(old, new)               # `old` is a topology, or the outline of one that was recorded
+    found.kind, [(c.name, c.kind, c.reason) for c in found.changes]
+
+A table is its state, folded from records, and the rows that are shown of it. Where other code folds the same state, it goes on under the
+new code, and other rows are computed from the kept states. Where it would fold another one, rows from before would be the old code's and
+rows from after the new one's: no function of the records at all. That is *breaking*; a rewind to earliest makes it whole. No Spark, no I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Self, TypeGuard
+
+from watertable.errors import FormatError
+from watertable.plan.fingerprints import DIALECT, canonical
+from watertable.plan.nodes import Format
+from watertable.plan.plan import TableDef, Topology
+from watertable.plan.rules import OnFail
+from watertable.schema import Schema
+
+_SHOWN: Final = ("TableFilter", "TableMapValues")
+"""The nodes that make rows of a state and change nothing of it."""
+
+
+class Kind(StrEnum):
+    """Say what new code means for a table, an output topic, or an app: which is as bad as the worst of it."""
+
+    SAME = "same"
+    REMOVED = "removed"
+    ADDITIVE = "additive"
+    BREAKING = "breaking"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Hold what is remembered of a plan, so that a later one can be compared with it: names, canonical forms, columns; no code."""
+
+    app: str
+    fingerprint: str
+    dialect: str
+    tables: Mapping[str, OutlinedTable]
+    sinks: Mapping[str, object]
+
+    @classmethod
+    def of(cls, topology: Topology) -> Self:
+        """Outline a topology."""
+        return cls(
+            topology.app, topology.fingerprint, DIALECT,
+            {t.name: OutlinedTable.of(t) for t in topology.tables},
+            {s.topic: canonical(s) for s in topology.sinks},
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        """Write it as JSON; `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; raise `FormatError` for anything else."""
+        try:
+            body: dict[str, Any] = json.loads(text)
+            return cls(**body | {"tables": {name: OutlinedTable(**table) for name, table in body["tables"].items()}})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FormatError(f"this is no outline of a plan: {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OutlinedTable:
+    """Hold what is remembered of a table: what computes it, how its state is laid out, and its columns as DDL."""
+
+    fingerprint: str
+    state_version: str
+    key: str
+    value: str
+    node: object
+
+    @classmethod
+    def of(cls, table: TableDef) -> Self:
+        """Outline a table."""
+        return cls(table.fingerprint, table.state_version, table.key.sql(), table.value.sql(), canonical(table.node))
+
+    def packed(self) -> str:
+        """Write it, with what expressions mean, in letters and digits, as a property of a Delta table takes it; `unpack` reads it."""
+        text = json.dumps([DIALECT, dataclasses.asdict(self)], ensure_ascii=False, separators=(",", ":"))
+        return base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
+
+    @classmethod
+    def unpack(cls, packed: str) -> tuple[str, Self]:
+        """Give what expressions meant, and the table; raise `FormatError` for anything that `packed` didn't write."""
+        try:
+            dialect, body = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed)))
+            return dialect, cls(**body)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise FormatError(f"this is no outline of a table: {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Say what new code means for one table or output topic, and why."""
+
+    name: str
+    kind: Kind
+    reason: str
+    is_topic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Say what new code means for an app: part by part, those that are no more at the end."""
+
+    app: str
+    old: str
+    new: str
+    changes: tuple[Change, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """Give the worst of its changes; what is removed alone asks for nothing, and counts as the same."""
+        order = list(Kind)
+        worst = max((c.kind for c in self.changes), key=order.index, default=Kind.SAME)
+        return Kind.SAME if worst is Kind.REMOVED else worst
+
+    def of(self, kind: Kind) -> tuple[Change, ...]:
+        """List the changes of one kind."""
+        return tuple(c for c in self.changes if c.kind is kind)
+
+    @property
+    def words(self) -> str:
+        """Say what stands in the way of going on, and the ways out; "" where nothing does."""
+        if not (breaking := self.of(Kind.BREAKING)):
+            return ""
+        return (
+            f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
+            f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
+            f"`watertable rewind {self.app} --to earliest --apply` makes them anew; to keep what the older code made, rewind to the newest "
+            "commit, with --keep-old-code-before; or load the code from before"
+        )
+
+    @property
+    def rewind(self) -> str | None:
+        """Give the rewind that makes all tables whole under the new code, as the command takes it; None where none is needed.
+
+        New tables are made from history beside the others, which stay as they are.
+        """
+        if any(not c.is_topic for c in self.of(Kind.BREAKING)):
+            return "--to earliest"
+        return " ".join(f"--table {c.name}" for c in self.of(Kind.ADDITIVE) if not c.is_topic) or None
+
+
+def classify(old: Topology | Outline, new: Topology) -> Deployment:
+    """Compare the code that an app runs, or ran, with the code that it shall run: table by table, then its output topics.
+
+    `same`: the state goes on under the new code from the next commit on. `additive`: new; it holds what comes after, and all of it once
+    it is rebuilt. `breaking`: its state would be neither the old code's nor the new one's. `removed`: kept no more.
+    """
+    before = Outline.of(old) if isinstance(old, Topology) else old
+    after = Outline.of(new)
+    tables = [_table(name, before, after) for name in (*after.tables, *(n for n in before.tables if n not in after.tables))]
+    topics = [_topic(name, before, after) for name in (*after.sinks, *(n for n in before.sinks if n not in after.sinks))]
+    return Deployment(new.app, before.fingerprint, after.fingerprint, (*tables, *topics))
+
+
+def _table(name: str, before: Outline, after: Outline) -> Change:
+    old, new = before.tables.get(name), after.tables.get(name)
+    if old is None:
+        return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it once it is rebuilt (rewind --table)")
+    if new is None:
+        return Change(name, Kind.REMOVED, "kept no more: its Delta table stays as it is")
+    if before.dialect != after.dialect:
+        return Change(name, Kind.BREAKING, f"expressions mean what they do in {after.dialect}, and meant what they did in {before.dialect}")
+    if old.fingerprint == new.fingerprint:
+        return Change(name, Kind.SAME, "unchanged")
+    if old.key != new.key:
+        return Change(name, Kind.BREAKING, f"its key was ({_plain(old.key)}) and is ({_plain(new.key)})")
+    was, now = _state(old.node), _state(new.node)
+    now = _with_topics_of(was, now)
+    if was != now:
+        return Change(name, Kind.BREAKING, _difference(was, now) or "what computes its state differs")
+    if old.state_version != new.state_version:
+        return Change(name, Kind.BREAKING, f"what it keeps is laid out otherwise: columns ({_plain(old.value)}) and ({_plain(new.value)})")
+    if _hides(old.node) != _hides(new.node):
+        return Change(
+            name, Kind.BREAKING, "a filter hides rows now, or none does any more: the states of hidden rows have a place of their own"
+        )
+    if old.value != new.value:
+        return Change(name, Kind.SAME, f"the same state, other columns shown of it: {_columns(old.value, new.value)}")
+    if _rows(old.node) != _rows(new.node):
+        return Change(name, Kind.SAME, "the same state, other rows shown of it")
+    return Change(name, Kind.SAME, "the same state: what changed above it changes no record that it counts")
+
+
+def _topic(name: str, before: Outline, after: Outline) -> Change:
+    if name not in before.sinks:
+        return Change(name, Kind.ADDITIVE, "a new output: it publishes what comes after", is_topic=True)
+    if name not in after.sinks:
+        return Change(name, Kind.REMOVED, "published no more", is_topic=True)
+    was, now = _bare(before.sinks[name]), _bare(after.sinks[name])
+    says = "unchanged" if was == now else f"publishes by other code from the next commit on: {_difference(was, now) or 'it differs'}"
+    return Change(name, Kind.SAME, says, is_topic=True)
+
+
+def _state(node: object) -> object:
+    """Cut a table's canonical form down to what decides its state."""
+    while _head(node) in _SHOWN:
+        node = _field(node, "parent")
+    return _bare(node)
+
+
+def _rows(node: object) -> object:
+    shown = []
+    while _head(node) in _SHOWN:
+        shown.append([part for part in _parts(node) if part[0] != "parent"])
+        node = _field(node, "parent")
+    return _bare(shown)
+
+
+def _hides(node: object) -> bool:
+    """Tell whether a filter may hide rows whose state goes on; where each key's last value is all that is kept, none does."""
+    filtered = False
+    while _head(node) in _SHOWN:
+        filtered |= _head(node) == "TableFilter"
+        node = _field(node, "parent")
+    return filtered and _head(node) not in ("Latest", "Versioned")
+
+
+def _bare(form: object) -> object:
+    """Leave out what counts or keeps records without changing any: peeks, rules that only warn, whether a topic is archived."""
+    if not _is_list(form):
+        return form
+    while _has_parent(form) and (
+        _head(form) == "Peek" or (_head(form) == "Expect" and _field(_field(form, "rule"), "on_fail") == OnFail.WARN)
+    ):
+        form = _field(form, "parent")
+    assert _is_list(form)
+    return [_bare(part) for part in form if not (_head(form) == "Topic" and _is_list(part) and part[0] == "archive")]
+
+
+def _with_topics_of(old: object, new: object) -> object:
+    """Put topics of the old form into the new one where they were only given columns.
+
+    A record says then what it said before; whether the table keeps the new columns, the layout of its state shows.
+    """
+    had = {_field(topic, "name"): topic for topic in _topics(old)}
+
+    def put(form: object) -> object:
+        if not _is_list(form):
+            return form
+        if _head(form) == "Topic" and (topic := had.get(_field(form, "name"))) is not None and _only_more_columns(topic, form):
+            return topic
+        return [put(part) for part in form]
+
+    return put(new)
+
+
+def _topics(form: object) -> Iterator[object]:
+    if _head(form) == "Topic":
+        yield form
+    elif _is_list(form):
+        for part in form:
+            yield from _topics(part)
+
+
+def _difference(old: object, new: object, where: str = "it") -> str:
+    """Name the first difference between two canonical forms, sources first; "" where there is none."""
+    if old == new:
+        return ""
+    if _head(old) == _head(new) == "expr" or not (_is_list(old) and _is_list(new)):
+        return f"{where} was {_text(old)} and is {_text(new)}"
+    if _head(old) and _head(old) == _head(new):
+        named = [part[1] for part in _parts(new) if part[0] == "name"]
+        of = f"{'topic ' if _head(new) == 'Topic' else ''}{named[0]}" if named else f"the {_words(_head(new))}"
+        pairs = ((a, b, f"the {name.replace('_', ' ')} of {of}") for name, a, b in _side_by_side(old, new))
+        return next((found for a, b, part in pairs if (found := _difference(a, b, part))), "")
+    if _head(old) and _head(new):
+        if _is_above(old, new):
+            return f"a {_words(_head(new))} was put in"
+        if _is_above(new, old):
+            return f"the {_words(_head(old))} was taken out"
+        return f"{where} was a {_words(_head(old))} and is a {_words(_head(new))}"
+    assert _is_list(old)
+    assert _is_list(new)
+    if len(old) == len(new):
+        return next((found for a, b in zip(old, new, strict=True) if (found := _difference(a, b, where))), "")
+    return f"{where} were {_names(old)} and are {_names(new)}"
+
+
+def _only_more_columns(old: object, new: object) -> bool:
+    """Tell whether a topic was only given columns: a record says then what it said, and what is made of the others shows in the state."""
+    changed = {name: (a, b) for name, a, b in _side_by_side(old, new) if a != b}
+    if not changed.keys() <= {"value", "headers"} or ("value" in changed and _field(new, "value_format") != Format.JSON):
+        return False
+    named, names = changed.get("headers", ([], []))
+    had, has = (set(Schema.parse(str(_field(form, "value")))) for form in (old, new))
+    return {(c.name, c.type) for c in had} <= {(c.name, c.type) for c in has} and all(header in names for header in named)
+
+
+def _is_above(form: object, node: object) -> bool:
+    """Tell whether a form is one of those that feed a node."""
+    while _has_parent(node):
+        node = _field(node, "parent")
+        if node == form:
+            return True
+    return False
+
+
+def _is_list(form: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(form, Sequence) and not isinstance(form, str)
+
+
+def _has_parent(form: object) -> bool:
+    return bool(_head(form)) and any(part[0] == "parent" for part in _parts(form))
+
+
+def _head(form: object) -> str:
+    """Give the name of the node, or of the part of one, that a form writes; "" for a list or a plain value."""
+    if not _is_list(form) or not form or not isinstance(form[0], str):
+        return ""
+    if form[0] == "expr" and len(form) == 2:
+        return "expr"
+    named = all(_is_list(p) and len(p) == 2 and isinstance(p[0], str) for p in form[1:])
+    return form[0] if named and form[0][:1].isupper() else ""
+
+
+def _parts(form: object) -> Sequence[Any]:
+    return form[1:] if _is_list(form) and _head(form) not in ("", "expr") else ()
+
+
+def _side_by_side(old: object, new: object) -> Iterator[tuple[str, Any, Any]]:
+    """Give the parts of two forms of a kind by their names; one that isn't written is at its default, and that is empty."""
+    mine, theirs = ({name: part for name, part in _parts(form)} for form in (old, new))
+    yield from ((name, mine.get(name, []), theirs.get(name, [])) for name in mine | theirs)
+
+
+def _field(form: object, name: str) -> object:
+    return next(part[1] for part in _parts(form) if part[0] == name)
+
+
+def _words(head: str) -> str:
+    """Write a node's name as people read it: FlatMapValues is a flat map values."""
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in head).strip()
+
+
+def _text(form: object) -> str:
+    match form:
+        case None:
+            return "nothing"
+        case str():
+            return f"({_plain(form)})" if "`" in form else form or "nothing"
+        case _ if _head(form) == "expr" and _is_list(form):
+            return f"`{str(form[1]).partition(':')[2]}`"
+        case _ if _head(form):
+            return f"a {_words(_head(form))}"
+        case _:
+            return json.dumps(form)
+
+
+def _names(forms: Sequence[object]) -> str:
+    """Name the parts of a list: aggregates by their names, columns by theirs."""
+    found = []
+    for form in forms:
+        if any(part[0] == "name" for part in _parts(form)):
+            found.append(str(_field(form, "name")))
+        elif _is_list(form) and form and isinstance(form[0], str) and not _head(form):
+            found.append(form[0])
+        else:
+            found.append(_text(form))
+    return ", ".join(found) or "none"
+
+
+def column_changes(*ddl: tuple[str, str]) -> list[tuple[str, str | None, str | None]]:
+    """List the columns that come, go, or change their type, from the first of each pair of DDL to the second: name, type then, type now.
+
+    >>> column_changes(("sku STRING, qty INT", "qty BIGINT, at TIMESTAMP"))
+    [('at', None, 'TIMESTAMP'), ('sku', 'STRING', None), ('qty', 'INT', 'BIGINT')]
+    """
+    had, has = ({c.name: c.type.sql() for pair in ddl for c in Schema.parse(pair[side])} for side in (0, 1))
+    changed = [(name, had.get(name), has.get(name)) for name in (*has, *(n for n in had if n not in has)) if had.get(name) != has.get(name)]
+    return sorted(changed, key=lambda column: (column[1] is not None, column[2] is not None))
+
+
+def _columns(old: str, new: str) -> str:
+    said = [
+        f"{name} is new" if was is None else f"{name} is gone" if now is None else f"{name} was {was} and is {now}"
+        for name, was, now in column_changes((old, new))
+    ]
+    return ", ".join(said) or "in another order"
+
+
+def _plain(ddl: str) -> str:
+    return ddl.replace("`", "")

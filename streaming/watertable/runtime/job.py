@@ -1,0 +1,669 @@
+"""Run one app: read a range of its topics, compile it, commit it, and begin again. The only place that holds a running app.
+
+The loop is ours, over batch reads with explicit offsets; there is no streaming query and no checkpoint beside the changelog. Laws: a
+run begins with a fence and reads its position after it; each batch begins exactly where the last commit ended and ends where the
+source says that committed records end; nothing outside the changelog is needed to go on. Two threads work beside the loop, and
+neither may lose anything by dying: `Courier` brings to Kafka what commits hold, `Folding` folds and tidies.
+
+A rewind takes the writer's place like any other writer, and leaves it again: a run that finds itself fenced by nothing but rewinds goes
+on from where they put the app, within the same process. One that is asked to wait, for a promote, waits until it is done or its time is
+over. A shadow is brought on by the same loop with a writer of its own, up to where its app stands and no further; nobody folds or
+publishes what it commits.
+
+A partition that is idle, where its topic says so, is let go by an advance in the commit, and the wall clock is recorded by one where a
+punctuator waits for it; a replay cuts its batches at those that were recorded (`advances`).
+
+Where a batch fails because of its data, halves of it are tried until the one record is known: what comes before it is committed, and
+the error names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame
+
+from watertable import failpoints
+from watertable.acts.rebuild import commit_at
+from watertable.acts.shadow import goes_first
+from watertable.compiler import Batch, Compiler
+from watertable.errors import BreakingChange, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
+from watertable.kafka.admin import Admin, TopicState
+from watertable.kafka.config import Cluster
+from watertable.kafka.source import ONE_TASK, read_range
+from watertable.plan.plan import Topology
+from watertable.runtime.advances import Advances, Clocks, clocks_of
+from watertable.runtime.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
+from watertable.runtime.ranges import bounded, midway, size
+from watertable.runtime.workers import Courier, Folding
+from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
+from watertable.settings import Settings
+from watertable.store.archive import Archives
+from watertable.store.changelog import OUT_PREFIX, UNTIL, Advance, Changelog, CommitInfo, Offsets, Partition, Position
+from watertable.store.touched import Touched
+from watertable.store.writer import HOLD_MS, Retention, Store, Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HEARTBEAT: Final = 4.0
+"""Seconds after which a run says that it lives, at the latest."""
+PATIENCE: Final = 4.0
+"""Seconds that a batch gets to finish once a stop was asked for; after them it is undone."""
+_POLL: Final = 0.1
+_HELD: Final = 0.25
+_LOOK: Final = 1.0
+"""Seconds after which an idle run looks whether somebody has rewound its app."""
+JVM_LOST: Final = "the JVM of this run is gone: killed, or out of memory (its log says). Nothing is lost: start the app again"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Say how fast a run goes; durations in seconds.
+
+    Commits are at least `trigger` apart, batches hold at most `records`. A table is folded each `fold`, at once when `tail` rows wait for
+    it; when twice as many wait, the stream does too. What is scheduled by the wall clock is looked at each `punctuate`.
+    """
+
+    trigger: float = 1.0
+    records: int = 400_000
+    fold: float = 30.0
+    tail: int = 2_000_000
+    tidy: float = 600.0
+    punctuate: float = 10.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Pace:
+        """Take what the settings say."""
+        folding = settings.fold_seconds, settings.tail_rows, settings.tidy_seconds
+        return cls(settings.trigger_seconds, settings.batch_records, *folding, settings.punctuate_seconds)
+
+
+def run(
+    topology: Topology,
+    settings: Settings,
+    *,
+    available_now: bool = False,
+    shadow: bool = False,
+    goal: Offsets | None = None,
+    on_event: Listener = lambda event: None,
+    stop: threading.Event | None = None,
+    spark: SparkSession | None = None,
+    log: Path | None = None,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> None:
+    """Run an app until `stop` is set; with `available_now`, until it has read what was there when it began.
+
+    With `shadow`, it is the app's shadow that is run, until it is where the app stands, or has read up to `goal`; the app is left alone.
+    `clock` is the clock on the wall, by which punctuators may be scheduled.
+
+    Returns when all is committed, folded (a bounded run) or left as it was (a stop: the batch at hand is finished or undone within
+    seconds). Without `spark`, a session is started, and ended with its JVM. Raises `TopicChanged` when the topics are no longer those that
+    were read, `Fenced` when another run took over, `RecordFailed` at a record that can't be worked off, any other `WatertableError` for
+    what else stops a run; each is an event first.
+    """
+    stop = stop or threading.Event()
+    emit = _Emitter(on_event)
+    began_session = spark is None
+    job: _Job | None = None
+    try:
+        Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
+        spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
+        job = _Replay(topology, settings, spark, emit, stop, goal) if shadow else _Job(topology, settings, spark, emit, stop, clock)
+        reason = job.run(available_now=available_now)
+    except Exception as error:
+        told = _told(error, spark)
+        if stop.is_set() and not isinstance(told, Fenced | TopicChanged):
+            _log.info("the batch at hand was undone: %s", error)
+            emit(Stopped(position=job.shown if job else "", reason="stopped; the batch at hand was undone"))
+            return
+        emit(_failed(told, job))
+        raise told from error
+    else:
+        emit(Stopped(position=job.shown, reason=reason))
+    finally:
+        if job is not None:
+            job.close()
+        if began_session and spark is not None:
+            shut_down(spark)
+
+
+class _Emitter:
+    """Pass events on, one at a time whatever thread they come from."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self.last = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self.last = time.monotonic()
+            self._listener(event)
+
+
+class _Job:
+    """Hold one running app: where it stands, and the loop that moves it."""
+
+    def __init__(
+        self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:  # fmt: skip
+        self.topology, self.spark, self.emit, self.stop, self.clock = topology, spark, emit, stop, clock
+        self.pace = Pace.of(settings)
+        self.cluster = Cluster.of(settings)
+        self.admin = Admin(self.cluster)
+        self.compiler = Compiler(topology)
+        retention = Retention(timedelta(days=settings.horizon_days))
+        self.store = Store.open(spark, settings.warehouse_uri, topology.app, topology.kept, retention, topology.archived)
+        self.advances = Advances.of(topology)
+        self.clocks = Clocks(self.pace.punctuate, lambda: self.store.by_clock(self.writer.known))
+        self.archives = Archives(spark, settings.warehouse_uri, topology.archived)
+        self.position: Position | None = None
+        self.offsets: dict[Partition, int] = {}
+        self.stream_times: dict[Partition, datetime | None] = {}
+        self.topics: dict[str, TopicState] = {}
+        self.group = ""
+        self._closed = threading.Event()
+        self.courier = self._new_courier()
+        touched = Touched.of(settings, self.store.folder.changelog, topology.tables)
+        self.folding = Folding(self.store, self.pace.fold, self.pace.tail, self.pace.tidy, emit, lambda: self.courier.consumers, touched)
+        self._known_lag: dict[str, int] = {}
+        self._took: dict[str, int] = {}
+        """What the batch before took, and of how many records: so much a replay of as many may be expected to take."""
+        self._busy_since = self._checked = self._looked = 0.0
+        self._started = False
+        self.problem = ""
+        for target in (self._undo_when_late, self._beat):
+            threading.Thread(target=target, name=f"watertable-{target.__name__.strip('_')}", daemon=True).start()
+
+    @property
+    def shown(self) -> str:
+        """Write the position as people read it; empty before the start has found it."""
+        return str(self.position) if self.position else ""
+
+    def run(self, *, available_now: bool) -> str:
+        """Work until there is a reason to stop, and give it."""
+        self._refuse_breaking_code()
+        self._start()
+        return self._work(self.admin.latest(self.offsets) if available_now else None)
+
+    def _work(self, goal: dict[Partition, int] | None) -> str:
+        while not self.stop.is_set():
+            try:
+                reason = self._turn(goal)
+            except _Followed:
+                continue
+            except Fenced as fenced:
+                self._go_on_from_rewind(fenced)
+            else:
+                if reason:
+                    return reason
+        return "stopped"
+
+    def _turn(self, goal: dict[Partition, int] | None) -> str:
+        """Commit a batch, or wait a little where there is none; a bounded run that has reached its goal gives the reason to end."""
+        began = time.monotonic()
+        ends = goal or self._ends()
+        if goal is None:
+            self.advances.look(self.offsets, ends, began)
+            self.advances.noticed = self.clocks.due(self.position, began, self.clock()) if self.clock else {}
+        end = self.advances.upto(self.offsets, bounded(self.offsets, ends, self.pace.records))
+        if end == self.offsets and not self.advances.due(self.offsets, self.stream_times):
+            if goal is not None:
+                return self._caught_up()
+            self._rest(ends)
+            return ""
+        self._lag(ends)
+        self._busy_since = began
+        self._check_topics()
+        self._advance(end, ends)
+        self._busy_since = 0.0
+        self._hold_back()
+        if end == ends:
+            self.stop.wait(max(0.0, began + self.pace.trigger - time.monotonic()))
+        return ""
+
+    def close(self) -> None:
+        """End the threads; what they were doing is done again by the next run."""
+        self._closed.set()
+        for worker in (self.courier, self.folding):
+            worker.close()
+
+    # -- where it stands ---------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._take_place()
+        self._make_outputs()
+        self.emit(
+            Started(
+                app=self.topology.app, position=self.shown, generation=self.writer.generation, pid=os.getpid(),
+                fingerprint=self.topology.fingerprint, topics=tuple(t.name for t in self.topology.topics),
+                tables=tuple(t.name for t in self.topology.tables),
+            )
+        )  # fmt: skip
+        self._started = True
+        self._begin_workers()
+
+    def _refuse_breaking_code(self) -> None:
+        """Raise `BreakingChange` where the states are of code that this one can't go on from, and nobody has rewound them for it."""
+        found = self.store.deployment(self.topology)
+        if found is not None and found.words:
+            raise BreakingChange(found.words)
+
+    def _take_place(self) -> None:
+        """Start a writer, and stand where it stands."""
+        failpoints.hit("job.start.before_fence")
+        writer = self._new_writer()
+        failpoints.hit("job.start.after_fence")
+        self._stand(writer)
+
+    def _new_writer(self) -> Writer:
+        return self.store.start_writer(self.topology.fingerprint)
+
+    def _stand(self, writer: Writer) -> None:
+        """Stand where a writer stands."""
+        names = [topic.name for topic in self.topology.topics]
+        self.writer, self.position = writer, writer.position
+        self.offsets, self.stream_times, self.topics = {}, {}, {}
+        if (last := self.writer.last) is not None:  # topics that the app reads no more keep their offsets in the commits
+            self.offsets = {p: offset for p, offset in last.next.items() if p[0] in names}
+            self.stream_times = {p: last.stream_times.get(p) for p in self.offsets}
+            counts = Counter(topic for topic, _ in self.offsets)
+            self.topics = {topic: TopicState(last.topic_ids[topic], count) for topic, count in counts.items()}
+            self.archives.look({topic: state.id for topic, state in self.topics.items()})
+            self._check_topics()
+        new = [name for name in names if name not in self.topics]
+        found = self.admin.describe(new)
+        self.archives.look({topic: state.id for topic, state in found.items()})
+        self.offsets |= self.archives.earliest(self.admin.earliest(self.admin.partitions(new)))
+        self.topics |= found
+        self._look_for_advances()
+
+    def _look_for_advances(self) -> None:
+        """Find the advances of other epochs; those of its own are in its stream times."""
+        if self.writer.known.head.next_epoch > 2:
+            ids = {name: state.id for name, state in self.topics.items()}
+            self.advances.recorded = self.store.changelog.advances(ids)
+            self.advances.read = self.store.changelog.furthest(ids) if self.store.timers else {}
+
+    def _check_topics(self) -> None:
+        """Raise `TopicChanged` when the topics are no longer those that were read, or have lost what no archive holds."""
+        self.admin.check_topics(self.topics, self.archives.reached(self.offsets))
+
+    def _new_courier(self) -> Courier:
+        return Courier(self.store, self.admin, self.cluster, publishes=bool(self.topology.sinks))
+
+    def _begin_workers(self) -> None:
+        self.folding.start()
+        self._begin_courier()
+
+    def _begin_courier(self) -> None:
+        assert self.position is not None
+        self.courier.generation = self.writer.generation
+        self.courier.start()
+        if self.position.seq:
+            self.folding.waiting(self.writer.known, {})
+        self.courier.deliver(self.position, self.offsets, None)
+
+    def _go_on_from_rewind(self, fenced: Fenced) -> None:
+        """Take the place up again where rewinds, and nothing else, have fenced this run; raise what fenced it where it was another run.
+
+        Where nobody has taken it, a column was added to the changelog while this run wrote, for the shadow of other code.
+        """
+        before, generation = self.shown, self.writer.generation
+        if not self.store.acts_since(generation) and not (self.writer.failed and self.store.head().generation == generation):
+            raise fenced
+        self._drop_place()
+        self._wait_while_held(fenced, generation)
+        self._take_place()
+        self._follow(before, generation)
+
+    def _drop_place(self) -> None:
+        """Leave what belongs to the place that was taken away: the batch, and the courier of its generation."""
+        self._busy_since = 0.0
+        self.courier.close()
+        self.courier = self._new_courier()
+
+    def _follow(self, before: str, generation: int) -> None:
+        """Go on from a place that was taken up again; raise `Fenced` where another run was there in between."""
+        acts = self.store.acts_since(generation, self.writer.generation)
+        if not acts and self.writer.generation != generation + 1:
+            raise Fenced(f"another run of {self.topology.app!r} started while this one followed a rewind from {before}; this one ends")
+        if rewinds := [act for act in acts if act.kind == "epoch"]:
+            if rewinds[-1].fingerprint not in ("", self.topology.fingerprint):
+                raise JobError(
+                    f"{rewinds[-1].writer}: {self.topology.app} goes on under the code {rewinds[-1].fingerprint}, and this run is of "
+                    f"{self.topology.fingerprint}. Nothing is lost: start it again, with that code"
+                )
+            self.emit(Rewound(position=self.shown, before=before, by=rewinds[-1].writer, generation=self.writer.generation))
+        self._begin_courier()
+
+    def _wait_while_held(self, fenced: Fenced, generation: int) -> None:
+        """Wait as long as a promote asks for, counted from the moment this run sees it; raise what fenced it where another run begins."""
+        seen, since = 0, time.monotonic()
+        while acts := self.store.acts_since(generation):
+            last = acts[-1]
+            if last.generation != seen:
+                seen, since = last.generation, time.monotonic()
+            if last.kind != "hold" or time.monotonic() - since > last.counters.get(HOLD_MS, 0) / 1000:
+                break
+            self.problem = f"waits for {last.writer}"
+            if self.stop.wait(_HELD):
+                break
+        self.problem = ""
+        if not acts and self.store.head().generation != generation:
+            raise fenced
+
+    def _make_outputs(self) -> None:
+        """Create the topics that the app writes where they aren't there, with as many partitions as the widest that it reads."""
+        wanted = [sink.topic for sink in self.topology.sinks]
+        for name in set(wanted) - set(self.admin.describe(wanted)):
+            self.admin.create_topic(name, max(state.partitions for state in self.topics.values()))
+
+    def _ends(self) -> dict[Partition, int]:
+        """Ask where committed records end; as long as the cluster doesn't answer, wait and say so."""
+        while True:
+            try:
+                ends = self.admin.latest(self.offsets)
+            except KafkaError as error:
+                if "unknown topic or part" in str(error).lower():
+                    self.admin.check_topics(self.topics, {})  # a topic that is gone is no outage
+                self.problem = str(error)
+                if self.stop.wait(1.0):
+                    return self.offsets
+            else:
+                self.problem = ""
+                return ends
+
+    def _lag(self, ends: Offsets) -> dict[str, int]:
+        lag = dict.fromkeys(sorted(self.topics), 0)
+        for partition, end in ends.items():
+            lag[partition[0]] += max(0, end - self.offsets[partition])
+        self._known_lag = lag
+        return lag
+
+    # -- a batch -----------------------------------------------------------------------------------------------------------------
+
+    def _advance(self, end: dict[Partition, int], ends: Offsets) -> None:
+        """Commit everything up to `end`; where data is in the way, as much as there is before it, and then raise `RecordFailed`."""
+        try:
+            self._batch(end, ends)
+        except Exception as error:
+            if end == self.offsets or not self._is_data(error):
+                raise
+            if (middle := midway(self.offsets, end)) is None:
+                raise self._blame(end, error) from error
+            _log.warning("a batch failed, trying halves of it: %s", error)
+            self._begin_again()
+            self._advance(middle, ends)
+            self._advance(end, ends)
+
+    def _begin_again(self) -> None:
+        """Start a new writer after a batch that failed: whether its commit is there, only the changelog knows."""
+        self.writer.check()  # a rewind is followed, and another run is left alone
+        before, generation, position = self.shown, self.writer.generation, self.position
+        writer = self._new_writer()
+        if writer.generation != generation + 1:  # somebody was quicker after that look
+            self._drop_place()
+            self._stand(writer)
+            self._follow(before, generation)
+            raise _Followed
+        self.writer = writer
+        self.courier.generation = writer.generation
+        if writer.position != position:
+            raise JobError(f"the batch after {self.shown} failed, and yet it is committed, at {writer.position}: start the app again")
+
+    def _batch(self, end: dict[Partition, int], ends: Offsets) -> None:
+        began = time.monotonic()
+        assert self.position is not None
+        self.group = f"{self.topology.app}@{self.position.epoch}.{self.position.seq + 1}"
+        records_at_most = size(self.offsets, end)
+        with (
+            job_group(self.spark, self.group, f"batch {self.group}", STREAM_POOL) as jobs,
+            shuffled_by(self.spark, 1 if records_at_most <= ONE_TASK else None),
+        ):
+            failpoints.hit("job.batch.begin")
+            records = self._records(end)
+            since = {p: self.stream_times.get(p) for p in self.offsets}
+            advances = self.advances.due(self.offsets, since)
+            carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
+            batch = self.compiler.batch(records, carry, self.writer.lookup(records_at_most), since, clocks_of(advances))
+            try:
+                failpoints.hit("job.batch.compiled")
+                self._commit(batch, end, advances)
+            finally:
+                batch.close()
+            failpoints.hit("job.batch.end")
+            spent = jobs()
+        stats, dropped = batch.stats, Counter[str]()
+        for (_, reason), count in stats.dropped.items():
+            dropped[reason] += count
+        count = sum(p.records for p in stats.partitions.values())
+        self._took = {"ms": round((time.monotonic() - began) * 1000), "ms_records": count}
+        rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
+        outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
+        self.courier.deliver(self.position, self.offsets, outbox)
+        self.folding.waiting(self.writer.known, rows | {t.name: self.writer.rows.get(t.name, 0) for t in self.compiler.layout.buffers})
+        times = [t for t in self.stream_times.values() if t is not None]
+        self.emit(
+            BatchCommitted(
+                position=self.shown, records=count, seconds=time.monotonic() - began, lag=self._lag(ends), jobs=spent,
+                quarantined=stats.quarantined, dropped=dict(dropped), rows=rows, published=outbox,
+                stream_time=min(times, default=None),
+            )
+        )  # fmt: skip
+
+    def _records(self, end: dict[Partition, int]) -> DataFrame:
+        """Read a batch; what is to be archived is, before anything is made of it."""
+        self.archives.keep(self.cluster, self.offsets, end, self.admin.earliest, self.pace.records)
+        kept, beside = self.archives.read(self.offsets, end), self.archives.beside(end)
+        live = [read_range(self.spark, self.cluster, self.offsets, beside)] if beside or not kept else []
+        return reduce(DataFrame.unionByName, [*live, *kept])
+
+    def _commit(self, batch: Batch, end: dict[Partition, int], advances: tuple[Advance, ...]) -> None:
+        stats = batch.stats
+        times = {p: found.stream_time for p, found in stats.partitions.items()}
+        counters = {"records": sum(p.records for p in stats.partitions.values()), "quarantined": stats.quarantined}
+        counters |= self._took  # what its own takes isn't known before it's made
+        counters |= {f"dropped:{node}:{reason}": count for (node, reason), count in stats.dropped.items()}
+        counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
+        info = CommitInfo(
+            begin=self.offsets, next=end, stream_times={p: times.get(p, self.stream_times.get(p)) for p in self.offsets},
+            topic_ids={name: state.id for name, state in self.topics.items()}, counters=counters, advances=advances,
+        )  # fmt: skip
+        self.position = self.writer.commit(
+            batch.tables, info, outbox=batch.outbox, quarantine=batch.quarantine, dropped=batch.dropped, records=counters["records"]
+        )
+        self.offsets, self.stream_times, self.advances.noticed = end, dict(info.stream_times), {}
+
+    def _is_data(self, error: Exception) -> bool:
+        """Tell whether a batch failed because of what is in it, rather than at any record or for another reason."""
+        if isinstance(error, WatertableError | AnalysisException) or not isinstance(error, PySparkException | Py4JJavaError):
+            return False
+        if self.stop.is_set() or lost_jvm(self.spark, error):
+            return False
+        self._check_topics()  # raises what it finds, an outage too
+        return True
+
+    def _blame(self, end: Offsets, error: Exception) -> RecordFailed:
+        topic, partition = next(p for p in end if end[p] > self.offsets[p])
+        offset = self.offsets[topic, partition]
+        location = next(t.location for t in self.topology.topics if t.name == topic)
+        return RecordFailed(
+            f"{location}: the record at offset {offset} of topic {topic!r}, partition {partition} stops {self.topology.app!r}: "
+            f"{_first_line(error)}. All before it is committed, at {self.shown}. "
+            "Mend the definition so that it filters or quarantines such a record, and start again.",
+            topic=topic, partition=partition, offset=offset, location=location,
+        )  # fmt: skip
+
+    # -- beside the batches ------------------------------------------------------------------------------------------------------
+
+    def _rest(self, ends: Offsets) -> None:
+        """Wait a little for records; now and then, see whether the topics are still what they were."""
+        self._look_after()
+        self._lag(ends)
+        if time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            self.writer.check()
+        if time.monotonic() - self._checked > HEARTBEAT:
+            self._checked = time.monotonic()
+            self._check_topics()
+        self.stop.wait(_POLL)
+
+    def _hold_back(self) -> None:
+        """Let folds catch up when too much waits for them: what nobody folds makes every read slower."""
+        self._look_after()
+        while self.folding.tail > 2 * self.pace.tail and not self.stop.wait(_POLL):
+            self._look_after()
+
+    def _beat(self) -> None:
+        """Say that the run lives whenever it has said nothing for a while, whatever the loop is doing."""
+        while not self._closed.wait(0.5):
+            if self._started and time.monotonic() - self.emit.last >= HEARTBEAT:
+                busy = time.monotonic() - self._busy_since if self._busy_since else 0.0
+                problem = self.problem or self.courier.problem
+                self.emit(Idle(position=self.shown, lag=self._known_lag, busy_s=round(busy, 1), problem=problem))
+
+    def _look_after(self) -> None:
+        """Raise what stopped a worker: a run whose tables aren't folded or whose outbox isn't sent is no run."""
+        for worker in (self.courier, self.folding):
+            worker.check()
+        if not alive(self.spark):
+            raise JobError(JVM_LOST)
+
+    def _caught_up(self) -> str:
+        """End a bounded run: everything is folded and published."""
+        self.folding.finish(self.stop)
+        self.courier.finish(self.stop)
+        self._look_after()
+        return "stopped" if self.stop.is_set() else "caught up"
+
+    def _undo_when_late(self) -> None:
+        """Cancel a batch that doesn't end within the patience that a stop has."""
+        while not self.stop.wait(0.2):
+            if self._closed.is_set():
+                return
+        while not self._closed.wait(PATIENCE):
+            with contextlib.suppress(Exception):  # the JVM may be going as well
+                self.spark.sparkContext.cancelJobGroup(self.group)
+
+
+class _Replay(_Job):
+    """Bring a shadow to where its app stands: the same loop, by the shadow's writer, with nobody beside it to fold or publish.
+
+    Of a shadow of some tables, it runs the part of the app that makes them.
+    """
+
+    def __init__(
+        self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None
+    ) -> None:
+        changelog = Changelog(spark, settings.warehouse_uri, topology.app)
+        snapshot = changelog.snapshot()
+        head = changelog.head(snapshot)
+        row, self._until = head.shadow, None
+        if row is not None and (seq := row.counters.get(UNTIL)):
+            self._until = commit_at(changelog, snapshot, head, seq)
+        super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
+        self._given, self._code, self._let = goal, topology.fingerprint, timedelta(seconds=settings.shadow_lag_seconds)
+
+    def run(self, *, available_now: bool) -> str:
+        """Read up to the goal; without one, up to the app's own position, until what it has moved meanwhile fits one batch."""
+        self._start()
+        while True:
+            goal = self._goal()
+            behind = sum(max(0, end - self.offsets[p]) for p, end in goal.items())
+            reason = self._work(goal)
+            if self.stop.is_set() or self._given is not None or behind <= self.pace.records:
+                return reason
+
+    def _goal(self) -> dict[Partition, int]:
+        """Give the offsets at which the app stands, or where the days were over; of topics that it doesn't read, the ends.
+
+        What the app has recorded by then is done here, too.
+        """
+        found = self._given
+        if self._until is not None:
+            found = self._until.next
+        elif found is None:
+            last = self.store.head().last
+            if last is None:  # rewound to earliest, it has read nothing since
+                return dict(self.offsets)
+            found = last.next
+        self._look_for_advances()  # after the look at the app, which goes on meanwhile: all up to there is wanted
+        beyond = [p for p in self.offsets if p not in found]
+        return {**{p: found[p] for p in self.offsets if p in found}, **(self.admin.latest(beyond) if beyond else {})}
+
+    def _new_writer(self) -> Writer:
+        return self.store.start_writer(self._code, shadow=True)
+
+    def _make_outputs(self) -> None:
+        """Make none: it publishes nothing."""
+
+    def _begin_workers(self) -> None:
+        """Begin none."""
+
+    def _hold_back(self) -> None:
+        """Begin no batch while the app is late; unless it waits itself, for the promote of what is read here."""
+        self._look_after()
+        while self._given is None and self._app_is_late() and not self.stop.wait(_HELD):
+            self.problem = "lets the app go first"
+        self.problem = ""
+
+    def _app_is_late(self) -> bool:
+        last = self.store.head().last
+        if last is None:
+            return False
+        ends = self.admin.latest(last.next)
+        waiting = sum(max(0, ends[p] - offset) for p, offset in last.next.items())
+        return goes_first(waiting, last.commit_time, datetime.now(UTC), self._let)
+
+    def _caught_up(self) -> str:
+        return "level"
+
+    def _go_on_from_rewind(self, fenced: Fenced) -> None:
+        raise fenced
+
+    def _follow(self, before: str, generation: int) -> None:
+        raise Fenced(f"another process has taken the shadow of {self.topology.app!r} over from {before}; this one ends")
+
+
+class _Followed(Exception):
+    """Leave a batch that failed: the app was rewound meanwhile, and goes on elsewhere."""
+
+
+def _told(error: Exception, spark: SparkSession | None) -> WatertableError:
+    """Say an error in our words."""
+    if isinstance(error, WatertableError):
+        return error
+    if spark is not None and lost_jvm(spark, error):
+        return JobError(JVM_LOST)
+    return JobError(f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _failed(error: WatertableError, job: _Job | None) -> Failed:
+    record = error if isinstance(error, RecordFailed) else None
+    return Failed(
+        error=type(error).__name__, message=str(error), position=job.shown if job else None, topic=record.topic if record else None,
+        partition=record.partition if record else None, offset=record.offset if record else None,
+        location=record.location if record else None,
+    )  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0][:500]

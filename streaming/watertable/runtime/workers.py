@@ -1,0 +1,354 @@
+"""Work beside a running app: `Folding` keeps the tables close behind the changelog, `Courier` brings to Kafka what commits hold.
+
+Neither holds anything that isn't in the changelog, so either may die at any point and be begun again: a fold is found by its
+transaction, what was published by the place in the producer's own. Each is one thread with a Spark session of its own, at low weight
+beside the stream's. A worker that fails stops the run, through `check`; an outage of Kafka only makes the courier late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from watertable.errors import Fenced, KafkaError
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
+from watertable.runtime.events import DaysTouched, Folded, Listener, TableFolded
+from watertable.session import UPKEEP_POOL, job_group
+from watertable.store.changelog import Position
+
+if TYPE_CHECKING:
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.store.changelog import Head, Lineage, Offsets
+    from watertable.store.deltalog import Snapshot
+    from watertable.store.reader import Known
+    from watertable.store.touched import Touched
+    from watertable.store.writer import Store
+
+_log = logging.getLogger(__name__)
+_CLOSE: Final = 5.0
+_AGAIN: Final = 3.0
+_OUTAGE: Final = 60.0
+
+Consumers = Callable[[], Iterable["Position"]]
+"""Tell from which positions on somebody still reads the changelog, so that no trim takes it away."""
+
+
+class Worker:
+    """Run `_work` in a thread each time there is some, until closed."""
+
+    def __init__(self, name: str) -> None:
+        self._wake = threading.Event()
+        self._idle = threading.Event()
+        self._closed = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watertable-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread, its Spark jobs cancelled; what it was doing is left undone."""
+        self._closed.set()
+        self._wake.set()
+        deadline = time.monotonic() + _CLOSE
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):
+                self._cancel()
+            self._thread.join(0.2)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._wake.wait(self._patience())
+                self._wake.clear()
+                if not self._closed.is_set():
+                    self._work()
+        except BaseException as error:
+            if not self._closed.is_set():
+                self._error = error
+
+    def _patience(self) -> float | None:
+        return None
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _cancel(self) -> None:
+        """Cancel the thread's Spark jobs."""
+
+
+class Folding(Worker):
+    """Fold each table at least once per interval, at once when too many rows wait, and tidy up now and then."""
+
+    def __init__(
+        self, store: Store, fold_seconds: float, tail_rows: int, tidy_seconds: float, emit: Listener, consumers: Consumers,
+        touched: Touched | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__("fold")
+        self._touched = touched
+        self._consumers = consumers
+        self._store, self._every, self._bound, self._tidy_every, self._emit = store, fold_seconds, tail_rows, tidy_seconds, emit
+        self._lock = threading.Lock()
+        self._waiting: dict[str, int] = {}
+        self._oldest: float | None = None
+        self._known: Known | None = None
+        self._due = self._tidy_due = 0.0
+        self._finishing = False
+
+    @property
+    def tail(self) -> int:
+        """Give the number of rows that wait for the fold of one table, at most."""
+        with self._lock:
+            return max(self._waiting.values(), default=0)
+
+    def waiting(self, known: Known, rows: Mapping[str, int]) -> None:
+        """Hear of a commit from its writer, and of how many rows it added to each table's tail."""
+        with self._lock:
+            self._known = known
+            self._oldest = self._oldest or time.monotonic()
+            for table, count in rows.items():
+                self._waiting[table] = self._waiting.get(table, 0) + count
+        if self.tail > self._bound:
+            self._wake.set()
+
+    def finish(self, stop: threading.Event) -> None:
+        """Fold all there is, now; return when it's done, or as soon as a stop is asked for."""
+        self._finishing = True
+        self._idle.clear()
+        self._wake.set()
+        while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
+            pass
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        self._due = self._due or now + self._every
+        self._tidy_due = self._tidy_due or now + self._tidy_every
+        return max(0.0, min(self._due, self._tidy_due) - now)
+
+    def _work(self) -> None:
+        now, finishing = time.monotonic(), self._finishing  # a fold that began before the end was asked for may lack the last commit
+        if finishing or now >= self._due or self.tail > self._bound:
+            self._fold()
+            self._due = time.monotonic() + self._every
+        if now >= self._tidy_due and not finishing:
+            with self._group("tidy"):
+                self._store.upkeep.maintain(self._consumers())
+            self._tidy_due = time.monotonic() + self._tidy_every
+        if finishing:
+            self._finishing = False
+            self._idle.set()
+
+    def _fold(self) -> None:
+        with self._lock:
+            oldest, self._oldest = self._oldest, None
+            self._waiting, known = {}, self._known
+        if known is None:
+            return  # nothing was ever committed
+        began = time.monotonic()
+        with self._group("fold"):
+            done = self._store.fold_all(known, self._closed.is_set)
+        if done:
+            lag = 0.0 if oldest is None else time.monotonic() - oldest
+            folded = str(known.position)
+            shown = {name: fold for name, fold in done.items() if not name.startswith("__")}  # the buffers of joins are nobody's tables
+            tables = {name: TableFolded(version=fold.mark.version, folded=folded, ms=fold.ms) for name, fold in shown.items()}
+            self._emit(Folded(tables=tables, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
+        if self._touched is not None and self._touched.told != known.position and not self._closed.is_set():
+            with self._group("days"):
+                days = self._touched.upto(known.position, known.head.lineage)
+            reached = known.head.last.low_stream_time if known.head.last else None
+            self._emit(DaysTouched(position=str(known.position), stream_time=reached, days=days))
+
+    def _group(self, what: str) -> contextlib.AbstractContextManager[object]:
+        return job_group(self._store.spark, self._group_id, what, UPKEEP_POOL)
+
+    @property
+    def _group_id(self) -> str:
+        return f"{self._store.app} upkeep"
+
+    def _cancel(self) -> None:
+        self._store.spark.sparkContext.cancelJobGroup(self._group_id)
+
+
+class Courier(Worker):
+    """Mirror the position to the app's consumer group, and publish the outbox, each record once and in order.
+
+    While Kafka doesn't answer, both wait; `problem` says so. Losing the race to another run's courier is `Fenced`, and ends the run.
+
+    An epoch that a rewind began publishes from where the one before it stopped, by the records' own places in the source: what came
+    from records before that, its parent has published. Where the rewind asks for it, it publishes all that it makes.
+    """
+
+    def __init__(self, store: Store, admin: Admin, cluster: Cluster, *, publishes: bool) -> None:
+        super().__init__("courier")
+        self._store, self._admin, self._cluster, self._publishes = store, admin, cluster, publishes
+        self._lock = threading.Lock()
+        self._order: tuple[Position, Offsets] | None = None
+        self._outbox = False
+        self._publisher: OutboxPublisher | None = None
+        self._head: Head | None = None
+        self._read = 0
+        self._sent: Position | None = None
+        self._since = time.monotonic()
+        self.generation = 0
+        self.problem = ""
+
+    @property
+    def consumers(self) -> Iterable[Position]:
+        """Name the place up to which the outbox is published: a trim must leave what comes after it."""
+        if not self._publishes:
+            return ()
+        sent = self._sent or Position(self._store.app, 1, 0)
+        return (Position(sent.app, sent.epoch, max(0, sent.seq - 1)),)  # its own commit says where a rewound epoch goes on publishing
+
+    def deliver(self, position: Position, offsets: Offsets, outbox: Mapping[str, int] | None) -> None:
+        """Hear of a commit and how many records it has to publish; None stands for not known, at a start."""
+        with self._lock:
+            self._order = (position, dict(offsets))
+            self._outbox = self._publishes and (self._outbox or outbox is None or bool(outbox))
+            self._idle.clear()
+        self._wake.set()
+
+    def finish(self, stop: threading.Event) -> None:
+        """Return when all is delivered, or as soon as a stop is asked for; raise `KafkaError` when Kafka doesn't take it for a minute."""
+        while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
+            if self.problem and time.monotonic() - self._since > _OUTAGE:
+                raise KafkaError(self.problem)
+
+    def close(self) -> None:
+        """End the thread; what it hasn't published is published by the next run."""
+        super().close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _patience(self) -> float | None:
+        return _AGAIN if self.problem else None
+
+    def _work(self) -> None:
+        with self._lock:
+            order, outbox = self._order, self._outbox
+        if order is None:
+            return
+        position, offsets = order
+        try:
+            self._admin.mirror(self._store.app, offsets)
+            if outbox:
+                self._publish(position, offsets)
+        except KafkaError as error:
+            if not self.problem:
+                self._since = time.monotonic()
+            self.problem = str(error)
+            _log.warning("not delivered, will be tried again: %s", error)
+            if self._publisher is not None:
+                self._publisher.close()
+                self._publisher = None
+            return
+        self.problem, self._sent = "", position
+        with self._lock:
+            if self._order is order:
+                self._outbox = False
+                self._idle.set()
+
+    def _publish(self, upto: Position, offsets: Offsets) -> None:
+        changelog = self._store.changelog
+        snapshot = changelog.snapshot()
+        with job_group(self._store.spark, self._group_id, "publish", UPKEEP_POOL):
+            if self._publisher is None or self._head is None:
+                head = changelog.head(snapshot)
+                if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
+                    raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
+                self._head, self._read, self._publisher = head, 0, OutboxPublisher(self._cluster, self._store.app)
+                self._settle(self._publisher, snapshot, head)
+            self._send(self._publisher, snapshot, self._head, self._head.lineage, upto.seq)
+        done = self._publisher.published
+        if done is not None and done.floor and all(offsets.get(p, offset) >= offset for p, offset in done.floor.items()):
+            self._publisher.mark(Published(Place(upto.epoch, upto.seq + 1, -1)))
+
+    def _send(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head, lineage: Lineage, upto: int) -> None:
+        """Publish what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published.
+
+        The floor is none for the commits of epochs that publish again.
+        """
+        done = publisher.published
+        after = max(self._read, done.place.seq - 1 if done else 0)
+        again = head.emitting(lineage.epoch)
+        rows = self._store.changelog.outbox(snapshot, lineage, after, upto, done.floor if done else None, again)
+        publisher.publish(
+            OutboxRow(Place(lineage.epoch, seq, number), topic, key, value, timestamp, headers)
+            for seq, number, topic, key, value, timestamp, headers in rows
+        )
+        self._read = upto
+
+    def _settle(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head) -> None:
+        """Take the place over from an epoch that was left, by way of those since then that were to publish again and never came to it.
+
+        Of these, as much is published as the app has kept.
+        """
+        done = publisher.published
+        if done is None:
+            return  # nothing is published, so nothing is again
+        for row in head.forks:
+            way, again = head.lineage_of(row.epoch), head.emitting(row.epoch)
+            if row.epoch <= done.place.epoch or row.epoch == head.lineage.epoch or not again:
+                continue
+            kept = head.lineage.common(way)
+            if kept > min(span.after for span in way.spans if span.epoch in again):
+                self._take_over(publisher, snapshot, head, way)
+                self._send(publisher, snapshot, head, way, kept)
+        self._take_over(publisher, snapshot, head, head.lineage)
+        self._read = 0
+
+    def _take_over(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head, lineage: Lineage) -> None:
+        """Make the place one of this lineage, where it's one of another.
+
+        Where both have the commit it is in, it is the same place. Else that commit is sent to its end, along the lineage that was left,
+        and where it ended in the topics becomes the floor. That is kept where all is published again, too, for whoever comes after.
+        """
+        done = publisher.published
+        if done is None or done.place.epoch == lineage.epoch:
+            return
+        left, place, self._read = head.lineage_of(done.place.epoch), done.place, 0
+        last = place.seq if place.ordinal >= 0 else place.seq - 1
+        shared = lineage.common(left)
+        if last <= shared:
+            if head.emitting(left.epoch):  # what it was to publish again, and the app has kept, nobody else would
+                self._send(publisher, snapshot, head, left, shared)
+                done = publisher.published or done
+            publisher.mark(Published(Place(lineage.epoch, done.place.seq, done.place.ordinal), done.floor))
+            return
+        self._send(publisher, snapshot, head, left, last)
+        found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last - 1, last)}")
+        if not found:  # trimmed, and so all that comes before the first one kept is published
+            found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last, 1 << 40)}")
+        kept = min(found, key=lambda c: c.seq, default=None)
+        floor = dict(done.floor)
+        if kept is not None:
+            for partition, offset in (kept.next if kept.seq == last else kept.begin).items():
+                floor[partition] = max(floor.get(partition, 0), offset)
+            now = self._admin.describe({topic for topic, _ in floor})  # of a topic that was made anew, offsets mean nothing
+            same = {topic for topic, state in now.items() if state.id == kept.topic_ids.get(topic)}
+            floor = {p: offset for p, offset in floor.items() if p[0] in same}
+        publisher.mark(Published(Place(lineage.epoch, shared + 1, -1), floor))
+        self._read = 0
+
+    @property
+    def _group_id(self) -> str:
+        return f"{self._store.app} courier"
+
+    def _cancel(self) -> None:
+        self._store.spark.sparkContext.cancelJobGroup(self._group_id)
+
+
+def _ms(since: float) -> int:
+    return round((time.monotonic() - since) * 1000)

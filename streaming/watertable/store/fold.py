@@ -1,0 +1,438 @@
+"""Fold a table's changelog into its Delta table, so that any Delta reader sees the table, and ours reads a short tail.
+
+A fold pins a base with the (epoch, seq) it has folded, computes the *absolute* rows at a later seq S of every key that changed in
+between, and merges them where they are newer than what is there, under the transaction (`watertable/fold`, epoch << 40 | S). Absolute
+rows make the order of folds irrelevant: a stale one changes nothing, whether Delta skips its transaction, refuses its race, or finds no
+older row. A `__commit` row then confirms (table, version, epoch, S) of all tables of a round; a fold that dies before that is found by
+its transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.compiler.algebra import finish, stays
+from watertable.compiler.layout import moment
+from watertable.compiler.versions import remembered
+from watertable.errors import Fenced, StoreError
+from watertable.plan.deployment import OutlinedTable
+from watertable.plan.nodes import History, JoinBuffer
+from watertable.plan.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
+from watertable.plan.windows import MILLISECOND, TimeWindows, microseconds
+from watertable.schema import quote
+from watertable.store.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
+from watertable.store.deltalog import JVM_ERRORS, Snapshot, conflict
+from watertable.store.reader import (
+    FOLD_LINE,
+    NEXT,
+    PLAN_PROPERTY,
+    ROWS_PROPERTY,
+    STATE_PROPERTY,
+    Base,
+    Known,
+    Reader,
+    View,
+    base_name,
+    earliest,
+    forgets,
+    hides,
+    materialise,
+    number_of,
+    split_number,
+    states_in,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+_CONF: Final = {
+    "spark.databricks.delta.merge.materializeSource": "none",  # the source is checkpointed already
+    "spark.databricks.delta.stalenessLimit": "0",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM lists folders in so many tasks: 10,000 by default
+}
+OVERWRITE_FROM: Final = 0.3
+"""The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it."""
+SMALL_BASE: Final = 4 << 20
+"""Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
+OVERWRITE_WINDOWS: Final = 4
+"""How many times its tail a windowed table's last windows may be for them to be written anew: a MERGE goes through the tail so often."""
+_OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
+_TASKS: Final = "spark.sql.shuffle.partitions"
+SMALL_FOLD: Final = 64 << 20
+"""Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFold:
+    """Hold what a fold of one table came to: its mark, and the milliseconds that it took."""
+
+    mark: FoldMark
+    ms: int
+
+
+class Folder:
+    """Fold the tables of one app; any number of folders, in any process, may work at once."""
+
+    def __init__(self, spark: SparkSession, warehouse: str, app: str, tables: Sequence[TableDef], horizon: timedelta) -> None:
+        for name, value in _CONF.items():
+            spark.conf.set(name, value)
+        self.spark, self.horizon = spark, horizon
+        self.reader = Reader(spark, warehouse, app, tables)
+        self.changelog = self.reader.changelog
+        self._tasks = str(spark.conf.get(_TASKS))
+        self._lock = threading.Lock()  # a MERGE takes its transaction from the session's settings
+        self._marks: tuple[FoldMark, ...] = ()
+
+    def fold(self, table: str, upto: int | None = None) -> int | None:
+        """Fold a table up to a seq, the app's newest by default; give the seq folded.
+
+        None says that there was nothing to do, or that another fold got there first.
+        """
+        view = self.reader.view([table])
+        if upto is not None and view.bases[table].seq < upto < view.position.seq:
+            view = self.reader.view([table], replace(view.position, seq=upto))
+        elif upto is not None and upto <= view.bases[table].seq:
+            return None
+        done = self._round(view).get(table)
+        return done.mark.seq if done else None
+
+    def fold_all(
+        self, tables: Sequence[str] | None = None, known: Known | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> Mapping[str, TableFold]:
+        """Fold several tables, all by default, to one position, and confirm them in one commit; give those that were folded.
+
+        `known` is what the app's writer remembers, which spares looking for it; `stop` ends the round before its next table.
+        """
+        names = list(self.reader.tables) if tables is None else tables
+        if known is None:
+            return self._round(self.reader.view(names), stop)
+        marks = (m for m in self._marks if known.head.lineage.holds(m.epoch, m.seq))
+        head = replace(known.head, folds=(*known.head.folds, *marks))
+        return self._round(self.reader.view_for(names, replace(known, head=head)), stop)
+
+    def _round(self, view: View, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
+        failpoints.hit("fold.after_pin")
+        done: dict[str, TableFold] = {}
+        for name in view.bases:
+            if stop():
+                break
+            table, began = self.reader.tables[name], time.monotonic()
+            with self._lock:
+                mark = self._fold(table, view)
+                if hides(table) and not is_open(table):
+                    self._publish(table)
+            if mark is not None:
+                done[name] = TableFold(mark, round((time.monotonic() - began) * 1000))
+                failpoints.hit("fold.after_merge")
+        if done:
+            self._confirm(tuple(fold.mark for fold in done.values()), view)
+            failpoints.hit("fold.after_confirm")
+        return done
+
+    def _fold(self, table: TableDef, view: View) -> FoldMark | None:
+        base, position, name = view.bases[table.name], view.position, base_name(table)
+        newest = self.reader.newest(table)
+        ancestor = newest.snapshot is not None and view.along(table).holds(newest.epoch, newest.seq)
+        if ancestor and newest.seq >= position.seq:
+            return None
+        outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
+        tail, size = view.tail_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
+        same = view.new_bytes(table) == 0 and ancestor and not outdated
+        if same and position.seq - newest.seq < BUCKET:
+            return None  # a commit of the base would say nothing new
+        number = number_of(position.epoch, position.seq)
+        try:
+            if same:  # an empty commit lets trims go on
+                self._stamp(name, newest, number, str(position))
+            elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
+                self._plan_for(tail + size, tail + size)
+                frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
+                failpoints.hit("fold.before_merge")
+                self._overwrite(table, name, frame, number)
+            else:
+                if newest.epoch != position.epoch:
+                    self._stamp(name, newest, number_of(position.epoch, newest.seq), f"epoch {position.epoch} folds from here")
+                self._fold_into(table, base.snapshot, view, tail, number)
+        except Fenced:
+            return None
+        except JVM_ERRORS as error:
+            if conflict(error) is not None:
+                return None
+            if any(name in str(error) for name in _OVERFLOWS):
+                raise StoreError(
+                    f"table {table.name!r} ({table.location}) can't be folded up to {position}: one of its sums leaves its type. Add up "
+                    f"DECIMALs with more room there, and rewind under that code: `watertable rewind {position.app} --to earliest --apply`"
+                ) from error
+            raise
+        version = self._made(name, number)
+        if version is None:
+            return None
+        return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
+
+    def _stamp(self, name: str, newest: Base, number: int, note: str) -> None:
+        """Make an empty commit of a number to a base; raise `Fenced` if it isn't the newest any more.
+
+        Delta takes no fold of a lesser number from then on. So an epoch stamps a base that it inherits before it writes to parts of it: a
+        folder of the epoch that was left, at work until now, would leave rows that nobody else writes again.
+        """
+        assert newest.snapshot is not None
+        rows = newest.snapshot.frame().limit(0)
+        self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note)
+
+    def _fold_into(self, table: TableDef, base: Snapshot, view: View, tail: int, number: int) -> None:
+        """Write the last windows of a windowed table anew, from the first one in the tail on, where they are few; else merge the tail.
+
+        Time goes on, so most of a tail is windows that the base hasn't, or that are its last ones. What is written is absolute, and has all
+        that any fold up to an earlier seq has written: so the order of folds is as irrelevant as where whole tables are written.
+        """
+        first = None
+        if isinstance(table.windows, TimeWindows) and not (hides(table) or forgets(table) or is_open(table)):
+            first = view.first_window(table)
+            rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
+        if first is not None:
+            last = base.files(f"window_start >= {moment(first)}")
+            if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
+                self._plan_for(rows + last.bytes, rows + last.bytes)
+                frame = _shaped(table, view.states_from(table, first, last)).where("_wt_alive").drop("_wt_alive")
+                failpoints.hit("fold.before_merge")
+                return self._overwrite(table, base_name(table), frame, number, since=first)
+        self._plan_for(tail, tail + base.bytes)
+        return self._merge(table, view, number, first)
+
+    def _plan_for(self, changed: int, whole: int) -> None:
+        """Plan the next fold for so many bytes: in one task where the whole is small, as Spark finds out on the way where much changes."""
+        self.spark.conf.set(_TASKS, "1" if whole <= SMALL_BASE else self._tasks)
+        self.spark.conf.set("spark.sql.adaptive.enabled", str(changed > SMALL_FOLD).lower())
+
+    def _publish(self, table: TableDef) -> None:
+        """Write the table that readers see from the states kept beside it, where it is behind them.
+
+        Where no state is ever let go, those that changed since say all; else, and where states are not those of rows, the table is written
+        anew.
+        """
+        states, log = self.reader.newest(table), self.reader.log(table.name)
+        shown = log.latest()
+        number = number_of(states.epoch, states.seq)
+        done = (shown is not None and log.transaction_at(FOLD_LINE, shown.version)) or 0
+        if states.snapshot is None or done >= number:
+            return
+        rows = finish(table, states_in(states.snapshot, table))
+        epoch, seq = split_number(done)
+        apart = stays(table) is not None or table.sessions is not None or table.sliding is not None
+        whole = apart or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
+        whole = whole or (shown is not None and shown.property(ROWS_PROPERTY) != table.fingerprint)
+        try:
+            if whole:
+                kept = rows.where("alive").selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
+                self._overwrite(table, table.name, kept, number)
+            else:
+                changed = _columns(table, rows.where(f"seq > {seq}"), "named_struct('seq', seq, 'epoch', epoch)")
+                self._merge_rows(table, table.name, changed.localCheckpoint(), number)
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise  # another folder was quicker
+
+    def _merge(self, table: TableDef, view: View, number: int, first: datetime | None) -> None:
+        """Merge the absolute rows of the keys in the tail where they are newer than what is there; `first` is its first window."""
+        touched = materialise(view.touched(table))
+        states = view.states(table, touched, of_tail=True)
+        if table.sessions is not None:
+            states = materialise(states)
+            states = states.unionByName(view.absorbed(table, touched, states))
+        source = self._live(table, view, _shaped(table, states)).localCheckpoint()
+        failpoints.hit("fold.before_merge")
+        reached = self._reached(view, table) if isinstance(table.root, JoinBuffer | History) else None
+        expired = None if reached is None else f"t._wt_until < {moment(reached)}"
+        if is_open(table):
+            expired = _over(table, self._reached(view, table), "t.")
+        self._merge_rows(table, base_name(table), source, number, expired, first)
+
+    def _live(self, table: TableDef, view: View, shaped: DataFrame) -> DataFrame:
+        """Let go of what waits for nothing any more: in the buffer of a join, in a history, in a window whose row was given."""
+        if is_open(table) and (over := _over(table, self._reached(view, table))) is not None:
+            return shaped.withColumn("_wt_alive", F.expr(f"_wt_alive AND NOT ({over})"))
+        if isinstance(table.root, History):
+            return remembered(table.root, shaped, self._reached(view, table))
+        return waiting(table.root, shaped, self._reached(view, table)) if isinstance(table.root, JoinBuffer) else shaped
+
+    def _reached(self, view: View, table: TableDef) -> datetime | None:
+        """Give the stream time that all which still comes to a table has at least; None while a partition that feeds it has none."""
+        topics, delay = topics_above(table.node), delay_of(table.node)
+        if isinstance(table.root, History):
+            topics, delay = topics | {*table.root.topics}, max(delay, table.root.delay)
+        last = view.commit
+        times = [time for (topic, _), time in last.stream_times.items() if topic in topics] if last else []
+        return None if not times or None in times else min(t for t in times if t is not None) - delay
+
+    def _merge_rows(
+        self, table: TableDef, name: str, source: DataFrame, number: int, expired: str | None = None, first: datetime | None = None
+    ) -> None:
+        """Merge absolute rows, and whether they are `_wt_alive`, into a Delta table where they are newer; others go if `expired`.
+
+        A session is known by its start: no other of its group has the same, and its end moves.
+        """
+        names = table.state_key.names if name == base_name(table) else table.key.names
+        on = [f"t.{quote(n)} <=> s.{quote(n)}" for n in (names if table.sessions is None else names[:-1])]
+        if "window_start" in names:  # a bound on the target alone lets Delta skip the files of older windows
+            first = first or earliest(source, "window_start")
+            on += [f"t.window_start >= {moment(first)}"] if first is not None else []
+        values: dict[str, str | Column] = {quote(c): f"s.{quote(c)}" for c in source.columns if c != "_wt_alive"}
+        self.spark.conf.set("spark.databricks.delta.write.txnAppId", FOLD_LINE)
+        self.spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))
+        try:
+            merge = (
+                DeltaTable.forPath(self.spark, self.changelog.base_path(name)).alias("t")
+                .merge(source.alias("s"), " AND ".join(on))
+                .whenMatchedDelete("s._wt.seq > t._wt.seq AND NOT s._wt_alive")
+                .whenMatchedUpdate("s._wt.seq > t._wt.seq", values)
+                .whenNotMatchedInsert("s._wt_alive", values)
+            )  # fmt: skip
+            (merge if expired is None else merge.whenNotMatchedBySourceDelete(expired)).execute()
+        finally:
+            self.spark.conf.unset("spark.databricks.delta.write.txnAppId")
+            self.spark.conf.unset("spark.databricks.delta.write.txnVersion")
+
+    def _overwrite(self, table: TableDef, name: str, frame: DataFrame, number: int, since: datetime | None = None) -> None:
+        """Write a base anew from absolute rows, made if there is none; or only its windows `since` one."""
+        path, log = self.changelog.base_path(name), self.reader.log(name)
+        made = log.latest()
+        if made is None:
+            self._create(table, path, frame)
+        elif made.property(STATE_PROPERTY) != table.state_column:  # only a rewind leads here: what it left is read at its own versions
+            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{STATE_PROPERTY}' = '{table.state_column}')")
+        writer = frame.write.format("delta").mode("overwrite").option("txnAppId", FOLD_LINE).option("txnVersion", str(number))
+        if since is not None:
+            writer = writer.option("replaceWhere", f"window_start >= TIMESTAMP '{since:%F %T.%f}'")
+        outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
+        (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
+        if outdated:  # only after the rows: until then readers compute them from the states
+            pairs = f"'{ROWS_PROPERTY}' = '{table.fingerprint}', '{PLAN_PROPERTY}' = '{OutlinedTable.of(table).packed()}'"
+            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ({pairs})")
+
+    def _create(self, table: TableDef, path: str, frame: DataFrame) -> None:
+        """Create an empty base with its properties; losing the race to do so is no error."""
+        keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
+        properties = {
+            "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
+            "delta.logRetentionDuration": keep, STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint,
+            PLAN_PROPERTY: OutlinedTable.of(table).packed(),
+        }  # fmt: skip
+        columns = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields)
+        pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        self.spark.sql(f"CREATE TABLE IF NOT EXISTS delta.{quote(path)} ({columns}) USING delta TBLPROPERTIES ({pairs})")
+
+    def _made(self, name: str, number: int) -> int | None:
+        """Find the version that holds this fold; None when a newer fold made it superfluous."""
+        log = self.reader.log(name)
+        newest = log.latest()
+        version = newest.version if newest else -1
+        while version >= 0 and (commit := log.commit(version)) is not None:
+            if FOLD_LINE in commit.transactions:
+                return version if commit.transactions[FOLD_LINE] == number else None
+            version -= 1
+        return None
+
+    def _tombstones_from(self, table: TableDef, view: View) -> int:
+        """Find the first commit whose tombstones an earlier record could still meet.
+
+        A record that is still to come has at least the stream time that its partition has reached, so a tombstone is done with once every
+        partition's is past the tombstone's; in a versioned table, by as much as the history is long.
+        """
+        base, seq = view.bases[table.name], view.position.seq
+        if not forgets(table):
+            return seq + 1
+        last = view.commit
+        reached = last.low_stream_time if last else None
+        dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
+        if reached is not None:
+            dead = dead.where(f"st >= {moment(reached - table.behind)}")
+        first = dead.agg(F.min("seq")).head()
+        return int(first[0]) if first and first[0] is not None else seq + 1
+
+    def _confirm(self, marks: tuple[FoldMark, ...], view: View) -> None:
+        after = view.head.last.commit_time if view.head.last else None
+        info = CommitInfo(kind="fold", epoch=view.position.epoch, seq=view.position.seq, folds=marks, commit_time=now_after(after))
+        rows = self.changelog.append_rows([], info).coalesce(1)
+        try:
+            self.changelog.log.append(rows, note=f"fold of {', '.join(m.table for m in marks)} at {view.position}")
+            kept = {m.table: m for m in (*self._marks, *marks)}
+            self._marks = tuple(kept.values())
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise  # a start that adds columns has won; the folds are found by their transactions
+
+
+def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
+    """Bring absolute states into a base's columns, beside `_wt_alive`.
+
+    A table of states alone shows no value, and what a filter or a join hides is alive in it; only an emptied group isn't.
+    """
+    kept = "named_struct('seq', seq, 'epoch', epoch, 'state', state)"
+    if hides(table):
+        keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.state_key.names]
+        alive = stays(table) or "state IS NOT NULL"
+        return states.selectExpr(f"{alive} AS _wt_alive", *keys, f"{kept} AS _wt")
+    return _columns(table, finish(table, states), kept)
+
+
+def _over(table: TableDef, reached: datetime | None, of: str = "") -> str | None:
+    """Write the condition for rows whose windows are closed at a stream time: the commit that closed them has given them."""
+    if reached is None:
+        return None
+    closing = closing_of(table.node)
+    if table.sliding is None:
+        return f"{of}window_end <= {moment(reached - closing.after)}"
+    return f"{of}__at <= {moment(reached - closing.after - table.sliding.difference - MILLISECOND)}"
+
+
+def waiting(buffer: JoinBuffer, shaped: DataFrame, reached: datetime | None) -> DataFrame:
+    """Cut the rows of a join's buffer to the records that others may still pair with, and say until when the last of a row's may.
+
+    Every record that is still to come has at least the stream time that all partitions have reached. It is late for a record whose window
+    has closed by then; and it is no earlier in log order than one of a lesser stream time. What an outer join has done with goes as soon
+    as its stream time says so, whatever its event time.
+    """
+    lists, ends = [], []
+    for side, open_for in zip((buffer.left, buffer.right), buffer.within.open_for, strict=True):
+        closes = f"greatest(unix_micros(e.order.st), unix_micros(e.value.ts) + {microseconds(open_for)}L)"
+        kept = (
+            f"filter(_wt.state.{quote(side.name)}, e -> {closes} >= unix_micros({moment(reached)}))"
+            if reached
+            else f"_wt.state.{quote(side.name)}"
+        )
+        lists.append(f"{kept} AS {quote(side.name)}")
+        ends.append(f"array_max(transform({quote(side.name)}, e -> {closes}))")
+    keys = [quote(name) for name in buffer.left.key.names]
+    names = [quote(side.name) for side in (buffer.left, buffer.right)]
+    if alone := how_of(buffer).alone:
+        longest = ", ".join(f"{max(0, microseconds(duration))}L" for duration in buffer.within.open_for)
+        passed = f"unix_micros(d.st) + array({longest})[CAST(d.ord % 2 AS INT)] >= unix_micros({moment(reached)})" if reached else "TRUE"
+        lists.append(f"filter(_wt.state.{DONE}, d -> {passed}) AS {DONE}")
+        first = ", ".join(ends[side].replace("array_max", "array_min") for side in alone)
+    cut = shaped.selectExpr(*keys, "_wt", *lists)
+    names += [DONE] if alone else []
+    state = ", ".join(f"'{name.strip('`')}', {name}" for name in names)
+    sizes = [f"CAST(size({name}) AS BIGINT) AS {name}" for name in names[:2]]
+    until = f"timestamp_micros(greatest({', '.join(ends)})) AS _wt_until"
+    alive = " + ".join(f"size({name})" for name in names[:2]) + " > 0 AS _wt_alive"
+    following = [f"timestamp_micros(least({first}, NULL)) AS {NEXT}"] if alone else []
+    return cut.selectExpr(
+        alive, *keys, *sizes, until, *following, f"named_struct('seq', _wt.seq, 'epoch', _wt.epoch, 'state', named_struct({state})) AS _wt"
+    )
+
+
+def _columns(table: TableDef, finished: DataFrame, kept: str) -> DataFrame:
+    """Bring finished rows into a table's columns, beside `_wt_alive`; of those that aren't, the key is all there is."""
+    keys = [f"key.{quote(n)} AS {quote(n)}" for n in table.key.names]
+    values = [f"row.{quote(n)} AS {quote(n)}" for n in table.value.names]
+    return finished.selectExpr("alive AS _wt_alive", *keys, *values, f"{kept} AS _wt")

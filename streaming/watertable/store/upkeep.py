@@ -1,0 +1,121 @@
+"""Keep a store small and quick: rewrite small files, drop the changelog that nobody can need, delete files that no version has.
+
+Everything here races safely with the writer: its appends are blind, OPTIMIZE changes no row, and a trim drops whole partitions by their
+names. One worker per app does it all, after its folds. The law of trimming: what `at=` and `changes` could read before within the
+horizon, they can read after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from watertable import failpoints
+from watertable.compiler.layout import moment
+from watertable.errors import StoreError
+from watertable.store.archive import Archives
+from watertable.store.changelog import BUCKET, CommitInfo, Position, batches
+from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
+from watertable.store.reader import Base, Reader, View, base_name, forgets
+
+if TYPE_CHECKING:
+    from watertable.plan.plan import TableDef
+
+
+class Upkeep:
+    """Do the upkeep of one app's store; in the folder's session, at low weight."""
+
+    def __init__(self, reader: Reader, horizon: timedelta, archived: Iterable[str] = ()) -> None:
+        self._reader, self._horizon = reader, horizon
+        self._archives = Archives(reader.changelog.spark, reader.changelog.warehouse, archived)
+
+    def maintain(self, consumers: Iterable[Position] = (), *, vacuum: bool = True) -> int:
+        """Trim, then OPTIMIZE changelog and tables, then VACUUM them; give the number of the first bucket that's kept."""
+        kept = self.trim(consumers)
+        self.optimize()
+        if vacuum:
+            self.vacuum()
+        return kept
+
+    def optimize(self) -> None:
+        """Rewrite small files as large ones: those of the changelog by epoch, table and bucket, those of each table."""
+        for log in self._logs():
+            try:
+                DeltaTable.forPath(log.spark, log.path).optimize().executeCompaction()
+            except JVM_ERRORS as error:
+                if conflict(error) is None:
+                    raise  # a fold or a trim was quicker: the next round finds what is left
+        for archive in self._archives:
+            archive.optimize()
+        failpoints.hit("upkeep.after_optimize")
+
+    def vacuum(self) -> None:
+        """Delete the files that no version within the tables' retention holds."""
+        for log in self._logs():
+            DeltaTable.forPath(log.spark, log.path).vacuum()
+        for archive in self._archives:
+            archive.vacuum()
+        failpoints.hit("upkeep.after_vacuum")
+
+    def trim(self, consumers: Iterable[Position] = (), *, now: datetime | None = None) -> int:
+        """Drop the changelog's oldest buckets; give the number of the first that's kept.
+
+        Kept is every commit from the least of these on: the first one within the horizon; that of the oldest base that a position within
+        the horizon reads from, since what tells of the base is beside it; the first tombstone still needed; every consumer's position
+        (publishers, readers of changes). Beside them all that a shadow has written, and what it is read with: what came before its fork,
+        from the base before that on.
+        """
+        view = self._reader.view()
+        oldest = (now or datetime.now(UTC)) - self._horizon
+        commits = batches(view.snapshot, view.lineage, 0, view.position.seq)
+        first = commits.where(f"c.commit_time >= {moment(oldest)}").agg(F.min("seq")).head()
+        wanted = int(first[0]) if first and first[0] is not None else view.position.seq
+        limits = [wanted, *(p.seq + 1 for p in consumers), view.position.seq]
+        marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
+        for name, base in view.bases.items():
+            table = self._reader.tables[name]
+            known = [(m.seq, m.version) for m in marks if m.table == base_name(table) and view.lineage.holds(m.epoch, m.seq)]
+            limits.append(self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
+            if forgets(table):
+                limits.append(max((m.tombstones_from for m in marks if m.table == name and m.seq <= base.seq), default=0))
+        shadow = view.head.shadow
+        if shadow is not None and shadow.fork:
+            with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
+                forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork))
+                limits += [n for base in forked.bases.values() for n in (base.seq, base.tombstones_from) if n]
+        bucket = min(limits) // BUCKET
+        failpoints.hit("trim.before_delete")
+        if bucket > 0:
+            log = self._reader.changelog.log
+            apart = f" AND epoch <> {shadow.epoch}" if shadow is not None else ""
+            goes = f"bucket >= 0 AND bucket < {bucket}{apart}"
+            self._keep_advances(view, goes)
+            DeltaTable.forPath(log.spark, log.path).delete(goes)
+        failpoints.hit("trim.after_delete")
+        return bucket
+
+    def _keep_advances(self, view: View, goes: str) -> None:
+        """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon."""
+        changelog, ids = self._reader.changelog, view.commit.topic_ids if view.commit else {}
+        if advances := changelog.advances(ids, goes):
+            info = CommitInfo(kind="advances", epoch=view.position.epoch, seq=view.position.seq, topic_ids=ids, advances=advances)
+            changelog.log.append(changelog.append_rows([], info, bucket=-1).coalesce(1), note="advances of what is trimmed")
+
+    def _oldest_base(self, table: TableDef, base: Base, marks: list[tuple[int, int]], wanted: int) -> int:
+        """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read."""
+        log = self._reader.log(base_name(table))
+        below = [m for m in marks if m[0] <= wanted]
+        for seq, version in sorted(below, reverse=True)[:1]:
+            if log.at(version) is not None:
+                return seq
+        above = [seq for seq, version in sorted(marks) if seq > wanted and log.at(version) is not None]
+        return above[0] if above else base.seq
+
+    def _logs(self) -> list[DeltaLog]:
+        logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
+        return [log for log in (self._reader.changelog.log, *logs) if log.exists()]

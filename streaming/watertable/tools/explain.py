@@ -1,0 +1,208 @@
+"""Explain a row: every record that made it, the row after each, and what was left out on the way.
+
+The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
+the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
+It needs no Spark, unless a topic's archive or what commits have recorded is to be read: what it costs is reading the topics that the
+table is made of once, at the pace of plain Python, and computing the tables that it is made of, no others.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Final, TypeVar
+
+from watertable.errors import EvaluationError, StoreError, TableNotFound
+from watertable.interpreter import Interpreter
+from watertable.kafka import serdes
+from watertable.plan.nodes import FinalRows, Process, Stream, Table
+from watertable.plan.plan import TableDef, Topology, walk
+from watertable.records import Advance, Event, Record, Row
+
+CHUNK: Final = 20_000
+"""Records that are worked off at a time: they are kept until it's known whose they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Hold one record that touched the row: its place, what it says, and the row after it; None where there is none then.
+
+    A punctuator that was called for the row has its partition's time, and neither an offset nor a record.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    timestamp: datetime
+    key: Row
+    record: Row | None
+    row: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Hold one record that would have touched the row and was late, or that an operator refused."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Hold all that is known of a row; `steps` are in the order in which they count."""
+
+    table: str
+    steps: tuple[Step, ...]
+    left_out: tuple[LeftOut, ...]
+    records: int
+
+
+def explain(
+    topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record], recorded: Iterable[Advance] | None = None
+) -> Explanation:
+    """Run what a table is made of over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
+
+    `recorded` are the advances that the app's commits hold: where idle partitions were let go, and what the wall clock was where something
+    was due by it. Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
+    a time to live: its rows come of time that went by, and the story is that of the table above it; and, without `recorded`, for a table
+    that is made of what waits for the wall clock, since no record says what that was.
+    """
+    wanted = columns_of(table, key)
+    if any(isinstance(node, FinalRows) for node in walk(table.node)):
+        raise StoreError(
+            f"{table.name!r} ({table.location}) shows what is final of a windowed table, or after a time, and no record makes its rows: "
+            "put .materialized_as(name) before the suppress or ttl, without emit='on_close', and ask for the story of that table"
+        )
+    part = topology.above({table.name})
+    topics = {topic.name for topic in part.topics}
+    engine = Interpreter(part, watch=frozenset({table.name}))
+    steps: list[Step] = []
+    left_out: list[LeftOut] = []
+    made_by: set[bytes | None] = set()
+    suspects: list[tuple[Record, LeftOut]] = []
+    count = 0
+    for chunk in chunks(item for item in interleaved(records, recorded or ()) if item.topic in topics):
+        engine.read(chunk)
+        read = {(r.topic, r.partition, r.offset): r for r in chunk if isinstance(r, Record)}
+        count += len(read)
+        by_place = ChainMap(read, engine.buffered)  # a pair's may have come before
+        for change in engine.changes[table.name]:
+            if change.key is not None and is_of(change.key, wanted):
+                record = by_place[change.place.topic, change.place.partition, change.place.offset]
+                made_by.add(record.key)
+                steps.append(_step(part, record, change))
+        for drop in engine.dropped:
+            record = by_place[drop.topic, drop.partition, drop.offset]
+            if drop.window is not None and drop.node == table.name and _touches(part, table, record, wanted, drop.window):
+                window = " to ".join(f"{end:%F %T}Z" for end in drop.window)
+                left_out.append(LeftOut(drop.topic, drop.partition, drop.offset, f"late for the window {window}", table.location))
+        for refused in engine.quarantine:
+            place = (refused.record.topic, refused.record.partition, refused.record.offset)
+            suspects.append((refused.record, LeftOut(*place, f"{refused.node}: {refused.reason}", refused.location)))
+        for changes in engine.changes.values():
+            changes.clear()
+        engine.dropped.clear()
+        engine.quarantine.clear()
+        engine.outputs.clear()
+    if recorded is None and _punctuated(t.node for t in part.tables) and engine.visits.clocked:
+        raise StoreError(
+            f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
+            "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
+        )
+    left_out += [out for record, out in suspects if record.key is not None and record.key in made_by]
+    return Explanation(table.name, tuple(steps), tuple(left_out), count)
+
+
+def needs_commits(topology: Topology) -> bool:
+    """Tell whether an app's commits can hold what makes rows and what no record says: partitions that were let go, and the wall clock."""
+    roots = [*(table.node for table in topology.tables), *(sink.node for sink in topology.sinks)]
+    return any(topic.idle_after is not None for topic in topology.topics) or _punctuated(roots)
+
+
+def _punctuated(roots: Iterable[Stream | Table]) -> bool:
+    return any(isinstance(node, Process) and node.processor.punctuators for root in roots for node in walk(root))
+
+
+def interleaved(records: Iterable[Record], recorded: Iterable[Advance]) -> Iterator[Record | Advance]:
+    """Put each advance before the first record of its partition that comes behind it, or at the end where none does."""
+    waiting: dict[tuple[str, int], deque[Advance]] = {}
+    for advance in sorted(recorded, key=lambda a: (a.topic, a.partition, a.offset, a.stream_time)):
+        waiting.setdefault((advance.topic, advance.partition), deque()).append(advance)
+    for record in records:
+        due = waiting.get((record.topic, record.partition))
+        while due and due[0].offset <= record.offset:
+            yield due.popleft()
+        yield record
+    for left in waiting.values():
+        yield from left
+
+
+Item = TypeVar("Item", bound=Record | Advance)
+
+
+def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cut what is read into lists of `CHUNK`, and where an advance comes behind records, as a replay cuts its batches."""
+    chunk: list[Item] = []
+    for item in items:
+        if len(chunk) == CHUNK or (isinstance(item, Advance) and chunk and isinstance(chunk[-1], Record)):
+            yield chunk
+            chunk = []
+        chunk.append(item)
+    if chunk:
+        yield chunk
+
+
+def _step(topology: Topology, record: Record, change: Event) -> Step:
+    topic = next(t for t in topology.topics if t.name == record.topic)
+    try:
+        value = serdes.columns_of(record, topic)
+    except EvaluationError:  # it was decodable once, or it wouldn't be here
+        value = None
+    offset = record.offset if record.offset >= 0 else None  # punctuators have places of their own in log order
+    return Step(record.topic, record.partition, offset, change.timestamp, change.key or {}, value, change.value)
+
+
+def _touches(topology: Topology, table: TableDef, record: Record, wanted: Mapping[str, str], window: tuple[datetime, datetime]) -> bool:
+    """Tell whether a late record was of the key: read alone, when nothing is late, it makes the row that it would have changed."""
+    alone = Interpreter(topology, watch=frozenset({table.name}))
+    alone.read([record])
+    keys = [change.key for change in alone.changes[table.name] if change.key is not None and is_of(change.key, wanted)]
+    if table.sliding is not None:  # the last window that it could be in; by itself it makes another one
+        return bool(keys)
+    return any((key["window_start"], key["window_end"]) == window for key in keys)
+
+
+def columns_of(table: TableDef, key: Sequence[str]) -> Mapping[str, str]:
+    """Name the texts of a key by its leading columns, windows aside; raise `TableNotFound` for more of them than there are."""
+    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
+    if not 0 < len(key) <= len(names):
+        raise TableNotFound(
+            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
+        )
+    return dict(zip(names, key, strict=False))
+
+
+def is_of(key: Row, wanted: Mapping[str, str]) -> bool:
+    """Tell whether a key is the one that was asked for, each column's text read by the type of its value."""
+    return all(_same(key[name], text) for name, text in wanted.items())
+
+
+def _same(value: object, text: str) -> bool:
+    match value:
+        case bool():
+            return str(value).lower() == text.lower()
+        case int() | Decimal() | float():
+            try:
+                return Decimal(text) == Decimal(str(value))
+            except InvalidOperation:
+                return False
+        case datetime():
+            return value.isoformat() == text.replace("Z", "+00:00")
+        case _:
+            return str(value) == text

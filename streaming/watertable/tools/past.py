@@ -1,0 +1,48 @@
+"""Read what there is of an app's topics: archives as far as they reach, then Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from watertable.kafka.admin import Admin, Offsets, Partition
+from watertable.kafka.config import Cluster
+from watertable.kafka.reading import read_records
+from watertable.records import Record
+
+if TYPE_CHECKING:
+    from watertable.store.archive import Archives
+
+
+class Past:
+    """Hold what there is of some topics, as one offset space: [`first`, `ends`) of each partition, in archives and in Kafka.
+
+    An archived topic is read from its archive as far as that reaches, as its apps read it: what Kafka has compacted since is there too.
+    Without `archives` (none of the topics has one) no Spark is needed. Raises `KafkaError` for topics that aren't there.
+    """
+
+    def __init__(self, cluster: Cluster, topics: Iterable[str], archives: Archives | None = None) -> None:
+        names, kafka = tuple(topics), Admin(cluster)
+        partitions = kafka.partitions(names)
+        self._cluster, self._archives = cluster, archives
+        self._in_kafka = kafka.earliest(partitions)
+        self.ends: Mapping[Partition, int] = kafka.latest(partitions)
+        self.first: Mapping[Partition, int] = self._in_kafka
+        if archives is not None:
+            self.first = archives.look({name: state.id for name, state in kafka.describe(names).items()}).earliest(self._in_kafka)
+
+    def lacking(self, begin: Offsets, end: Offsets) -> list[Partition]:
+        """List the partitions of which something of [begin, end) is gone."""
+        reached = self._reached(begin)
+        return sorted(p for p, offset in end.items() if reached[p] < min(offset, self._in_kafka[p]))
+
+    def records(self, begin: Offsets, end: Offsets) -> Iterator[Record]:
+        """Yield the records of [begin, end), what archives hold of them first; raise `KafkaError` when the cluster lacks some."""
+        reached = self._reached(begin)
+        middle = {p: max(begin[p], min(reached[p], offset)) for p, offset in end.items()}
+        if self._archives is not None:
+            yield from self._archives.records(begin, middle)
+        yield from read_records(self._cluster, middle, end)
+
+    def _reached(self, begin: Offsets) -> Offsets:
+        return begin if self._archives is None else self._archives.reached(begin)

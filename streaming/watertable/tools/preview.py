@@ -1,0 +1,209 @@
+"""Run a table's definition as it is here on the newest records of its topics, commit nothing, and compare with the live table.
+
+The interpreter reads the last records that the live Delta table has folded, beginning from nothing. So a row says what the definition
+makes of these records, not what the table would hold: a sum over the last thousand is no sum over all. Compared is what means something:
+
+- everything, where these are all the records that there ever were;
+- of a table that keeps the last record of each of a topic's keys, the keys that occur;
+- of a windowed table, the windows that begin after the stream time of every partition where these records begin.
+
+The live table is read as it was folded, whatever code made it, in the columns that both have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from pyspark.sql import functions as F
+
+from watertable.interpreter import Interpreter
+from watertable.plan.nodes import Latest
+from watertable.plan.plan import TableDef, Topology
+from watertable.plan.purity import of_one_topic
+from watertable.records import Key, Record, Row
+from watertable.schema import Schema, quote
+from watertable.store.changelog import CommitInfo, Offsets, Position, batches
+from watertable.store.reader import Reader
+from watertable.tools.bisect import as_json, keys_frame, read_json
+from watertable.tools.explain import chunks
+
+COMPARED: Final = 10_000
+"""Rows that are looked up in the live table at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Hold what the live table was folded from: its position, and the offsets and stream times after it; `version` is Delta's."""
+
+    position: Position
+    version: int
+    next: Offsets
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Hold a row as the definition makes it and as it is live, where it is compared; a side without a row is None."""
+
+    key: Row
+    here: Row | None
+    live: Row | None
+    compared: bool
+
+    @property
+    def mark(self) -> str:
+        """Say in one word how the two stand to each other."""
+        if not self.compared:
+            return "not compared"
+        if self.here is None or self.live is None:
+            return "same" if self.here is self.live else "only here" if self.live is None else "only live"
+        return "same" if all(self.live[name] == value for name, value in self.here.items() if name in self.live) else "differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """Hold what a definition makes of the last records; `says` tells in words what was compared, and why not more."""
+
+    table: str
+    fingerprint: str
+    begin: Offsets
+    end: Offsets
+    records: int
+    pairs: tuple[Pair, ...]
+    live: Live | None
+    says: str
+    dropped: Mapping[str, int]
+    refused: tuple[tuple[str, str, int], ...]
+    """Operator, where it is defined, how many records it refused; of every operator on the way to the table."""
+
+    def count(self, mark: str) -> int:
+        """Count the rows of a mark."""
+        return sum(pair.mark == mark for pair in self.pairs)
+
+
+def live_of(reader: Reader, topology: Topology, table: TableDef) -> Live | None:
+    """Find how far the live Delta table is folded, by whatever code; None where there is none. Raises `TableNotFound`."""
+    base = reader.folded(table.name)
+    if base.snapshot is None:
+        return None
+    where = f"c.kind = 'batch' AND epoch = {base.epoch} AND seq = {base.seq}"
+    commits = reader.changelog.rows(reader.changelog.snapshot(), where)
+    topics = {topic.name for topic in topology.above({table.name}).topics}
+    reached = {p: offset for p, offset in (commits[0] if commits else CommitInfo()).next.items() if p[0] in topics}
+    return Live(Position(reader.changelog.app, base.epoch, base.seq), base.snapshot.version, reached, base.snapshot.columns)
+
+
+def last(earliest: Offsets, end: Offsets, records: int) -> Offsets:
+    """Give where to begin so that about so many records are read, as many of each partition as it has.
+
+    >>> last({("a", 0): 0, ("a", 1): 90}, {("a", 0): 500, ("a", 1): 100}, 100)
+    {('a', 0): 410, ('a', 1): 90}
+    """
+    begin, left = {}, records
+    waiting = sorted(end, key=lambda p: (end[p] - earliest[p], p))
+    for n, partition in enumerate(waiting):  # the short ones first: what they lack the others may have
+        share = min(end[partition] - earliest[partition], -(-left // (len(waiting) - n)))
+        begin[partition] = end[partition] - share
+        left -= share
+    return dict(sorted(begin.items()))
+
+
+def preview(
+    reader: Reader | None, topology: Topology, table: TableDef, begin: Offsets, end: Offsets, records: Iterable[Record], live: Live | None
+) -> Preview:
+    """Run the definition over the records [begin, end) and compare with the live table; without one, nothing is compared."""
+    part = topology.above({table.name})
+    engine, dropped, refused, count = Interpreter(part, partitions=end), Counter[str](), Counter[tuple[str, str]](), 0
+    for chunk in chunks(records):
+        engine.read(chunk)
+        count += len(chunk)
+        dropped.update(f"{drop.node}: {drop.reason}" for drop in engine.dropped)
+        refused.update((bad.node, bad.location) for bad in engine.quarantine)
+        for made in (engine.dropped, engine.quarantine, *engine.changes.values()):
+            made.clear()  # type: ignore[attr-defined]
+    rows = engine.tables[table.name]
+    known = list(engine.states[table.name] if table.state_key == table.key else rows)  # a state that isn't a row's has another key
+    chosen, says = _chosen(reader, table, begin, live)
+    keys = [key for key in known if chosen is not None and chosen(key)][:COMPARED]
+    found = _live_rows(reader, table, live, keys) if reader is not None and live is not None and keys else {}
+    value = table.value.names
+    compared = set(keys)
+    pairs = [
+        Pair(
+            dict(zip(table.key.names, key, strict=True)),
+            {name: rows[key][name] for name in value} if key in rows else None, found.get(key), key in compared,
+        )
+        for key in known if key in rows or key in found
+    ]  # fmt: skip
+    return Preview(
+        table=table.name, fingerprint=topology.fingerprint, begin=begin, end=end, records=count, pairs=tuple(pairs), live=live, says=says,
+        dropped=dict(dropped), refused=tuple((node, where, n) for (node, where), n in refused.items()),
+    )  # fmt: skip
+
+
+def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live | None) -> tuple[Any, str]:
+    """Choose the keys whose rows can be compared, and say in words what that means."""
+    if reader is None or live is None:
+        return None, "There is no live table yet, so nothing is compared: these rows are what the definition makes of these records alone."
+    lacking = [name for name in table.key.names if name not in live.columns]
+    if lacking:
+        return None, f"The live table has no key column {', '.join(lacking)}, so no row of it can be found again: nothing is compared."
+    if not any(begin.values()):
+        return (lambda _: True), "These are all records that there ever were: the rows are the whole table, and all are compared."
+    if type(table.node) is Latest and of_one_topic(table.node):
+        return (lambda _: True), (
+            "A row is its key's last record, and the last of each key that occurs is among these: every row here is compared. "
+            "Keys that don't occur aren't shown."
+        )
+    if table.windows is not None:
+        since = _stream_time_at(reader, live, begin)
+        if since is None:
+            return (
+                None,
+                "How far stream time had come where these records begin is trimmed: no window is known to be whole, none is compared.",
+            )
+        if table.sessions is not None:
+            since += table.sessions.gap
+        says = (
+            f"Compared are the windows that begin after {since:%F %T}Z: no window of what came before these records reaches there, so "
+            "all records of such a window are among them. Earlier windows lack what came before."
+        )
+        return (lambda key: key[-2] > since), says
+    return None, (
+        "A row here adds up these records alone, and the live row all that there ever were: the two are no versions of one figure, so they "
+        "aren't compared. Ask for all records, with a greater --last, or look at the live row beside it with `watertable query`."
+    )
+
+
+def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | None:
+    """Bound the stream times at these offsets: those after the first commit by which every partition had reached them."""
+    head = reader.changelog.head()
+    short = " OR ".join(f"(p.topic = '{t}' AND p.partition = {n} AND p.next < {offset})" for (t, n), offset in begin.items())
+    commits = batches(reader.changelog.snapshot(), head.lineage, 0, live.position.seq)
+    first = commits.where(f"NOT exists(c.partitions, p -> {short})").agg(F.min("seq")).head()
+    if first is None or first[0] is None:
+        return None
+    infos = reader.changelog.rows(reader.changelog.snapshot(), f"c.kind = 'batch' AND {head.lineage.where(first[0] - 1, first[0])}")
+    times = [infos[0].stream_times.get(partition) for partition in begin] if infos else [None]
+    known = [time for time in times if time is not None]
+    return max(known) if known else None
+
+
+def _live_rows(reader: Reader, table: TableDef, live: Live, keys: list[Key]) -> dict[Key, Row]:
+    """Read the live rows of some keys, as value columns that both have."""
+    shown = reader.log(table.name).at(live.version)
+    assert shown is not None
+    both = Schema(tuple(column for column in table.columns if column.name in live.columns))
+    made = "named_struct(" + ", ".join(f"'{n}', CAST({quote(n)} AS {table.key[n].sql()})" for n in table.key.names) + ") AS key"
+    row = "named_struct(" + ", ".join(f"'{c.name}', {quote(c.name)}" for c in both) + ") AS row"
+    wanted = keys_frame(reader.changelog.spark, table.key, keys)
+    rows = shown.frame().selectExpr(made, row).join(F.broadcast(wanted), "key", "left_semi")
+    found: dict[Key, Row] = {}
+    for data in rows.select(as_json("row")).collect():
+        read = read_json(data["row"], both) or {}
+        found[tuple(read[name] for name in table.key.names)] = {n: v for n, v in read.items() if n not in table.key}
+    return found
