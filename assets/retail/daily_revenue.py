@@ -8,8 +8,8 @@ import dagster as dg
 
 import watertable as wt
 from watertable.settings import Settings
-from watertable_platform.batch import on_changed_days
-from watertable_platform.days import Days
+from watertable_platform.orchestration.batch import on_changed_days
+from watertable_platform.orchestration.days import Days
 
 COLUMNS = dg.TableSchema(
     [

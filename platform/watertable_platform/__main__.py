@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from watertable_platform.cli import main
+from watertable_platform.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,6 @@ import dagster as dg
 
 from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform.assembly import build_definitions
+from watertable_platform.orchestration.assembly import build_definitions
 
 defs: Final[dg.Definitions] = build_definitions(load_apps(Settings.load()))

@@ -184,7 +184,7 @@ class Script:
 
 def _bounded(settings: Settings, cluster: Cluster, script: Script, days: int | None, stop: threading.Event, console: Console) -> int:
     """Replay at full speed, run to the end of the topics, compare the totals; return the exit code."""
-    from watertable_platform.child import Child, run_command
+    from watertable_platform.orchestration.child import Child, run_command
 
     began = time.monotonic()
     schedule = script.schedule(days, console)
@@ -242,7 +242,7 @@ def _watched(
 ) -> int:  # fmt: skip
     """Replay at a speed beside Dagster and the app's stream until `stop`, or until one of them fails."""
     from watertable.kafka.admin import Admin
-    from watertable_platform.child import Child
+    from watertable_platform.orchestration.child import Child
 
     log = settings.log_file("dagster")
     command = [sys.executable, "-m", "watertable_platform", "dev", "--port", str(port), "--no-broker"]

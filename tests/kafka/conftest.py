@@ -14,7 +14,8 @@ from watertable.kafka.config import Cluster
 from watertable.project import load_apps
 from watertable.runtime import job
 from watertable.settings import Settings
-from watertable_platform import cli, terminal
+from watertable_platform.cli import main as cli
+from watertable_platform.cli import terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,7 +26,7 @@ from watertable.store.changelog import CommitInfo
 from watertable.store.writer import Store
 from watertable.tools.explain import explain
 from watertable.tools.past import Past
-from watertable_platform import cli
+from watertable_platform.cli import main as cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from watertable_platform.batch import SENSOR, build_automation_sensor, on_changed_days
+from watertable_platform.orchestration.batch import SENSOR, build_automation_sensor, on_changed_days
 
 DAYS = dg.DailyPartitionsDefinition("2011-01-01", end_date="2011-01-07")
 

@@ -16,7 +16,7 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.store.changelog import CommitInfo, Position
 from watertable.tools import bisect
 from watertable.tools.bisect import Became, Culprit, Found
-from watertable_platform import show
+from watertable_platform.cli import show
 
 AT = datetime(2026, 3, 1, 8, 0, 11, tzinfo=UTC)
 COMMIT = CommitInfo(seq=4, commit_time=AT, begin={("moves", 0): 4, ("names", 0): 9}, next={("moves", 0): 7, ("names", 0): 9})

@@ -21,9 +21,9 @@ from watertable.runtime.events import BatchCommitted, Failed, Folded, Idle, Rewo
 from watertable.settings import Settings
 from watertable.store.changelog import Position
 from watertable.store.reader import EventTime
-from watertable_platform import show
-from watertable_platform.cli import main
-from watertable_platform.progress import JsonLines, Progress
+from watertable_platform.cli import show
+from watertable_platform.cli.main import main
+from watertable_platform.cli.progress import JsonLines, Progress
 
 WORDCOUNT = """
 import watertable as wt
@@ -44,8 +44,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "assets" / "words").mkdir(parents=True)
     (tmp_path / "assets" / "words" / "app.py").write_text(WORDCOUNT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("watertable_platform.terminal.out", Console(width=200))
-    monkeypatch.setattr("watertable_platform.terminal.err", Console(stderr=True, width=200))
+    monkeypatch.setattr("watertable_platform.cli.terminal.out", Console(width=200))
+    monkeypatch.setattr("watertable_platform.cli.terminal.err", Console(stderr=True, width=200))
     return tmp_path
 
 

@@ -19,12 +19,12 @@ from tests.unit.test_rewind import planned
 from watertable.errors import SettingsError
 from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform import acts, rewind_jobs
-from watertable_platform import lease as leases
-from watertable_platform.days import Days
-from watertable_platform.lease import Lease
-from watertable_platform.reporting import Reporter
-from watertable_platform.translator import WatertableTranslator
+from watertable_platform.orchestration import acts, rewind_jobs
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.days import Days
+from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.reporting import Reporter
+from watertable_platform.orchestration.translator import WatertableTranslator
 
 APP = """
 import watertable as wt

@@ -16,8 +16,8 @@ from watertable.plan.nodes import Topic
 from watertable.plan.plan import Sink, TableDef
 from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform.assembly import build_definitions
-from watertable_platform.translator import OutputData, TableData, TopicData, Translated, WatertableTranslator
+from watertable_platform.orchestration.assembly import build_definitions
+from watertable_platform.orchestration.translator import OutputData, TableData, TopicData, Translated, WatertableTranslator
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOP = """

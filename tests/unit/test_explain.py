@@ -15,7 +15,7 @@ from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.tools import explain as module
 from watertable.tools.explain import explain
-from watertable_platform import show
+from watertable_platform.cli import show
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
-from watertable_platform import lease as leases
-from watertable_platform.history import breaking_code
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.history import breaking_code
 
 APP = """
 import watertable as wt

@@ -59,24 +59,27 @@ ROOMS = {
     "delta": SPARK_ROOMS,
     "py4j": SPARK_ROOMS,
     "confluent_kafka": {"watertable.kafka"},
-    "dagster": {"watertable_platform"},
-    "dagster_pyspark": {"watertable_platform"},
+    "dagster": {"watertable_platform.orchestration", "watertable_platform.definitions"},
+    "dagster_pyspark": {"watertable_platform.orchestration"},
     "great_expectations": {"watertable_quality"},
 }
 NEVER = {"assets", "tests", "benchmarks"}
-# The engine, from the ground up: what a room imports, even for a type, is in it or on a floor below.
-FLOORS = (
-    {"errors", "where", "processing"},
-    {"schema", "settings", "failpoints"},
-    {"sql", "jars"},
-    {"plan", "session"},
-    {"dsl", "records"},
-    {"kafka", "compiler"},
-    {"interpreter", "store", "project"},
-    {"acts", "testing", "lake"},
-    {"runtime", "tools"},
-    {"classes"},
-)
+# Packages with rooms, from the ground up: what a room imports, even for a type, is in it or on a floor below.
+FLOORS: dict[str, tuple[set[str], ...]] = {
+    "watertable": (
+        {"errors", "where", "processing"},
+        {"schema", "settings", "failpoints"},
+        {"sql", "jars"},
+        {"plan", "session"},
+        {"dsl", "records"},
+        {"kafka", "compiler"},
+        {"interpreter", "store", "project"},
+        {"acts", "testing", "lake"},
+        {"runtime", "tools"},
+        {"classes"},
+    ),
+    "watertable_platform": ({"orchestration", "development"}, {"cli", "demo", "definitions"}, {"__main__"}),
+}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -107,7 +110,7 @@ def in_room(module: str, rooms: set[str]) -> bool:
 
 
 def room_of(module: str) -> str:
-    """Name the room that a module of the engine is in: a folder, or itself."""
+    """Name the room that a module is in: a folder, or itself."""
     return ".".join(module.split(".")[:2])
 
 
@@ -146,18 +149,19 @@ def test_the_laws_catch_what_they_forbid(tmp_path: Path) -> None:
     bad.write_text("\n".join(forbidden))
     assert len(broken_laws("watertable.plan.nodes", bad)) == 5
     bad.write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import DataFrame\n    import watertable_platform.cli\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import DataFrame\n    import watertable_platform.demo\n"
     )
     assert len(broken_laws("watertable.plan.nodes", bad)) == 1  # a type may name Spark, but no type of the platform
     bad.write_text("\n".join(forbidden))
     assert len(broken_laws("watertable.kafka.source", bad)) == 3
 
 
-def test_each_room_of_the_engine_stands_on_the_floors_below() -> None:
-    floor = {f"watertable.{room}": number for number, rooms in enumerate(FLOORS) for room in rooms}
+@pytest.mark.parametrize("package", FLOORS)
+def test_each_room_stands_on_the_floors_below(package: str) -> None:
+    floor = {f"{package}.{room}": number for number, rooms in enumerate(FLOORS[package]) for room in rooms}
     inside = [(room_of(module), name, f"{path.name}:{line}") for module, path in modules() for name, line in imports(path)]
-    seen = [(room, room_of(name), where) for room, name, where in inside if room in floor and name.startswith("watertable.")]
-    assert {room_of(module) for module, _ in modules() if module.startswith("watertable.")} == set(floor), "every room has its floor"
+    seen = [(room, room_of(name), where) for room, name, where in inside if room in floor and name.startswith(f"{package}.")]
+    assert {room_of(module) for module, _ in modules() if module.startswith(f"{package}.")} == set(floor), "every room has its floor"
     assert [f"{where}: {room} imports {other}" for room, other, where in seen if room != other and floor[other] >= floor[room]] == []
 
 

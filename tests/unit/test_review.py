@@ -11,8 +11,8 @@ import pytest
 
 from watertable.errors import SettingsError
 from watertable.settings import Settings
-from watertable_platform.cli import main
-from watertable_platform.review import outlines_at, review
+from watertable_platform.cli.main import main
+from watertable_platform.cli.review import outlines_at, review
 
 APP = """
 import watertable as wt

@@ -17,9 +17,10 @@ from tests.unit.test_rewind import facts, planned
 from watertable.acts.shadow import ColumnDiff, Diff, Sample, TableDiff
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
-from watertable_platform import rewind_jobs, show
-from watertable_platform.assembly import build_definitions
-from watertable_platform.cli import main
+from watertable_platform.cli import show
+from watertable_platform.cli.main import main
+from watertable_platform.orchestration import rewind_jobs
+from watertable_platform.orchestration.assembly import build_definitions
 
 APP = """
 import watertable as wt
@@ -225,6 +226,6 @@ def test_what_can_t_be_is_said_before_spark_starts(
     from watertable.kafka.admin import Admin
 
     monkeypatch.setattr(Admin.__init__, "__defaults__", (1.0,))
-    monkeypatch.setattr("watertable_platform.terminal.err", Console(stderr=True, width=200))
+    monkeypatch.setattr("watertable_platform.cli.terminal.err", Console(stderr=True, width=200))
     assert main(arguments) == 1
     assert told in capsys.readouterr().err

@@ -18,12 +18,12 @@ import pytest
 
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
-from watertable_platform import lease as leases
-from watertable_platform import stream_job
-from watertable_platform.child import Child, alive, birth
-from watertable_platform.history import attempts, job_name
-from watertable_platform.lease import Lease
-from watertable_platform.supervisor import Ended, Status, Tag
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration import stream_job
+from watertable_platform.orchestration.child import Child, alive, birth
+from watertable_platform.orchestration.history import attempts, job_name
+from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.supervisor import Ended, Status, Tag
 
 APP = """
 import watertable as wt
@@ -292,7 +292,7 @@ def test_a_driver_ends_when_its_worker_is_killed_outright(tmp_path: Path, asked:
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGTERM, signal.{asked})
-from watertable_platform.child import Child
+from watertable_platform.orchestration.child import Child
 child = Child([sys.executable, "-c", "import time; time.sleep(600)"], env={{}}, cwd=Path("/"), log=Path({str(tmp_path / "log")!r}))
 print(child.pid, flush=True)
 time.sleep(600)

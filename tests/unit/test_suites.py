@@ -11,7 +11,7 @@ import watertable as wt
 from watertable.errors import DefinitionError
 from watertable.project import load_apps
 from watertable.settings import Settings
-from watertable_platform.assembly import build_definitions
+from watertable_platform.orchestration.assembly import build_definitions
 from watertable_quality import Expectation, Severity, Suite, between, in_set, not_null, row_count, unique
 
 APP = """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watertable_platform.supervisor import (
+from watertable_platform.orchestration.supervisor import (
     CRASHES,
     LONGEST_WAIT,
     Attempt,

@@ -25,7 +25,7 @@ from watertable.runtime.advances import Advances, Clocks, clocks_of
 from watertable.store import changelog
 from watertable.testing import TopologyTestDriver
 from watertable.tools.explain import explain, needs_commits
-from watertable_platform import show
+from watertable_platform.cli import show
 
 PLACES = (("views", 0), ("views", 1))
 Item = Record | Advance

@@ -17,10 +17,10 @@ from pydantic import Field
 
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform import lease as leases
-from watertable_platform.child import Child, Event, command
-from watertable_platform.supervisor import Tag
-from watertable_platform.translator import table_key
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.child import Child, Event, command
+from watertable_platform.orchestration.supervisor import Tag
+from watertable_platform.orchestration.translator import table_key
 
 GRACE = 40.0
 SHOWN = ("plan", "diff")

@@ -17,7 +17,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from watertable.plan.nodes import Topic
 from watertable.settings import Settings
-from watertable_platform.translator import beta, topic_key, topic_schema
+from watertable_platform.orchestration.translator import beta, topic_key, topic_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def counted(items: Iterable[Item], description: str, total: int) -> Iterator[Ite
 
 def begin_session(settings: Settings, *, brief: bool = False) -> AbstractContextManager[SparkSession]:
     """Begin a Spark session for a command that looks or acts, ended with it; a brief one starts sooner, and is slower with much data."""
-    from watertable_platform.show import session
+    from watertable_platform.cli.show import session
 
     quiet(settings.log_file("query"))
     return session(settings, err, brief=brief)

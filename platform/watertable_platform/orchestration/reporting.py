@@ -25,9 +25,9 @@ from dagster._core.definitions.data_version import (
 )
 
 from watertable.plan.plan import TableDef, Topology
-from watertable_platform.checks import Verdict
-from watertable_platform.days import Days, moment
-from watertable_platform.translator import TOPICS, inputs_of, table_key
+from watertable_platform.orchestration.checks import Verdict
+from watertable_platform.orchestration.days import Days, moment
+from watertable_platform.orchestration.translator import TOPICS, inputs_of, table_key
 
 UNKNOWN: Final = DEFAULT_DATA_VERSION.value
 UNTOUCHED: Final = "untouched"

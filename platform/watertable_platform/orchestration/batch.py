@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from watertable_platform.translator import beta
+from watertable_platform.orchestration.translator import beta
 
 SENSOR: Final = "run_changed_days"
 _SECONDS: Final = 15

@@ -146,7 +146,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 def _behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
     """Read from Dagster's definitions what stands behind each asset, by its key."""
-    from watertable_platform.assembly import build_definitions
+    from watertable_platform.orchestration.assembly import build_definitions
 
     graph = build_definitions(project).resolve_asset_graph()
     found: dict[tuple[str, ...], Behind] = {}

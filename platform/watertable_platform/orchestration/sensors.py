@@ -19,13 +19,26 @@ import dagster as dg
 from watertable.errors import KafkaError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform import checks, topics
-from watertable_platform import lease as leases
-from watertable_platform.child import alive
-from watertable_platform.history import attempts, breaking_code, job_name, recorded_code
-from watertable_platform.supervisor import Attempt, Bury, Decision, Ended, GiveUp, HandOver, Hold, Launch, Leave, Status, Tag, decide
-from watertable_platform.topics import Watched
-from watertable_platform.translator import table_key
+from watertable_platform.orchestration import checks, topics
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.child import alive
+from watertable_platform.orchestration.history import attempts, breaking_code, job_name, recorded_code
+from watertable_platform.orchestration.supervisor import (
+    Attempt,
+    Bury,
+    Decision,
+    Ended,
+    GiveUp,
+    HandOver,
+    Hold,
+    Launch,
+    Leave,
+    Status,
+    Tag,
+    decide,
+)
+from watertable_platform.orchestration.topics import Watched
+from watertable_platform.orchestration.translator import table_key
 
 RECONCILE_SECONDS: Final = 5
 OBSERVE_SECONDS: Final = 30

@@ -11,9 +11,9 @@ from dagster._core.definitions.data_version import CODE_VERSION_TAG  # the name 
 from watertable.plan.deployment import classify
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform import lease as leases
-from watertable_platform.lease import SILENT, Lease
-from watertable_platform.supervisor import Attempt, Crash, Ended, Status, Tag
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.lease import SILENT, Lease
+from watertable_platform.orchestration.supervisor import Attempt, Crash, Ended, Status, Tag
 
 LOOK_BACK: Final = 20
 _RUNNING: Final = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)

@@ -16,11 +16,11 @@ import dagster as dg
 from watertable.plan.plan import TableDef, Topology
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform import lease as leases
-from watertable_platform.history import attempts, breaking_code, recorded_code
-from watertable_platform.lease import Lease
-from watertable_platform.supervisor import Crash, Decision, GiveUp, HandOver, Hold, Leave, decide
-from watertable_platform.translator import table_key
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.history import attempts, breaking_code, recorded_code
+from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.supervisor import Crash, Decision, GiveUp, HandOver, Hold, Leave, decide
+from watertable_platform.orchestration.translator import table_key
 
 STREAM_ALIVE: Final = "stream_alive"
 DEPLOYED_CODE: Final = "deployed_code"

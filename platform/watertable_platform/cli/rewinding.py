@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from watertable.errors import RewindRefused
-from watertable_platform import terminal
-from watertable_platform.terminal import STOPS_WITHIN, AppName, AsJson
+from watertable_platform.cli import terminal
+from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,7 +120,7 @@ def diff(
     """Show what the shadow would change, table by table: rows, columns, by how much, and some keys."""
     from watertable.acts import shadow as beside
     from watertable.store.writer import Store
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     settings, loaded = terminal.find_app(name)
     with terminal.begin_session(settings) as spark:
@@ -155,8 +155,8 @@ def _promote(
     """Bring the shadow level with its app, show what it would change, and let it take its place where that was asked for."""
     from watertable.acts import shadow as beside
     from watertable.runtime import job
-    from watertable_platform import show
-    from watertable_platform.progress import JsonLines, Progress
+    from watertable_platform.cli import show
+    from watertable_platform.cli.progress import JsonLines, Progress
 
     name, log = loaded.name, settings.log_file("query")
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
@@ -225,7 +225,7 @@ def _rewind(
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.store.writer import Store
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     settings, loaded = terminal.find_app(name)
     kafka = Admin(Cluster.of(settings))
@@ -274,8 +274,8 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
     """Bring the shadow to where its app stands, and show what it would change."""
     from watertable.acts import shadow as beside
     from watertable.runtime import job
-    from watertable_platform import show
-    from watertable_platform.progress import JsonLines, Progress
+    from watertable_platform.cli import show
+    from watertable_platform.cli.progress import JsonLines, Progress
 
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
         with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query")) as view:
@@ -297,7 +297,7 @@ def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of:
     """Name the checks of an app's suites that are red at a position; those of these tables, or of all."""
     from watertable.project import load_apps
     from watertable.store.changelog import Position
-    from watertable_platform.suites import find_suites, own_name, red
+    from watertable_platform.orchestration.suites import find_suites, own_name, red
 
     found = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))
     suites = [suite for suite in found if not of or suite.name in of]

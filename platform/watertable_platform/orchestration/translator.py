@@ -24,7 +24,7 @@ from watertable.plan.plan import Sink, TableDef, Topology
 from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Column, Schema
 from watertable.settings import Settings
-from watertable_platform.days import Days
+from watertable_platform.orchestration.days import Days
 
 TOPICS: Final = "topics"
 """The first part of a topic's asset key; an app can't be called so."""

@@ -21,7 +21,7 @@ from watertable.errors import FormatError, JobError
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import Topology
 from watertable.settings import Settings
-from watertable_platform.child import alive, birth
+from watertable_platform.orchestration.child import alive, birth
 
 SILENT: Final = 120.0
 """Seconds without a sign of life after which a worker on another machine counts as gone."""

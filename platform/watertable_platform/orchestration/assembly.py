@@ -16,16 +16,16 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from watertable.errors import DefinitionError, SettingsError
 from watertable.project import Broken, LoadedApp, Project
-from watertable_platform import checks
-from watertable_platform.acts import build_tables
-from watertable_platform.batch import build_automation_sensor
-from watertable_platform.rewind_jobs import build_rewind_jobs
-from watertable_platform.sensors import build_reconcile_sensor, build_topics_sensor
-from watertable_platform.spark_resource import build_spark_resource
-from watertable_platform.stream_job import build_stream_job
-from watertable_platform.suites import build_suite_checks, find_suites, own_name
-from watertable_platform.topics import Watched, build_topic
-from watertable_platform.translator import OutputData, TopicData, WatertableTranslator, topic_key
+from watertable_platform.orchestration import checks
+from watertable_platform.orchestration.acts import build_tables
+from watertable_platform.orchestration.batch import build_automation_sensor
+from watertable_platform.orchestration.rewind_jobs import build_rewind_jobs
+from watertable_platform.orchestration.sensors import build_reconcile_sensor, build_topics_sensor
+from watertable_platform.orchestration.spark_resource import build_spark_resource
+from watertable_platform.orchestration.stream_job import build_stream_job
+from watertable_platform.orchestration.suites import build_suite_checks, find_suites, own_name
+from watertable_platform.orchestration.topics import Watched, build_topic
+from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, topic_key
 
 LOADS: Final = "definition_loads"
 

@@ -18,15 +18,15 @@ from pydantic import Field
 from watertable.errors import KafkaError, WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform import checks, topics
-from watertable_platform import lease as leases
-from watertable_platform.child import Child, Event, birth, run_command
-from watertable_platform.days import Days
-from watertable_platform.history import job_name
-from watertable_platform.lease import Lease
-from watertable_platform.reporting import Reporter
-from watertable_platform.supervisor import Crash, Ended, Tag
-from watertable_platform.topics import Watched
+from watertable_platform.orchestration import checks, topics
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.child import Child, Event, birth, run_command
+from watertable_platform.orchestration.days import Days
+from watertable_platform.orchestration.history import job_name
+from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.reporting import Reporter
+from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
+from watertable_platform.orchestration.topics import Watched
 
 TICK: Final = 1.0
 LOOK: Final = 2.0

@@ -25,14 +25,14 @@ from pydantic import Field
 from watertable.errors import WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform import lease as leases
-from watertable_platform.child import Child, Event, birth, run_command
-from watertable_platform.days import Days
-from watertable_platform.lease import Lease
-from watertable_platform.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
-from watertable_platform.rewind_jobs import SHOWN, UndoConfig, carry_out, shown
-from watertable_platform.stream_job import environment
-from watertable_platform.translator import TableData, WatertableTranslator, table_key
+from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.child import Child, Event, birth, run_command
+from watertable_platform.orchestration.days import Days
+from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
+from watertable_platform.orchestration.rewind_jobs import SHOWN, UndoConfig, carry_out, shown
+from watertable_platform.orchestration.stream_job import environment
+from watertable_platform.orchestration.translator import TableData, WatertableTranslator, table_key
 
 if TYPE_CHECKING:
     from watertable.store.changelog import Position

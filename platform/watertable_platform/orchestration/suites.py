@@ -14,7 +14,7 @@ import dagster as dg
 
 from watertable.errors import DefinitionError
 from watertable.project import LoadedApp
-from watertable_platform.translator import table_key
+from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ import typer
 
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
-from watertable_platform import rewind_cli, terminal
-from watertable_platform.terminal import STOPS_WITHIN, AppName, AsJson
+from watertable_platform.cli import rewinding as rewind_cli
+from watertable_platform.cli import terminal
+from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +64,7 @@ def run(
     """Run an app here until Ctrl-C, with a line that shows how it goes."""
     settings, loaded = terminal.find_app(name)
     from watertable.runtime import job
-    from watertable_platform.progress import JsonLines, Progress
+    from watertable_platform.cli.progress import JsonLines, Progress
 
     log = settings.log_file(loaded.name)
     terminal.quiet(log)
@@ -91,7 +92,7 @@ def plan_(
     as_json: AsJson = False,
 ) -> None:
     """Print what a merge would do to each table, as Markdown for a pull request; neither Spark nor Kafka is needed."""
-    from watertable_platform.review import review
+    from watertable_platform.cli.review import review
 
     with terminal.err.status(f"loading the apps of {ref}", spinner="dots"):
         found = review(_settings(), ref)
@@ -101,7 +102,7 @@ def plan_(
 @app.command("outline", hidden=True)
 def outline() -> None:
     """Print the outlines of all apps as JSON: what `plan` asks another version of the project for."""
-    from watertable_platform.review import outlines
+    from watertable_platform.cli.review import outlines
 
     print(outlines(_settings()))
 
@@ -119,7 +120,7 @@ def query(
     """Show rows of a table, fresh and exact, with the position they are of."""
     from watertable.project import load_apps
     from watertable.store.reader import Reader
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
@@ -155,7 +156,7 @@ def explain(
     from watertable.tools import testcase
     from watertable.tools.explain import explain as tell
     from watertable.tools.explain import needs_commits
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
@@ -195,7 +196,7 @@ def bisect(
     from watertable.project import load_apps
     from watertable.store.reader import Reader
     from watertable.tools import bisect as history
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     settings = _settings()
     topology, wanted = show.find_table(load_apps(settings), table)
@@ -233,7 +234,7 @@ def preview(
     from watertable.project import load_apps
     from watertable.store.reader import Reader
     from watertable.tools import preview as trial
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     topology, wanted = show.find_table(load_apps(settings := _settings()), table)
     with terminal.begin_session(settings, brief=True) as spark:
@@ -256,7 +257,7 @@ def status(as_json: AsJson = False) -> None:
     """Show every app and table: position, lag, and how far other Delta readers are behind."""
     from watertable.project import load_apps
     from watertable.store.reader import Reader
-    from watertable_platform import show
+    from watertable_platform.cli import show
 
     settings = _settings()
     project = load_apps(settings)
