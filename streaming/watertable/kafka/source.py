@@ -48,6 +48,7 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
         **{
             "kafka.group.id": GROUP,  # a fixed one: Spark makes a new one for each read otherwise, and with it new consumers
             "kafka.max.poll.records": "5000",  # 500 by default: ten times the calls
+            "kafka.fetch.max.wait.ms": "10",  # 500: at a topic's end, what Spark asks after a fetch waits behind the one sent ahead
             "kafka.isolation.level": "read_committed",
             "assign": _json({topic: [p for t, p in ranges if t == topic] for topic, _ in ranges}),
             "startingOffsets": _offsets({partition: first for partition, (first, _) in ranges.items()}),
