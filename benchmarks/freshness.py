@@ -30,7 +30,8 @@ from watertable.runtime import job
 from watertable.runtime.events import BatchCommitted, Event, Folded, Started
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
-from watertable.store.reader import FOLD_LINE, Reader, split_number
+from watertable.store.bases import FOLD_LINE, split_number
+from watertable.store.reader import Reader
 
 TABLE: Final = "invoices"
 """Its `lines` add up to the number of sales read, whatever they hold: a read that is wrong shows."""

@@ -17,7 +17,7 @@ from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.store import fold
-from watertable.store.reader import base_name, forgets, hides
+from watertable.store.bases import base_name, forgets, hides
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.ledger import Ledger, minute
 from watertable.errors import TableNotFound, UnknownPosition
-from watertable.store import changelog, fold, reader, upkeep
+from watertable.store import changelog, fold, reader, upkeep, views
 from watertable.store.changelog import Advance, CommitInfo, Position
 from watertable.store.reader import event_time
 from watertable.store.writer import WRITER_LINE, Retention
@@ -57,6 +57,21 @@ def test_a_reader_sees_one_position_of_all_tables_while_folds_land_between_its_p
     tables = ledger.store.reader.read_all(["stock", "low"])
     found = {name: {r[0]: r[1] for r in frame.collect()} for name, frame in tables.items()}
     assert found == {"stock": {"a": 3, "b": 3}, "low": {"a": 3, "b": 3}}
+
+
+def test_of_a_small_base_delta_is_asked_for_its_files_once(ledger: Ledger, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1)
+    ledger.read("stock")  # Delta computes the state of a version once
+    jobs = []
+    for most in (views.WHOLE_BASE, -1):
+        monkeypatch.setattr(views, "WHOLE_BASE", most)
+        group = f"read {most} {id(ledger)}"
+        spark.sparkContext.setJobGroup(group, "a read")
+        assert ledger.read("stock") == {"a": 2, "b": 1}
+        jobs.append(len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)))
+    assert jobs[0] <= jobs[1] - 3, "one job in place of two for each frame of it"
 
 
 def test_a_frame_that_was_read_does_not_change_when_the_table_does(ledger: Ledger) -> None:

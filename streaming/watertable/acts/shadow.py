@@ -39,6 +39,7 @@ from watertable.errors import Fenced, RewindRefused
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Column, Type, quote
+from watertable.store.bases import ROWS_PROPERTY, number_of
 from watertable.store.changelog import (
     BACK,
     DAYS,
@@ -56,7 +57,8 @@ from watertable.store.changelog import (
     offsets_passed,
     table_part,
 )  # fmt: skip
-from watertable.store.reader import ROWS_PROPERTY, Reader, differing, materialise, number_of
+from watertable.store.reader import Reader, differing
+from watertable.store.views import materialise
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:

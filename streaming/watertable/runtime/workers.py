@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from watertable.kafka.config import Cluster
     from watertable.store.changelog import Head, Lineage, Offsets
     from watertable.store.deltalog import Snapshot
-    from watertable.store.reader import Known
     from watertable.store.touched import Touched
+    from watertable.store.views import Known
     from watertable.store.writer import Store
 
 _log = logging.getLogger(__name__)

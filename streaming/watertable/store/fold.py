@@ -30,27 +30,24 @@ from watertable.plan.nodes import History, JoinBuffer
 from watertable.plan.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
 from watertable.plan.windows import MILLISECOND, TimeWindows, microseconds
 from watertable.schema import quote
-from watertable.store.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
-from watertable.store.deltalog import JVM_ERRORS, Snapshot, conflict
-from watertable.store.reader import (
+from watertable.store.bases import (
     FOLD_LINE,
     NEXT,
     PLAN_PROPERTY,
     ROWS_PROPERTY,
     STATE_PROPERTY,
     Base,
-    Known,
-    Reader,
-    View,
     base_name,
-    earliest,
     forgets,
     hides,
-    materialise,
     number_of,
     split_number,
     states_in,
 )
+from watertable.store.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
+from watertable.store.deltalog import JVM_ERRORS, Snapshot, conflict
+from watertable.store.reader import Reader
+from watertable.store.views import Known, View, earliest, materialise
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -8,29 +8,25 @@ then takes base ⊕ (folded, position] for every table of the app. Folds may run
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import change_struct, company, finish, home, merge, spread, state_struct
+from watertable.compiler.algebra import company, finish
 from watertable.compiler.layout import moment
 from watertable.compiler.versions import state_as_of
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
-from watertable.plan.aggregates import Merge
 from watertable.plan.deployment import Outline, OutlinedTable
 from watertable.plan.fingerprints import DIALECT
-from watertable.plan.nodes import ForeignJoin, Source, Stored, TableAggregate, Versioned, Waiting
-from watertable.plan.plan import TableDef, Topology, closing_of, history_of, is_open, walk
-from watertable.plan.stages import How, Match, Stage, Where
-from watertable.plan.windows import EPOCH
+from watertable.plan.nodes import Source, Versioned
+from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import quote
-from watertable.sql.expressions import Expr
+from watertable.store.bases import EMPTY, FOLD_LINE, PLAN_PROPERTY, STATE_PROPERTY, Base, base_name, forgets, split_number
 from watertable.store.changelog import (
     BUCKET,
     Changelog,
@@ -38,31 +34,16 @@ from watertable.store.changelog import (
     FoldMark,
     Head,
     Lineage,
-    Partition,
     Position,
     batches,
     offsets_passed,
     time_passed,
 )
-from watertable.store.deltalog import DeltaLog, Files, Snapshot
+from watertable.store.deltalog import DeltaLog, Snapshot
+from watertable.store.views import Known, View, materialise, shown
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
-
-FOLD_LINE: Final = "watertable/fold"
-"""The transaction line of folds; the number is epoch << 40 | seq."""
-SEQ_BITS: Final = 40
-STATE_PROPERTY: Final = "watertable.state"
-"""Table property: the state version that a base keeps; another one can't be merged with it."""
-ROWS_PROPERTY: Final = "watertable.fingerprint"
-"""Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
-PLAN_PROPERTY: Final = "watertable.plan"
-"""Table property: the outline of that table, by which later code is classified."""
-NEXT: Final = "_wt_next"
-"""Names the column of what an outer join of streams keeps that says when the first window in a row closes."""
-_DUE_STEP: Final = timedelta(minutes=1)
-SMALL_TAIL: Final = 16 << 20
-"""Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,235 +60,6 @@ def event_time(time: datetime) -> EventTime:
 
 At = Position | str | int | datetime | EventTime | Mapping[tuple[str, int], int]
 """How to name a position: itself, `app@epoch.seq`, a version of the table's Delta table, a commit time, an event time, or offsets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """Pin a version of a table's Delta table, and how far it has folded; `snapshot` None stands for an empty table at seq 0."""
-
-    snapshot: Snapshot | None
-    epoch: int
-    seq: int
-    tombstones_from: int = 0
-    files: Files | None = None
-    """All its files, where they are listed already."""
-
-
-_EMPTY: Final = Base(None, 0, 0)
-
-
-class Recent:
-    """Remember the files of a writer's own commits, so that a look-up needn't rebuild the state of a log that grows with each batch.
-
-    The files stay: OPTIMIZE leaves them to readers for as long as the changelog's retention says, and a tail is a few folds long.
-    """
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-        self._commits: deque[tuple[int, Sequence[tuple[str | None, Any]]]] = deque(maxlen=512)
-
-    def add(self, seq: int, files: Sequence[tuple[str | None, Any]]) -> None:
-        """Remember the files of the next commit."""
-        if len(self._commits) == self._commits.maxlen:
-            self._after = self._commits[0][0]
-        self._commits.append((seq, files))
-
-    def files(self, table: str, after: int, upto: int) -> Files | None:
-        """List the files of a table in commits (after, upto]; None when they reach back before the writer's first."""
-        commits = tuple(self._commits)  # the writer's thread adds to them
-        if after < self._after or (commits[-1][0] if commits else self._after) < upto:
-            return None
-        found = tuple(f for seq, files in commits if after < seq <= upto for name, f in files if name == table)
-        return Files(found, len(found), sum(f.size() for f in found), whole=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Hold what an app's writer knows of its own commits, so that nobody beside it has to look for them."""
-
-    head: Head
-    position: Position
-    recent: Recent
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Hold tables of an app pinned at one position."""
-
-    changelog: Changelog
-    snapshot: Snapshot
-    head: Head
-    lineage: Lineage
-    position: Position
-    bases: Mapping[str, Base]
-    recent: Recent | None = None
-    _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
-
-    def along(self, table: TableDef) -> Lineage:
-        """Give the lineage of one table's rows: shorter than the app's where it was rebuilt by itself."""
-        return self.lineage.of_table(table.name, self.position.seq)
-
-    @property
-    def commit(self) -> CommitInfo | None:
-        """Find the commit that this is a view of."""
-        last, seq = self.head.last, self.position.seq
-        if last is not None and last.seq == seq:
-            return last
-        rows = self.changelog.rows(self.snapshot, f"c.kind = 'batch' AND {self.lineage.where(seq - 1, seq)}")
-        return rows[0] if rows else None
-
-    def tail(self, table: TableDef, *, each: bool = False) -> DataFrame:
-        """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key, of `each` commit if asked for.
-
-        Where states may be forgotten, tombstones that an earlier record could still meet are among them, folded or not.
-        """
-        base = self.bases[table.name]
-        rows = self.changes(table, base.seq, self.position.seq, each=each)
-        if forgets(table) and base.tombstones_from <= base.seq:
-            folded = self.changes(table, max(0, base.tombstones_from - 1), base.seq)
-            rows = rows.unionByName(finish(table, folded).where("NOT alive").drop("alive", "row"))
-        return rows
-
-    def new_bytes(self, table: TableDef) -> int:
-        """Add up the files of the commits that the base lacks; 0 tells that none of them changed the table."""
-        return self._files(table, self.bases[table.name].seq, self.position.seq).bytes
-
-    def tail_bytes(self, table: TableDef) -> int:
-        """Add up the files of the tail; 0 tells that there is no row in it."""
-        base, size = self.bases[table.name], self.new_bytes(table)
-        if forgets(table) and base.tombstones_from <= base.seq:
-            size += self._files(table, max(0, base.tombstones_from - 1), base.seq).bytes
-        return size
-
-    def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
-        """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
-
-        Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct; of sessions, their groups) each is cut by a
-        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut.
-        """
-        base = self.base_states(table)
-        base = base if base is None or keys is None else _only(base, keys, "left_semi")
-        if base is not None and not self.tail_bytes(table):
-            return base
-        tail = self.tail(table).select("key", "state", "epoch", "seq")
-        tail = tail if keys is None or of_tail else _only(tail, keys, "left_semi")
-        return merge(table, tail if base is None else base.unionByName(tail))
-
-    def first_window(self, table: TableDef) -> datetime | None:
-        """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
-        return earliest(self.deltas(table, self.bases[table.name].seq, self.position.seq), "key.window_start")
-
-    def states_from(self, table: TableDef, first: datetime, files: Files) -> DataFrame:
-        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its."""
-        rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
-        if base is not None and files.number:
-            kept = states_in(base, table, "window_start", files=files).where(f"window_start >= {moment(first)}").drop("window_start")
-            rows = kept.unionByName(rows)
-        return merge(table, rows)
-
-    def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
-        """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
-
-        A record in the tail has its marks there, too, so the tail is all that is wanted of its keys. Of rows that wait for their windows to
-        close, those are given whose windows are closed by then; of sessions, which others may join, also those of their groups; of sliding
-        windows all that wait.
-        """
-        tail, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
-        if base is None:
-            return merge(table, tail)
-        upto = EPOCH + ((due - EPOCH) // _DUE_STEP + 1) * _DUE_STEP  # a time in a plan is compiled into it: let it change seldom
-        if is_open(table) and table.sliding is not None:
-            rows = states_in(base, table)
-        elif is_open(table):
-            closed = f"window_end <= {moment(upto - closing_of(table.node).after)}"
-            rows = states_in(base, table, "window_end")
-            if table.sessions is not None:  # one that may be another's by now is in its group, and that is in the tail, or in the batch
-                groups = tail.select("key").unionByName(keys).selectExpr(f"{home(table)} AS key").distinct()
-                rows, closed = _only(rows, groups, "left"), f"__k0 IS NOT NULL OR {closed}"
-            rows = rows.where(closed)
-        else:
-            time = "at" if isinstance(table.root, Stored) else NEXT  # when a punctuator is due, or a window closes
-            rows = _only(states_in(base, table, time), keys, "left").where(f"__k0 IS NOT NULL OR {time} < {moment(upto)}")
-        return merge(table, rows.select("key", "state", "epoch", "seq").unionByName(tail))
-
-    def by_clock(self, timers: TableDef) -> dict[Partition, datetime]:
-        """Give, by partition, the first time for which a punctuator is scheduled by the wall clock."""
-        tail, base = self.tail(timers).select("key", "state", "epoch", "seq"), self.base_states(timers)
-        rows = tail if base is None else tail.unionByName(base.where("state.row.value.since IS NOT NULL"))
-        waiting = merge(timers, rows).selectExpr("state.row.value.*").where("since IS NOT NULL")
-        found = waiting.groupBy("topic", "partition").agg(F.expr("unix_micros(min(at)) AS at")).collect()
-        return {(row["topic"], row["partition"]): EPOCH + timedelta(microseconds=row["at"]) for row in found}
-
-    def touched(self, table: TableDef) -> DataFrame:
-        """List the keys in the tail; of sessions, their groups."""
-        return self.tail(table).selectExpr(f"{home(table)} AS key").distinct()
-
-    def absorbed(self, table: TableDef, groups: DataFrame, states: DataFrame) -> DataFrame:
-        """Give the dead sessions of these groups, as `states` gives those alive: their starts, without an end or a state.
-
-        Other folds may have seen sessions that neither the base nor `states` has. Each of them began where one of the base did, or one
-        of the tail; so whatever began there, and isn't the start of a session now, is gone.
-        """
-        names, base = table.key.names[:-1], self.base_states(table)
-        began = self.tail(table).select("key")
-        began = began if base is None else began.unionByName(_only(base, groups, "left_semi").select("key"))
-        starts = [frame.select(*(F.col(f"key.{quote(n)}").alias(n) for n in names)) for frame in (began, states)]
-        key = "".join(f"'{n}', {quote(n)}, " for n in names) + "'window_end', CAST(NULL AS TIMESTAMP)"
-        nothing = f"CAST(NULL AS {state_struct(table).sql()}) AS state"
-        place = (f"{self.position.epoch} AS epoch", f"{self.position.seq}L AS seq")
-        return starts[0].subtract(starts[1]).selectExpr(f"named_struct({key}) AS key", nothing, *place)
-
-    def base_states(self, table: TableDef) -> DataFrame | None:
-        """Read the states that are in the base; None when it is empty."""
-        base = self.bases[table.name]
-        return None if base.snapshot is None else states_in(base.snapshot, table, files=base.files)
-
-    def rows(self, table: TableDef) -> DataFrame:
-        """Read the table as its columns.
-
-        A small tail leaves the base unshuffled: rows whose key isn't in the tail are read as they are.
-        """
-        base = self.bases[table.name].snapshot
-        size = self.tail_bytes(table)
-        if base is None or hides(table) or base.property(ROWS_PROPERTY) != table.fingerprint:
-            return _alive(finish(table, self.states(table)))
-        kept = base.frame().select(*(quote(n) for n in table.columns.names))
-        if size == 0:
-            return kept
-        if size > SMALL_TAIL:
-            return _alive(finish(table, self.states(table)))
-        touched = self.touched(table)
-        untouched = _only(kept, touched, "left_anti", of="")
-        return untouched.unionByName(_alive(finish(table, self.states(table, touched, of_tail=True))))
-
-    def changes(self, table: TableDef, after: int, upto: int, *, each: bool = False) -> DataFrame:
-        """Read the changelog's rows of a table in commits (after, upto] of this lineage, those of `each` commit apart if asked for."""
-        return spread(table, self.deltas(table, after, upto), each=each)
-
-    def deltas(self, table: TableDef, after: int, upto: int) -> DataFrame:
-        """Read the changelog's rows of a table in commits (after, upto] as they were written."""
-        column, files = quote(table.state_column), self._files(table, after, upto)
-        if files.number:
-            rows = self.snapshot.frame(files)
-            rows = rows if files.whole else rows.where(self.along(table).where(after, upto))
-        else:
-            nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
-            rows = self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq")
-        return rows.selectExpr(f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq")
-
-    def whole(self, table: TableDef) -> DataFrame:
-        """Give all that a table without a base keeps as the changes of one commit: `key`, `state`, `st`."""
-        return merge(table, self.deltas(table, 0, self.position.seq), "max(st) AS st").select("key", "state", "st")
-
-    def _files(self, table: TableDef, after: int, upto: int) -> Files:
-        """List the changelog's files for a table and a range of commits, once a view."""
-        if table.state_column not in self.snapshot.columns:
-            return Files((), 0, 0)
-        place = (table.name, after, upto)
-        if place not in self._listed:
-            known = self.recent.files(table.name, after, upto) if self.recent is not None else None
-            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {self.along(table).where(after, upto)}")
-        return self._listed[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +111,7 @@ class Reader:
         times = [when for (topic, _), when in commit.stream_times.items() if topic in topics] if commit else []
         if times and None not in times and asked < (oldest := min(t for t in times if t is not None) - wanted.root.history):
             raise UnknownPosition(f"{table} can't be read as of {asked.isoformat()}: its history goes back to {oldest.isoformat()}")
-        return _alive(finish(wanted, view.states(history).selectExpr("key", f"{state_as_of(asked)} AS state")))
+        return shown(finish(wanted, view.states(history).selectExpr("key", f"{state_as_of(asked)} AS state")))
 
     def read_all(self, tables: Sequence[str] | None = None, at: At | None = None) -> dict[str, DataFrame]:
         """Read several tables, all by default, at one and the same position."""
@@ -461,7 +213,7 @@ class Reader:
         snapshot = log.latest()
         number = None if snapshot is None else log.transaction_at(FOLD_LINE, snapshot.version)
         if snapshot is None or number is None:
-            return _EMPTY
+            return EMPTY
         return Base(snapshot, *split_number(number))
 
     def _pinned(self, table: TableDef, newest: Base, position: Position, head: Head, snapshot: Snapshot) -> Base:
@@ -511,7 +263,7 @@ class Reader:
             for mark in sorted(marks, key=lambda m: -m.seq)[:1]:
                 if (pinned := log.at(mark.version)) is not None:
                     return Base(pinned, mark.epoch, mark.seq)
-        return _EMPTY
+        return EMPTY
 
     def _check_tail(self, name: str, base: Base, position: Position, lineage: Lineage, snapshot: Snapshot) -> None:
         """Make sure that every commit between an older base and the position is still in the changelog.
@@ -601,91 +353,6 @@ def differing(old: DataFrame, new: DataFrame) -> DataFrame:
 def changes(spark: SparkSession, warehouse: str, app: Topology, table: str, start: At, end: At | None = None) -> DataFrame:
     """Give what changed in a table between two positions: `key`, `old`, `new`; see `Reader.changes`."""
     return Reader(spark, warehouse, app.app, app.tables).changes(table, start, end)
-
-
-def mortal(table: TableDef) -> bool:
-    """Tell whether a key with a state can be without a row: deleted, refused by a filter, or not there on a side of a join."""
-    return _mortal(table.alive, table.stages)
-
-
-def forgets(table: TableDef) -> bool:
-    """Tell whether a state without a row may be forgotten, once no earlier record can come.
-
-    So it is where the state is one whole value: what comes later replaces it, what comes earlier loses. A join keeps the side that is
-    there while the other isn't; an aggregate keeps what nulls that come later don't replace.
-    """
-    return mortal(table) and [(f.merge, f.lift) for f in table.state] == [(Merge.LAST, None)]
-
-
-def hides(table: TableDef) -> bool:
-    """Tell whether a state without a row must be kept (a sum goes on while a filter hides it): then states have a table beside.
-
-    An emptied group is not hidden but gone: its state is zero, as if it had never been, so there is nothing to keep. The states of a
-    foreign-key join, and of sliding windows, are none of their rows.
-    """
-    if isinstance(table.root, ForeignJoin) or table.sliding is not None:
-        return True
-    if isinstance(table.root, TableAggregate | Waiting):
-        return any(isinstance(stage, Where) for stage in table.stages)
-    return mortal(table) and not forgets(table)
-
-
-def _mortal(alive: Expr | None, stages: Sequence[Stage]) -> bool:
-    for stage in stages:
-        if isinstance(stage, Where):
-            return True
-        if isinstance(stage, Match) and (stage.how is not How.OUTER or any(_mortal(s.alive, s.stages) for s in (stage.left, stage.right))):
-            return True
-    return alive is not None
-
-
-def base_name(table: TableDef) -> str:
-    """Name the Delta table that keeps a table's absolute states."""
-    return f"__state_{table.name}" if hides(table) else table.name
-
-
-def states_in(snapshot: Snapshot, table: TableDef, *more: str, files: Files | None = None) -> DataFrame:
-    """Read the absolute states that a version of a base, or files of it, hold: `key`, `state`, `epoch`, `seq`, and more of its columns."""
-    key = ", ".join(f"'{n}', {quote(n)}" for n in table.state_key.names)
-    own = (f"named_struct({key}) AS key", "_wt.state AS state", "_wt.epoch AS epoch", "_wt.seq AS seq")
-    return snapshot.frame(files).selectExpr(*own, *more)
-
-
-def number_of(line: int, seq: int) -> int:
-    """Give the number of a transaction: a fold's of epoch and seq, a writer's of generation and seq."""
-    return line << SEQ_BITS | seq
-
-
-def split_number(number: int) -> tuple[int, int]:
-    """Split a transaction's number into epoch, or generation, and seq."""
-    return number >> SEQ_BITS, number & ((1 << SEQ_BITS) - 1)
-
-
-def earliest(rows: DataFrame, time: str) -> datetime | None:
-    """Find the least of a column of times; a Spark job."""
-    least = rows.agg(F.expr(f"unix_micros(min({time}))")).head()
-    return None if least is None or least[0] is None else EPOCH + timedelta(microseconds=least[0])
-
-
-def materialise(frame: DataFrame) -> DataFrame:
-    """Cut a frame's lineage: it's computed once, by the first job that uses it, and from then on is data.
-
-    State that was looked up must be data before it's written: a plan that still reads the changelog would be planned again with the
-    write, and plans that grow from batch to batch end in a planner that takes seconds.
-    """
-    return frame.localCheckpoint(eager=False)
-
-
-def _only(frame: DataFrame, keys: DataFrame, how: str, *, of: str = "key.") -> DataFrame:
-    """Cut a frame by keys; its own key's columns are in its struct `key`, or beside the others."""
-    fields = [c.name for c in keys.schema["key"].dataType.fields]  # type: ignore[attr-defined]  # it's a struct
-    wanted = keys.select(*(F.col(f"key.{quote(n)}").alias(f"__k{i}") for i, n in enumerate(fields)))
-    same: Column = reduce(lambda a, b: a & b, (F.col(f"{of}{quote(n)}").eqNullSafe(F.col(f"__k{i}")) for i, n in enumerate(fields)))
-    return frame.join(F.broadcast(wanted), same, how)
-
-
-def _alive(finished: DataFrame) -> DataFrame:
-    return finished.where("alive").select("row.*")
 
 
 def _common(older: View, newer: View, table: TableDef) -> int:

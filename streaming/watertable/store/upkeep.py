@@ -19,9 +19,11 @@ from watertable import failpoints
 from watertable.compiler.layout import moment
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
+from watertable.store.bases import Base, base_name, forgets
 from watertable.store.changelog import BUCKET, CommitInfo, Position, batches
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
-from watertable.store.reader import Base, Reader, View, base_name, forgets
+from watertable.store.reader import Reader
+from watertable.store.views import View
 
 if TYPE_CHECKING:
     from watertable.plan.plan import TableDef

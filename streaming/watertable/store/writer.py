@@ -23,10 +23,12 @@ from watertable.plan.deployment import Deployment, classify
 from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
+from watertable.store.bases import number_of
 from watertable.store.changelog import Changelog, CommitInfo, Head, Partition, Position, now_after, system_parts, table_part
 from watertable.store.fold import Folder, TableFold
-from watertable.store.reader import Known, Reader, Recent, materialise, number_of
+from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
+from watertable.store.views import Known, Recent, materialise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
