@@ -74,6 +74,25 @@ def test_of_a_small_base_delta_is_asked_for_its_files_once(ledger: Ledger, spark
     assert jobs[0] <= jobs[1] - 3, "one job in place of two for each frame of it"
 
 
+def test_files_whose_timestamps_are_int96_are_read_and_folded_beside_newer_ones(ledger: Ledger, spark: SparkSession) -> None:
+    form = "spark.sql.parquet.outputTimestampType"
+    assert spark.conf.get(form) == "TIMESTAMP_MICROS"
+    spark.conf.set(form, "INT96")  # as releases up to 0.1.0 wrote them
+    try:
+        ledger.name(1, a=(1, "apple"), b=(1, "beer"))
+        ledger.store.fold("names")
+        ledger.name(2, a=(2, "avocado"))
+    finally:
+        spark.conf.set(form, "TIMESTAMP_MICROS")
+    ledger.name(3, b=(3, "bread"), c=(3, "corn"))
+    expected = {"a": "avocado", "b": "bread", "c": "corn"}
+    assert ledger.read("names") == expected
+    ledger.store.fold("names")
+    assert ledger.read("names") == expected
+    ledger.name(4, a=(1, "too early to count"))
+    assert ledger.read("names") == expected, "places of both kinds of file are compared"
+
+
 def test_a_frame_that_was_read_does_not_change_when_the_table_does(ledger: Ledger) -> None:
     ledger.sell(a=1)
     ledger.store.fold("stock")
