@@ -8,7 +8,7 @@ counts, and keeps just what tables and outputs need. What is read more than once
 once and kept. Per batch: one job for that pass, one for each later segment that is kept, one for each look at the old rows of a table,
 whose changes are streamed, that a stream is joined with or that a processor keeps, and the writer's.
 
-`layout` composes the columns, `algebra` merges states and finishes rows, `versions` reads histories: text, for whoever reads tables, too.
+`layout` composes the columns and `versions` reads histories, both as text; `algebra` merges states and finishes rows, for readers, too.
 `batch` is what others call, and counts; `segments` and `joins` make the records that each pass begins with; `run` holds what a batch is
 computed with, and what records add to tables; `telling` follows rows that several states make; `windowing` and `pythons` write the
 windows of a record and call the user's functions.
