@@ -22,8 +22,7 @@ import typer
 
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
-from watertable_platform.cli import rewinding as rewind_cli
-from watertable_platform.cli import terminal
+from watertable_platform.cli import rewinding, terminal
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
 
 if TYPE_CHECKING:
@@ -409,7 +408,7 @@ def _escaped(text: str) -> str:
 
 def _mount() -> None:
     """Mount the commands that belong to modules of their own."""
-    for command in rewind_cli.COMMANDS:
+    for command in rewinding.COMMANDS:
         if not any(known.callback is command for known in app.registered_commands):
             app.command(rich_help_panel="Apps")(command)
     if not any(command.name == "demo" for command in app.registered_commands):

@@ -43,7 +43,7 @@ from watertable.plan.stages import How, Named
 from watertable.plan.windows import JoinWindows, TimeWindows, Windows, until_window_closes
 from watertable.processing import Context, Record
 from watertable.schema import Schema
-from watertable.sql.expressions import Scope, parse, parse_predicate
+from watertable.sql.expressions import Scope, parse, parse_negation, parse_predicate
 
 if TYPE_CHECKING:
     from watertable.dsl.app import App
@@ -74,8 +74,7 @@ class Stream:
     def filter_not(self, condition: str) -> Stream:
         """Drop the records for which the condition is true; where it is null, the record stays."""
         where = here()
-        parse_predicate(condition, self._scope(), where)
-        negated = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", self._scope(), where)
+        negated = parse_negation(condition, self._scope(), where)
         return self._with(nodes.Filter(parent=self.node, condition=negated, location=where))
 
     def expect(self, name: str, condition: str, *, on_fail: str = "quarantine") -> Stream:

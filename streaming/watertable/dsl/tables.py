@@ -18,7 +18,7 @@ from watertable.plan.scopes import join_scope, scope_of
 from watertable.plan.stages import How, Named
 from watertable.plan.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses
 from watertable.schema import Schema
-from watertable.sql.expressions import Scope, parse, parse_predicate
+from watertable.sql.expressions import Scope, parse, parse_negation, parse_predicate
 
 if TYPE_CHECKING:
     from watertable.dsl.app import App
@@ -54,8 +54,7 @@ class Table:
     def filter_not(self, condition: str) -> Table:
         """Keep the rows for which the condition is false or null."""
         where = here()
-        parse_predicate(condition, scope_of(self.node), where)
-        predicate = parse_predicate(f"NOT COALESCE(({condition}), FALSE)", scope_of(self.node), where)
+        predicate = parse_negation(condition, scope_of(self.node), where)
         return Table(self.app, nodes.TableFilter(parent=self.node, condition=predicate, location=where))
 
     def map_values(self, **columns: str) -> Table:

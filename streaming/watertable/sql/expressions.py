@@ -17,7 +17,7 @@ from watertable.sql.coercion import BOOLEAN, TIMESTAMP
 from watertable.sql.spark_sql import canonical, never_raising, strict
 from watertable.sql.terms import Ref, Term, walk
 
-__all__ = ["Expr", "Scope", "parse", "parse_predicate", "window_schema"]
+__all__ = ["Expr", "Scope", "parse", "parse_negation", "parse_predicate", "window_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +96,9 @@ def parse_predicate(text: str, scope: Scope, where: str) -> Expr:
     if found.type != BOOLEAN:
         raise ExpressionError(f"{where}: in {text!r}: wanted a BOOLEAN condition; got {found.type.sql()}")
     return found
+
+
+def parse_negation(condition: str, scope: Scope, where: str) -> Expr:
+    """Parse a condition that must be BOOLEAN, and give its opposite, which is true also where it is null."""
+    parse_predicate(condition, scope, where)  # what is wrong is told in the words that were written
+    return parse_predicate(f"NOT COALESCE(({condition}), FALSE)", scope, where)

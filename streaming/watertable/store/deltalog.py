@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
@@ -88,6 +89,11 @@ class Snapshot:
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self._spark._jsparkSession.baseRelationToDataFrame(relation), self._spark)
 
+    @cached_property
+    def whole(self) -> Files:
+        """List all its files, once: whoever reads it often by them spares Delta two Spark jobs each time."""
+        return self.files("true")
+
     def files(self, where: str) -> Files:
         """List the files that can hold rows for which the condition is true; one Spark job over the log's state."""
         leaves = self.frame().where(where)._jdf.queryExecution().optimizedPlan().collectLeaves()
@@ -138,7 +144,7 @@ class DeltaLog:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark, self.path = spark, path
         self._java: Any = None
-        self._whole: tuple[int, Files] | None = None
+        self._listed: Snapshot | None = None
 
     @property
     def _log(self) -> Any:
@@ -176,10 +182,10 @@ class DeltaLog:
             return None
 
     def whole(self, snapshot: Snapshot) -> Files:
-        """List all files of a version, once: whoever reads the same version often spares Delta two Spark jobs each time."""
-        if self._whole is None or self._whole[0] != snapshot.version:
-            self._whole = snapshot.version, snapshot.files("true")
-        return self._whole[1]
+        """List all files of a version, once, whoever has pinned it."""
+        if self._listed is None or self._listed.version != snapshot.version:
+            self._listed = snapshot
+        return self._listed.whole
 
     def commit(self, version: int) -> Commit | None:
         """Read what one commit says about itself; None when log clean-up has removed it."""

@@ -21,7 +21,7 @@ from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, closing_of, is_open
 from watertable.plan.windows import EPOCH
 from watertable.schema import quote
-from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, base_name, forgets, hides, states_in
+from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, forgets, hides, states_in
 from watertable.store.changelog import Changelog, CommitInfo, Head, Lineage, Partition, Position
 from watertable.store.deltalog import Files, Snapshot
 
@@ -239,16 +239,11 @@ class View:
         return merge(table, self.deltas(table, 0, self.position.seq), "max(st) AS st").select("key", "state", "st")
 
     def _of_base(self, table: TableDef) -> Files | None:
-        """List the files of a small base, once a view: for each frame of it, Delta would ask its log's state twice.
-
-        Of a large one, Delta leaves out the files that the query on it doesn't need.
-        """
-        base, place = self.bases[table.name], (base_name(table), -1, -1)
+        """List the files of a small base; of a large one, Delta leaves out those that the query on it doesn't need."""
+        base = self.bases[table.name]
         if base.snapshot is None or base.files is not None or base.snapshot.bytes > WHOLE_BASE:
             return base.files
-        if place not in self._listed:
-            self._listed[place] = base.snapshot.files("true")
-        return self._listed[place]
+        return base.snapshot.whole
 
     def _files(self, table: TableDef, after: int, upto: int) -> Files:
         """List the changelog's files for a table and a range of commits, once a view."""
