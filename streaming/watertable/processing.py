@@ -39,8 +39,6 @@ MOMENT: Final = timedelta(microseconds=1)
 DELETED: Final = "deleted"
 """The column of a version that says that there is no row from then on."""
 PLACE: Final = ("st", "topic", "partition", "offset", "ord")
-RAW: Final = "raw"
-"""What a frame carries of each record besides its place, for the quarantine: all that Kafka has of it."""
 MOST: Final = 65536
 """Bounds what one call forwards, and what it puts, so that their places in log order stay apart."""
 
@@ -455,59 +453,37 @@ def visits_in(step: Step, schema: pa.Schema, reached: Times, clocks: Clocks, bat
 
     Punctuators are called between them, as stream times have `reached` them, and at the recorded `clocks`. Gives a row for each that is
     forwarded or put (`output` counts the children, then the stores) and, with the `output` -1 and a `reason`, for each record on which
-    it raises; beside it are the columns of the record.
+    it raises; each is at the place of the record.
     """
-    made = _Rows(schema)
     key: Row | None = None
     held = Held([])
-    batch: pa.RecordBatch | None = None
     for batch in batches:
-        columns = {name: _plain_column(batch, name) for name in batch.schema.names if name != RAW}
+        made: list[Row] = []
+        columns = {name: _plain_column(batch, name) for name in batch.schema.names}
         for n, present in enumerate(columns["present"]):
             if columns["key"][n] != key:
                 if key is not None:
-                    made.add(_ticks(step, held, key, reached, clocks))
+                    made += _ticks(step, held, key, reached, clocks)
                 key, held = columns["key"][n], Held([{} for _ in step.stores])
             row = {name: column[n] for name, column in columns.items()}
             if not present:
                 _remember(held, [row[f"store_{number}"] for number in range(len(step.stores))])
                 continue
             place = (row["st"], row["topic"], row["partition"], row["offset"], row["ord"])
-            made.add(_ticks(step, held, row["key"], reached, clocks, place))
-            made.add(_outputs(step, held, row), n)
-        yield from made.taken(batch)
+            made += _ticks(step, held, row["key"], reached, clocks, place)
+            made += _outputs(step, held, row)
+        yield from _columns(schema, made)
     if key is not None:
-        made.add(_ticks(step, held, key, reached, clocks))
-        yield from made.taken(batch)
+        yield from _columns(schema, list(_ticks(step, held, key, reached, clocks)))
 
 
-class _Rows:
-    """Collect what a processor makes, beside the record of the batch that it is of, if it is of one."""
+def _columns(schema: pa.Schema, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
+    """Give rows as columns, if there are any."""
+    import pyarrow as pa
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._rows: list[Row] = []
-        self._sources: list[int | None] = []
-
-    def add(self, rows: Iterable[Row], source: int | None = None) -> None:
-        for row in rows:
-            self._rows.append(row)
-            self._sources.append(source)
-
-    def taken(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Give the rows as columns, if there are any, and begin anew."""
-        import pyarrow as pa
-
-        if self._rows:
-            of = pa.array(self._sources, pa.int64())
-            arrays = [
-                batch.column(field.name).take(of).cast(field.type)
-                if field.name == RAW
-                else pa.array([written(row.get(field.name), field.type) for row in self._rows], field.type)
-                for field in self._schema
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        self._rows, self._sources = [], []
+    if rows:
+        arrays = [pa.array([written(row.get(field.name), field.type) for row in rows], field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _remember(held: Held, entries: list[Row | None]) -> None:

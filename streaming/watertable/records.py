@@ -17,8 +17,6 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """A record's headers as they stand, names that come twice too."""
 HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 """The type of headers in Spark and in the store."""
-RAW_RECORD: Final = f"STRUCT<timestamp: TIMESTAMP, key: BINARY, value: BINARY, headers: {HEADERS}>"
-"""The type of what a record brings, in Spark."""
 
 
 class Place(NamedTuple):

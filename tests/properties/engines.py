@@ -51,6 +51,7 @@ class Result:
     quarantine: Counter[tuple[str, int, int, str, str]]
     late: Counter[tuple[str, str, int, int, datetime]]
     dropped: Counter[tuple[str, str]]
+    peeks: Counter[str]
 
     def differences(self, other: Result) -> list[str]:
         """Name what differs from another result, as text to read."""
@@ -84,6 +85,7 @@ def run_interpreter(topology: Topology, batches: Iterable[Sequence[Record | Adva
         quarantine=Counter((q.record.topic, q.record.partition, q.record.offset, q.node, q.location) for q in engine.quarantine),
         late=late,
         dropped=Counter((d.node, d.reason) for d in engine.dropped if not d.window),
+        peeks=+engine.peeked,
     )
 
 
@@ -107,7 +109,7 @@ class CompilerRun:
         self.spark, self.topology, self.compiler = spark, topology, Compiler(topology)
         self.carry: dict[tuple[str, int], datetime | None] = {}
         self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.kept}
-        self.result = Result({}, {}, Counter(), Counter(), Counter())
+        self.result = Result({}, {}, Counter(), Counter(), Counter(), Counter())
 
     def run(self, batches: Iterable[Sequence[Record | Advance]]) -> Result:
         """Run every batch, then read the tables; advances come before the records of their batch."""
@@ -143,13 +145,22 @@ class CompilerRun:
         for row in sorted(outbox, key=lambda r: (r["topic"], r["ordinal"])):
             headers = tuple((h["key"], h["value"]) for h in row["headers"] or ())
             self.result.outputs.setdefault(row["topic"], []).append((row["key"], row["value"], row["timestamp"], headers))
+        sent = {(record.topic, record.partition, record.offset): record for record in batch}
         for row in bad:
+            of = sent.get((row["topic"], row["partition"], row["offset"]))  # none, where a record of before or the time made it
+            brought = (None, None, None) if of is None else (of.timestamp, of.key, of.value)
+            assert (row["timestamp"], row["key"], row["value"]) == brought, f"a refused record comes with its bytes: {row}"
             self.result.quarantine[row["topic"], row["partition"], row["offset"], row["node"], row["location"]] += 1
         for row in dropped:
             if row["reason"] == "late":
                 self.result.late[row["node"], row["topic"], row["partition"], row["offset"], row["window_start"]] += row["count"]
             else:
                 self.result.dropped[row["node"], row["reason"]] += row["count"]
+        told = Counter[tuple[str, str]]()
+        for row in dropped:
+            told[row["node"], row["reason"]] += row["count"]
+        assert (made.stats.quarantined, made.stats.dropped) == (len(bad), told), "a commit counts what it tells of"
+        self.result.peeks += Counter(made.stats.peeks)
         for partition, stats in made.stats.partitions.items():
             self.carry[partition] = stats.stream_time
         made.close()

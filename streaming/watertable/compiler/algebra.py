@@ -245,7 +245,7 @@ def slid(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame
     """Put the states of moments into their sliding windows: `key` is the group and the window."""
     key = f"{sliding_window(table, windows)} AS key"
     held = in_windows(table, windows, rows)
-    return held.groupBy("_group", "_end").agg(*map(F.expr, _folds(table, rows))).selectExpr(key, "*").drop("_group", "_end")
+    return grouped(held, table.state, ("_group", "_end"), *_folds(table, rows)).selectExpr(key, "*").drop("_group", "_end")
 
 
 def in_windows(table: TableDef, windows: SlidingWindows, rows: DataFrame) -> DataFrame:
@@ -279,7 +279,18 @@ def sliding_window(table: TableDef, windows: SlidingWindows) -> str:
     return _windowed("_group", table.key.names[:-2], f"timestamp_micros(_end - {microseconds(windows.size)}L)", "timestamp_micros(_end)")
 
 
-def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFrame:
+def grouped(rows: DataFrame, fields: Iterable[StateField], by: Sequence[str], *folds: str) -> DataFrame:
+    """Aggregate rows by columns: into numbers, in a map; into anything else Spark sorts them, and by a hash that is quicker.
+
+    A hash is one number, and two of them seldom the same; structs are compared field by field.
+    """
+    made = [F.expr(fold) for fold in folds]
+    if all(f.merge in (Merge.SUM, Merge.MIN, Merge.MAX) and f.type.kind not in ("string", "binary") for f in fields):
+        return rows.groupBy(*by).agg(*made)
+    return rows.groupBy(F.xxhash64(*by).alias("_hash"), *by).agg(*made).drop("_hash")
+
+
+def gathered(sessions: SessionWindows, rows: DataFrame, fields: Sequence[StateField], *folds: str) -> DataFrame:
     """Gather sessions that are at most a gap apart: aggregate the rows of each group's, under the `key` that spans them.
 
     The rows' keys end with the bounds of what each is by itself. Put in the order of their starts, one begins a session if nothing before
@@ -287,7 +298,7 @@ def gathered(sessions: SessionWindows, rows: DataFrame, *folds: str) -> DataFram
     """
     names = [field.name for field in rows.schema["key"].dataType.fields[:-2]]  # type: ignore[attr-defined]  # it's a struct
     found = in_sessions(sessions, rows.withColumn("_group", F.expr(_struct_of("key", names))), "PARTITION BY _group")
-    whole = found.groupBy("_group", "_session").agg(*map(F.expr, (*folds, "max(key.window_end) AS _end")))
+    whole = grouped(found, fields, ("_group", "_session"), *folds, "max(key.window_end) AS _end")
     key = _windowed("_group", names, "_session", "_end") + " AS key"
     return whole.selectExpr(key, "*").drop("_group", "_session", "_end")
 
@@ -327,7 +338,9 @@ def merge(table: TableDef, rows: DataFrame, *more: str) -> DataFrame:
     States of sessions are gathered first, and then have one key.
     """
     folds = [*_folds(table, rows), *more]
-    return rows.groupBy("key").agg(*map(F.expr, folds)) if table.sessions is None else gathered(table.sessions, rows, *folds)
+    if table.sessions is not None:
+        return gathered(table.sessions, rows, table.state, *folds)
+    return grouped(rows, table.state, ("key",), *folds)
 
 
 def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame:

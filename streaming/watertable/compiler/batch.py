@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from watertable.compiler.layout import Layout, expires, literal
+from watertable.compiler.layout import Layout, Segment, expires, literal
 from watertable.compiler.pythons import register
 from watertable.compiler.run import Lookup, Partition, Run, forget, union
-from watertable.compiler.segments import first, later
+from watertable.compiler.segments import RAW, first, later
 from watertable.plan import nodes
 from watertable.plan.nodes import Aggregate, Versioned
 from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
-from watertable.processing import RAW, Clocks
+from watertable.processing import Clocks
 from watertable.records import HEADERS
 from watertable.sql.udfs import called_in
 
@@ -57,7 +57,7 @@ class BatchStats:
     partitions: Mapping[Partition, PartitionStats]
     quarantined: int
     dropped: Mapping[tuple[str, str], int]
-    """Records dropped at the first segment, by (node, reason); late ones are counted per window."""
+    """Records dropped, by (node, reason); late ones are counted per window."""
     peeks: Mapping[str, int]
 
 
@@ -105,34 +105,36 @@ class Compiler:
         run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
         self._teach(records.sparkSession)
-        run = Run(self.layout, carry, lookup, carry if since is None else since, clocks)
+        run, tally = Run(self.layout, carry, lookup, carry if since is None else since, clocks), _Tally()
         run.frames[0] = first(run, records)
-        seen, figures = _watched(run, run.frames[0])
+        seen, figures = _watched(run, run.frames[0], tally)
         partial: dict[nodes.Leaf, DataFrame] = {}
         if (direct := self.layout.direct) is None:
             run.frames[0] = run.keep(seen)
         else:  # all that anybody wants of the records is in one table: they needn't be kept
             partial[direct.root] = run.keep(run.partial(direct, run.contributions(direct, seen)[0]))
-        stats, run.gained = figures()
-        run.reached = {partition: read.stream_time for partition, read in stats.partitions.items()}
+        partitions, run.gained = figures()
+        run.reached = {partition: read.stream_time for partition, read in partitions.items()}
         for segment in self.layout.segments[1:]:
-            frame = later(run, segment)
-            run.frames[segment.number] = run.keep(frame) if self.layout.shared(segment) else frame
+            run.frames[segment.number] = frame = later(run, segment)
+            if self.layout.shared(segment):
+                seen, add = _counted(segment, frame, tally)
+                run.frames[segment.number] = run.keep(seen)
+                add()
         late: list[DataFrame] = []
         for root, (segment, fold) in self.layout.folds.items():
             contributions, missed = run.contributions(fold, run.frames[segment.number])
             if root not in partial:
                 partial[root] = run.partial(fold, contributions)
-            if missed is not None and not (segment.number == 0 and not stats.dropped.get((fold.label, "late"))):
+            if missed is not None and tally.dropped[fold.label, "late"]:
                 late.append(missed)
         partial |= run.waits
-        bad = [s for s in self.layout.segments if s.failures and not (s.number == 0 and not stats.quarantined)]
         return Batch(
             tables={table.name: run.deltas(table, partial) for table in (*self.topology.tables, *self.layout.buffers)},
             outbox=_outbox(run),
-            quarantine=_all([_refused(run.frames[s.number]) for s in bad]),
-            dropped=_all([*late, *_counted(run, stats)]),
-            stats=stats,
+            quarantine=_all([_refused(run, number) for number, count in tally.quarantined.items() if count]),
+            dropped=_all([*late, *_dropped(records.sparkSession, tally)]),
+            stats=BatchStats(partitions, sum(tally.quarantined.values()), +tally.dropped, tally.peeks),
             _kept=run.kept,
         )
 
@@ -143,21 +145,22 @@ class Compiler:
             self._taught.add(spark)
 
 
-def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], tuple[BatchStats, Mapping[nodes.Leaf, int]]]]:
-    """Count on the way through: give the frame to run, and what gives the figures, and the gains of tables, once it has run."""
+@dataclass(slots=True)
+class _Tally:
+    """Add up what is counted on the way through the segments of a batch."""
+
+    quarantined: dict[int, int] = field(default_factory=dict)
+    """By the number of the segment."""
+    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    peeks: Counter[str] = field(default_factory=Counter)
+
+
+def _watched(
+    run: Run, base: DataFrame, tally: _Tally
+) -> tuple[DataFrame, Callable[[], tuple[Mapping[Partition, PartitionStats], Mapping[nodes.Leaf, int]]]]:
+    """Count the records of the first segment: give the frame to run, and what gives figures and the gains of tables once it has run."""
     segment = run.layout.segments[0]
-    sums: dict[str, str] = {"records": "count(1)", "quarantined": "sum(size(bad))"}
-    names: dict[str, tuple[str, str] | str] = {}
-    for number, (name, flags) in enumerate((segment.counters | segment.peeks).items()):
-        sums[f"f{number}"] = _tally(flags)
-        names[f"f{number}"] = name
-    for number, fold in enumerate(segment.folds):
-        if isinstance(fold.root, Aggregate) and fold.root.windows:
-            sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
-            names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
-        elif isinstance(fold.root, Versioned):
-            sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"
-            names[f"l{number}"] = (fold.label, "expired")
+    sums = {"records": "count(1)"}
     gains = {f"g{number}": fold for number, fold in enumerate(segment.folds) if fold.root in run.layout.sought}
     sums |= {name: f"count_if({fold.present})" for name, fold in gains.items()}
     partitions = list(run.carry)
@@ -165,55 +168,74 @@ def _watched(run: Run, base: DataFrame) -> tuple[DataFrame, Callable[[], tuple[B
         here = f"topic = {literal(topic)} AND partition = {partition}"
         sums[f"n{number}"] = f"count(CASE WHEN {here} THEN 1 END)"
         sums[f"t{number}"] = f"unix_micros(max(CASE WHEN {here} THEN st END))"
-    observation = Observation()
-    frame = base.observe(observation, *(F.expr(f"{sql} AS {name}") for name, sql in sums.items()))
+    frame, add = _counted(segment, base, tally, sums)
 
-    def figures() -> tuple[BatchStats, Mapping[nodes.Leaf, int]]:
-        seen = observation.get
-        counts: Counter[tuple[str, str] | str] = Counter()
-        for column, name in names.items():
-            counts[name] += int(seen[column] or 0)
+    def figures() -> tuple[Mapping[Partition, PartitionStats], Mapping[nodes.Leaf, int]]:
+        seen = add()
         read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"]) or run.carry[p]) for i, p in enumerate(partitions)}
         if seen["records"] != sum(p.records for p in read.values()):
             raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
-        stats = BatchStats(
-            partitions=read,
-            quarantined=int(seen["quarantined"] or 0),
-            dropped={name: count for name, count in counts.items() if isinstance(name, tuple) and count},
-            peeks={name: count for name, count in counts.items() if isinstance(name, str)},
-        )
-        return stats, {fold.root: int(seen[name]) for name, fold in gains.items()}
+        return read, {fold.root: int(seen[name]) for name, fold in gains.items()}
 
     return frame, figures
 
 
-def _refused(frame: DataFrame) -> DataFrame:
-    """Give the refused records of a segment, with their bytes."""
-    bad = frame.where("size(bad) > 0").withColumn("b", F.expr("explode(bad)"))
-    return bad.selectExpr(
-        "topic", "partition", "offset", f"{RAW}.timestamp AS timestamp", f"{RAW}.key AS key", f"{RAW}.value AS value",
+def _counted(
+    segment: Segment, base: DataFrame, tally: _Tally, more: Mapping[str, str] = MappingProxyType({})
+) -> tuple[DataFrame, Callable[[], Mapping[str, Any]]]:
+    """Count what a segment refuses, drops and peeks at: give the frame to run, and what adds to the tally once it has run."""
+    sums = {"quarantined": "sum(size(bad))"} if segment.failures else {}
+    names: dict[str, tuple[str, str] | str] = {}
+    for number, (name, flags) in enumerate((segment.counters | segment.peeks).items()):
+        sums[f"f{number}"] = _sum(flags)
+        names[f"f{number}"] = name
+    for number, fold in enumerate(segment.folds):
+        if isinstance(fold.root, Aggregate) and fold.root.windows:
+            sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
+            names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
+        elif isinstance(fold.root, Versioned) and segment.number == 0:  # later ones have a flag for it
+            sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"
+            names[f"l{number}"] = (fold.label, "expired")
+    sums = {**more, **sums}
+    if not sums:
+        tally.quarantined[segment.number] = 0
+        return base, dict
+    observation = Observation()
+
+    def add() -> Mapping[str, Any]:
+        seen = observation.get
+        tally.quarantined[segment.number] = int(seen.get("quarantined") or 0)
+        for column, name in names.items():
+            count = int(seen[column] or 0)
+            if isinstance(name, tuple):
+                tally.dropped[name] += count
+            else:
+                tally.peeks[name] += count
+        return seen
+
+    return base.observe(observation, *(F.expr(f"{sql} AS {name}") for name, sql in sums.items())), add
+
+
+def _refused(run: Run, number: int) -> DataFrame:
+    """Give the records that a segment has refused, with their bytes where they are of this batch: the first segment has them."""
+    place = ("topic", "partition", "offset")
+    bad = run.frames[number].where("size(bad) > 0")
+    if number > 0:
+        bad = bad.select(*place, "bad").join(run.frames[0].select(*place, RAW), [*place], "left")
+    return bad.withColumn("b", F.expr("explode(bad)")).selectExpr(
+        *place, f"{RAW}.timestamp AS timestamp", f"{RAW}.key AS key", f"{RAW}.value AS value",
         "b.node AS node", "b.location AS location", "b.reason AS reason", f"{RAW}.headers AS headers",
     )  # fmt: skip
 
 
-def _counted(run: Run, stats: BatchStats) -> list[DataFrame]:
-    """Give the counts of dropped records: known already for the first segment, computed with the write for the others."""
-    nowhere = "CAST(NULL AS STRING) AS topic, CAST(NULL AS INT) AS partition, CAST(NULL AS BIGINT) AS offset, \
-CAST(NULL AS TIMESTAMP) AS window_start, CAST(NULL AS TIMESTAMP) AS window_end"
-    known = [f"named_struct('n', {literal(n)}, 'r', {literal(r)}, 'c', {c}L)" for (n, r), c in stats.dropped.items() if r != "late"]
-    made = []
-    if known:
-        rows = run.frames[0].sparkSession.range(1).selectExpr(f"explode(array({', '.join(known)})) AS d")
-        made.append(rows.selectExpr("d.n AS node", "d.r AS reason", *_split(nowhere), "d.c AS count").select(*_names(DROPPED)))
-    for segment in run.layout.segments[1:]:
-        if segment.counters:
-            sums = [
-                f"named_struct('n', {literal(node)}, 'r', {literal(reason)}, 'c', {_tally(flags)})"
-                for (node, reason), flags in segment.counters.items()
-            ]  # fmt: skip
-            rows = run.frames[segment.number].agg(F.expr(f"array({', '.join(sums)}) AS a")).selectExpr("explode(a) AS d").where("d.c > 0")
-            made.append(rows.selectExpr("d.n AS node", "d.r AS reason", *_split(nowhere), "d.c AS count").select(*_names(DROPPED)))
-    return made
+def _dropped(spark: SparkSession, tally: _Tally) -> list[DataFrame]:
+    """Give the counts of dropped records, but of late ones, which are told of one by one."""
+    counts = [f"named_struct('n', {literal(n)}, 'r', {literal(r)}, 'c', {c}L)" for (n, r), c in tally.dropped.items() if c and r != "late"]
+    if not counts:
+        return []
+    rows = spark.range(1).selectExpr(f"explode(array({', '.join(counts)})) AS d")
+    nowhere = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in (c.split() for c in _split(DROPPED)[2:-1]))
+    return [rows.selectExpr("d.n AS node", "d.r AS reason", *nowhere, "d.c AS count")]
 
 
 def _outbox(run: Run) -> DataFrame | None:
@@ -236,7 +258,7 @@ def _all(frames: Sequence[DataFrame]) -> DataFrame | None:
     return union(frames) if frames else None
 
 
-def _tally(flags: Sequence[str]) -> str:
+def _sum(flags: Sequence[str]) -> str:
     """Write the SQL that counts the records with these flags."""
     return "CAST(sum(" + " + ".join(f"int(COALESCE({flag}, FALSE))" for flag in flags) + ") AS BIGINT)"
 
@@ -247,7 +269,3 @@ def _micros(number: int | None) -> datetime | None:
 
 def _split(columns: str) -> list[str]:
     return columns.split(", ")
-
-
-def _names(ddl: str) -> list[str]:
-    return [part.split()[0] for part in ddl.split(", ")]

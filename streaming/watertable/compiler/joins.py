@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import company, done_with, finishing, leaf_state, leveled, lifted, merged_state, place, upto
+from watertable.compiler.algebra import company, done_with, finishing, grouped, leaf_state, leveled, lifted, merged_state, place, upto
 from watertable.compiler.layout import Segment
 from watertable.compiler.run import Run, union
 from watertable.compiler.telling import never_paired
@@ -15,7 +15,7 @@ from watertable.plan import nodes, plan
 from watertable.plan.nodes import Versioned
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import microseconds
-from watertable.processing import PLACE, RAW
+from watertable.processing import PLACE
 from watertable.schema import quote
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     found = _run_forward(run, table, rows, keys, old) if run.gains(table) else rows.join(still, "key", "left")
     found = leveled(found, finishing(table, state="now", key="key", into="_v"))
     right = f"_v{len(table.stages)} AS right"
-    return found.selectExpr("present", *spaces, right, "ts", *PLACE, RAW)
+    return found.selectExpr("present", *spaces, right, "ts", *PLACE)
 
 
 def _run_forward(run: Run, table: TableDef, rows: DataFrame, keys: DataFrame, old: DataFrame) -> DataFrame:
@@ -68,7 +68,7 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     levels = (*as_of(root, node), *finishing(table, state="now", key="key", into="_v"))
     found = leveled(rows.join(old, "key", "left").join(new, "key", "left"), levels)
     right = f"_v{len(table.stages)} AS right"
-    return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE, RAW)
+    return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE)
 
 
 def _asking(run: Run, segment: Segment, table: TableDef, *more: str) -> tuple[DataFrame, list[str], str]:
@@ -79,7 +79,7 @@ def _asking(run: Run, segment: Segment, table: TableDef, *more: str) -> tuple[Da
     flow, wanted = run.layout.inputs[segment.number]
     spaces = [name for name in flow.spaces if name != "ts"]
     record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
-    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE, RAW)
+    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE)
     keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
     return rows, [f"s_{name} AS {name}" for name in spaces], keyed
 
@@ -96,15 +96,16 @@ def _waited(run: Run, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> D
     member = "named_struct('value', named_struct('order', {0}, 'ts', ts, 'key', s_key, 'value', s_value), 'n', n) AS l"
     moved = every.where("_due = (n < 0)").selectExpr("key", member.format(place()), "st")
     leaf = buffer.parts[0].leaf
-    run.waits[leaf] = moved.groupBy("key").agg(F.expr(f"{leaf_state(leaf, lifted)} AS state"), F.expr("max(st) AS st"))
+    folded = (f"{leaf_state(leaf, lifted)} AS state", "max(st) AS st")
+    run.waits[leaf] = grouped(moved, plan.state_of(leaf), ("key",), *folded)
     return every.where("_due").drop("n", "_due")
 
 
 def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFrame:
     """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.
 
-    So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order, and
-    where that is in this batch, so are its bytes. With them come, in an outer join, those that can't pair any more, or have no key.
+    So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order.
+    With them come, in an outer join, those that can't pair any more, or have no key.
     """
     buffer, sides = plan.buffer_of(node), run.layout.pairs[segment.number]
     place = "named_struct('st', st, 'topic', topic, 'partition', partition, 'offset', offset, 'ord', ord)"
@@ -113,19 +114,19 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     keyless: list[DataFrame] = []
     for side, half in enumerate(sides):
         frame, lifts = run.frames[half.flow.segment.number], half.fold.lifts
-        values = [f"{lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord", RAW]
+        values = [f"{lifts}.value AS {'lr'[side]}", "st", "topic", "partition", "offset", f"ord * 2 + {side} AS ord"]
         columns = [f"{half.fold.key} AS key", f"{side} AS side", f"{lifts}.ts AS ts", *values]
         came.append(frame.where(half.fold.present).selectExpr(*columns))
         if half.keyless is not None:
             keyless.append(frame.where(half.keyless).selectExpr(*columns))
-    rows = union(came, loose=True).selectExpr(*record, f"{place} AS at", RAW)
+    rows = union(came, loose=True).selectExpr(*record, f"{place} AS at")
     keys = rows.select("key").distinct()
     if isinstance(node, nodes.OuterStreamJoin):
         reached = plan.reached(run.reached, node.left, node.right)
         old = run.lookup(buffer, keys, reached)
     else:
         old = run.lookup(buffer, keys)
-    waiting = [rows.selectExpr(*record, "at", "FALSE AS old", RAW)]
+    waiting = [rows.selectExpr(*record, "at", "FALSE AS old")]
     for side, field_ in enumerate(buffer.state[:2]):
         kept = old.selectExpr("key", f"inline(state.{quote(field_.name)}) AS (o, v)")
         at = f"named_struct('st', o.st, 'topic', o.topic, 'partition', o.partition, 'offset', o.offset, 'ord', o.ord * 2 + {side})"
@@ -142,12 +143,12 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     ]  # fmt: skip
     found = rows.join(others, F.expr(" AND ".join(conditions))).selectExpr(
         "key", "coalesce(l, o_l) AS left", "coalesce(r, o_r) AS right", "greatest(ts, o_ts) AS ts", "greatest(at, o_at) AS later",
-        "least(at, o_at) AS earlier", f"CASE WHEN {is_later} THEN {RAW} END AS {RAW}",
+        "least(at, o_at) AS earlier",
     )  # fmt: skip
     named = "concat_ws('/', earlier.topic, earlier.partition, earlier.ord, later.ord)"
     number = f"pmod(crc32(CAST({named} AS BINARY)) + earlier.offset, {PAIRS}L) AS ord"
     of_later = ("later.st AS st", "later.topic AS topic", "later.partition AS partition", "later.offset AS offset")
-    made = ("TRUE AS present", "key", "left", "right", "ts", *of_later, number, RAW)
+    made = ("TRUE AS present", "key", "left", "right", "ts", *of_later, number)
     if not isinstance(node, nodes.OuterStreamJoin):
         return found.selectExpr(*made)
     found = run.once(found)
@@ -159,6 +160,6 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     at_once = union(keyless, loose=True)
     alone = given.unionByName(at_once.selectExpr("*", f"{place} AS at"), allowMissingColumns=True).selectExpr(
         "TRUE AS present", "key", "l AS left", "r AS right", "ts", *(f"at.{part} AS {part}" for part in PLACE if part != "ord"),
-        f"at.ord % {PAIRS}L AS ord", RAW,
+        f"at.ord % {PAIRS}L AS ord",
     )  # fmt: skip
     return found.selectExpr(*made).unionByName(alone)

@@ -176,12 +176,12 @@ class Layout:
     def shared(self, segment: Segment) -> bool:
         """Tell whether a segment's frame is read more than once: then it is computed once, and kept.
 
-        A table reads it, twice more if its own changes are streamed (their keys, then the rows); so do outputs, later segments, and what
-        is counted or refused.
+        A table reads it, twice more if its own changes are streamed (their keys, then the rows); so do outputs and later segments. Where
+        something is counted or refused, that is known only once it's computed; and the user's code is called once.
         """
-        if isinstance(segment.origin, nodes.Process):
-            return True  # the user's code is called once
-        uses = sum(outlet.flow.segment is segment for outlet in self.sinks) + bool(segment.counters) + bool(segment.failures)
+        if isinstance(segment.origin, nodes.Process) or segment.failures or segment.counters or segment.peeks:
+            return True
+        uses = sum(outlet.flow.segment is segment for outlet in self.sinks)
         for table in self.topology.tables:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
             uses += leaves * (3 if table.name in self.topology.streamed else 1)
@@ -526,10 +526,11 @@ class Layout:
         paired = segment.add(f"{leaves} AND {enters} AND {left} <=> {entered}", flow.level + 2)
         steps = (f"if({paired}, 1L, 0L)", f"if({paired}, 0, 1)"), ("1L", "1")  # within a group both are at the place of the new row
         parts = [
-            f"CASE WHEN {moves_it} THEN named_struct('key', {group}, 'l', {made}, 'n', {n}, 'step', {step}, 'paired', {paired}) END"
-            for (moves_it, group, made), (n, step) in zip(moves, steps, strict=True)
+            f"named_struct('key', {group}, 'l', {made}, 'n', {n}, 'step', {step}, 'paired', {paired})"
+            for (_, group, made), (n, step) in zip(moves, steps, strict=True)
         ]
-        column = segment.add(f"filter(array({', '.join(parts)}), p -> p IS NOT NULL)", flow.level + 3)
+        one = f"WHEN {leaves} THEN array({parts[0]}) WHEN {enters} THEN array({parts[1]})"  # a filter of both would not be compiled
+        column = segment.add(f"CASE WHEN {leaves} AND {enters} THEN array({', '.join(parts)}) {one} END", flow.level + 3)
         return Fold(root, label, segment.add(f"{leaves} OR {enters}", flow.level + 2), column, column)
 
     def _keep(self, flow: Flow, sql: str) -> str:

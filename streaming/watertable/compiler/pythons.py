@@ -20,8 +20,7 @@ from watertable.plan import plan
 from watertable.plan.aggregates import NUMBER, placed
 from watertable.plan.nodes import Process
 from watertable.plan.windows import EPOCH
-from watertable.processing import PLACE, RAW
-from watertable.records import RAW_RECORD
+from watertable.processing import PLACE
 from watertable.schema import Schema, quote
 from watertable.sql import udfs
 from watertable.sql.udfs import Udf, arrow_type
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from watertable.plan.plan import TableDef
 
-_OF_RECORD = Schema.parse(f"ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT, {RAW} {RAW_RECORD}")
+_OF_RECORD = Schema.parse("ts TIMESTAMP, st TIMESTAMP, topic STRING, partition INT, offset BIGINT, ord BIGINT")
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:

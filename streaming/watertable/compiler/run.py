@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import gathered, leaf_state, lifted, placed_in, single
+from watertable.compiler.algebra import gathered, grouped, leaf_state, lifted, placed_in, single
 from watertable.compiler.layout import Fold, Layout, expires, literal
 from watertable.compiler.windowing import sliding_key, windowed_key
-from watertable.plan import nodes
+from watertable.plan import nodes, plan
 from watertable.plan.nodes import Aggregate, TableAggregate
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import SessionWindows, SlidingWindows, microseconds
-from watertable.processing import PLACE, RAW, Clocks
+from watertable.processing import PLACE, Clocks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,15 +76,15 @@ class Run:
             kept = fold.root.parent if isinstance(fold.root, nodes.History) else fold.root
             here = here.where(f"NOT ({expires(kept)})")
         if isinstance(fold.root, TableAggregate):
-            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE, RAW)
+            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE)
             return each.withColumn("ord", F.expr("ord * 2 + n")), None
         keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
         if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
-            return here.selectExpr(keys, lifts, "ts", *PLACE, RAW), None
+            return here.selectExpr(keys, lifts, "ts", *PLACE), None
         names = [f"{fold.key}_{part}" for part in ("first", "open", "last")]
         size, advance = (microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
         taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
-            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE, RAW
+            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE
         )
         missed = here.where(f"{names[0]} < {names[1]}").selectExpr(
             f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
@@ -102,16 +102,15 @@ class Run:
         Of sessions, to one for each that the batch makes by itself.
         """
         windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
+        fields, each = plan.state_of(fold.root), contributions
         folded = [f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st"]
-        if windows is None:
-            return contributions.groupBy("key").agg(*map(F.expr, folded))
         if isinstance(windows, SlidingWindows):
-            each = contributions.withColumn("key", F.expr(sliding_key(fold, windows)))
-            return each.groupBy("key").agg(*map(F.expr, folded))
-        each = contributions.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
+            each = each.withColumn("key", F.expr(sliding_key(fold, windows)))
+        elif windows is not None:
+            each = each.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
         if isinstance(windows, SessionWindows):
-            return gathered(windows, each, *folded)
-        return each.groupBy("key").agg(*map(F.expr, folded))
+            return gathered(windows, each, fields, *folded)
+        return grouped(each, fields, ("key",), *folded)
 
     def gains(self, table: TableDef) -> bool:
         """Tell whether the batch may add to a table, as far as its first pass can say."""
@@ -144,10 +143,10 @@ class Run:
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):
                 rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
-            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE, RAW)
+            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE)
             if not isinstance(table.root, nodes.Leaf):
                 others = (*steps, *(c for c in PLACE if c != "ord"))
-                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others, RAW)
+                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others)
             found.append(rows)
         return union(found)
 

@@ -19,12 +19,14 @@ from watertable.plan.aggregates import TimedField
 from watertable.plan.nodes import Aggregate, Versioned
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.windows import EPOCH
-from watertable.processing import PLACE, RAW
+from watertable.processing import PLACE
 from watertable.schema import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+RAW: Final = "raw"
+"""The column of the first segment that has what Kafka has of a record, for the quarantine."""
 _BAD: Final = "node: STRING, location: STRING, reason: STRING"
 
 
@@ -75,7 +77,7 @@ def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFram
     window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
     return frame.selectExpr(
         "TRUE AS present", f"{flow.spaces['key']} AS key", *window, f"named_struct({parts}) AS value", f"ord * {FAN_OUT} + _pos AS ord",
-        *(c for c in (*PLACE, "ts", RAW) if c != "ord"),
+        *(c for c in (*PLACE, "ts") if c != "ord"),
     )  # fmt: skip
 
 
@@ -115,13 +117,13 @@ def _told(table: TableDef, running: DataFrame) -> DataFrame:
     last = len(table.stages)
     window = ["_w_after AS window"] if table.windows is not None else []
     changed = running.where(f"_before{last} IS NOT NULL OR _after{last} IS NOT NULL")
-    return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *PLACE, RAW)
+    return changed.selectExpr("present", "key", f"_before{last} AS old", f"_after{last} AS new", *window, "ts", *PLACE)
 
 
 def _visited(run: Run, segment: Segment, node: nodes.Process) -> DataFrame:
     """Call a processor for the batch's records, with what its stores keep of their keys; see `pythons.visited`."""
     flow, value = run.layout.inputs[segment.number]
-    record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE, RAW)
+    record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE)
     rows = run.frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
     tables = [run.layout.topology.table(name) for name, _ in node.processor.stores]
     return visited(node, tables, rows, run.lookup, run.reached, run.clocks)
@@ -149,12 +151,15 @@ def _united(run: Run, node: nodes.MergeStreams) -> DataFrame:
         columns = [f"{column} AS {name}" for name, column in flow.spaces.items() if name != "ts"]
         frame = run.frames[flow.segment.number].where(flow.present)
         numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
-        parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE, RAW))
+        parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE))
     return union(parts)
 
 
 def _narrowed(run: Run, segment: Segment, frame: DataFrame, *times: str) -> DataFrame:
-    """Keep only what later steps need: flags and structs of tables and outputs, places, and the bytes of refused records."""
+    """Keep only what later steps need: flags and structs of tables and outputs, places, and why a record is refused.
+
+    What Kafka has of the records is kept once, in the first segment: the place of what later ones refuse leads back to it.
+    """
     cases = [
         f"CASE WHEN {flag} THEN named_struct('node', {literal(n)}, 'location', {literal(w)}, 'reason', {r}) END"
         for flag, n, w, r in segment.failures
@@ -162,18 +167,18 @@ def _narrowed(run: Run, segment: Segment, frame: DataFrame, *times: str) -> Data
     flags = " OR ".join(f"COALESCE({flag}, FALSE)" for flag, *_ in segment.failures) or "FALSE"
     bad = f"CASE WHEN {flags} THEN filter(array({', '.join(cases)}), b -> b IS NOT NULL) ELSE array() END" if cases else "array()"
     counted = [flag for found in (*segment.counters.values(), *segment.peeks.values()) for flag in found]
-    raw = _raw(run, segment, flags)
     place_now = [c for c in ("topic", "partition", "offset", "ord") if c not in segment.kept]
     kept = dict.fromkeys([*segment.kept, *counted])
-    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", raw)
+    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", *_raw(run, segment, flags))
 
 
-def _raw(run: Run, segment: Segment, flags: str) -> str:
-    """Carry what Kafka has of records as long as one may still be refused; at last, of those that are."""
-    whole = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_value, 'headers', raw_headers)" if segment.number == 0 else RAW
-    if any(s.failures for s in run.layout.segments if s.number > segment.number):
-        return f"{whole} AS {RAW}"
-    return f"CASE WHEN {flags} THEN {whole} END AS {RAW}"
+def _raw(run: Run, segment: Segment, flags: str) -> list[str]:
+    """Keep what Kafka has of the records: of all, where a later segment may still refuse one, else of those that are refused."""
+    if segment.number > 0:
+        return []
+    whole = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_value, 'headers', raw_headers)"
+    every = any(later.failures for later in run.layout.segments[1:])
+    return [f"{whole} AS {RAW}" if every else f"CASE WHEN {flags} THEN {whole} END AS {RAW}"]
 
 
 def _carried(run: Run, spark: SparkSession) -> str:

@@ -24,8 +24,7 @@ from watertable.compiler.run import FAN_OUT
 from watertable.plan.nodes import Format, OuterStreamJoin
 from watertable.plan.plan import DONE, TableDef
 from watertable.plan.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
-from watertable.processing import PLACE, RAW
-from watertable.records import RAW_RECORD
+from watertable.processing import PLACE
 from watertable.schema import quote
 
 if TYPE_CHECKING:
@@ -122,16 +121,16 @@ def foreign_changes(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFra
     moves = each.where("present AND _l IS NOT NULL").groupBy("_key", *place, F.expr("ord div 4")).agg(
         F.expr(f"any_value(CASE WHEN _l.n < 0 THEN {pair} END, true) AS before"),
         F.expr(f"any_value(CASE WHEN _l.n > 0 THEN {pair} END, true) AS after"),
-        F.expr(f"max(ord) * {FAN_OUT} AS ord"), *(F.expr(f"any_value({c}) AS {c}") for c in ("ts", RAW)),
+        F.expr(f"max(ord) * {FAN_OUT} AS ord"), F.expr("any_value(ts) AS ts"),
     ).withColumnRenamed("_key", "key")  # fmt: skip
     stays = each.where("_l.n > 0").selectExpr("_of", "_key AS key", "_l.value AS _left", "_n AS _from", "_until")
     named = each.where("present AND step = 1 AND _r IS NOT NULL").selectExpr(
-        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *PLACE, RAW
+        "_of", "_n", "_before", "CASE WHEN _r.n > 0 THEN _r.value END AS _after", "ts", *PLACE
     )
     touched = named.join(stays, "_of").where("_from < _n AND COALESCE(_n < _until, TRUE)")
     number = f"ord * {FAN_OUT} + row_number() OVER (PARTITION BY _of, _n ORDER BY key) - 1 AS ord"
     sides = (f"named_struct('left', _left, 'right', _{side}) AS {side}" for side in ("before", "after"))
-    others = ("ts", *place, RAW)
+    others = ("ts", *place)
     both = moves.select("key", "before", "after", "ord", *others).unionByName(touched.selectExpr("key", *sides, number, *others))
     return both.withColumn("present", F.lit(True))
 
@@ -152,7 +151,7 @@ def final_rows(table: TableDef, closing: Closing, rows: DataFrame, since: dateti
     value = ", ".join(f"'{name}', row.{quote(name)}" for name in table.value.names)
     return closed.selectExpr(
         "TRUE AS present", "key", f"named_struct({value}) AS value", f"{at} AS ts", f"{at} AS st",
-        f"{topic} AS topic", "-1 AS partition", number, "0L AS ord", f"CAST(NULL AS {RAW_RECORD}) AS {RAW}",
+        f"{topic} AS topic", "-1 AS partition", number, "0L AS ord",
     )  # fmt: skip
 
 

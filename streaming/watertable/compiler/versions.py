@@ -9,8 +9,6 @@ from watertable.compiler.layout import moment
 from watertable.plan.nodes import History, StreamJoin, Versioned, WaitingJoin
 from watertable.plan.plan import VERSIONS, WAITING, key_of
 from watertable.plan.windows import microseconds
-from watertable.processing import RAW
-from watertable.records import RAW_RECORD
 from watertable.schema import quote
 
 if TYPE_CHECKING:
@@ -81,8 +79,7 @@ def waiting_rows(states: DataFrame) -> DataFrame:
     """Take the records that wait out of their states, each with an `n` of -1: once it goes on, it waits no more."""
     each = states.selectExpr("key", f"explode(state.{quote(WAITING)}) AS e")
     place = (f"e.value.order.{name} AS {name}" for name in ("st", "topic", "partition", "offset", "ord"))
-    nothing = f"CAST(NULL AS {RAW_RECORD}) AS {RAW}"
-    return each.selectExpr("key", "e.value.key AS s_key", "e.value.value AS s_value", "e.value.ts AS ts", *place, nothing, "-1L AS n")
+    return each.selectExpr("key", "e.value.key AS s_key", "e.value.value AS s_value", "e.value.ts AS ts", *place, "-1L AS n")
 
 
 def state_as_of(time: datetime) -> str:
