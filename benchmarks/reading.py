@@ -25,7 +25,7 @@ from watertable.compiler import Compiler
 from watertable.plan.plan import Topology
 from watertable.records import HEADERS
 from watertable.session import shut_down, spark_session
-from watertable.store.changelog import CommitInfo
+from watertable.store.commits import CommitInfo
 from watertable.store.reader import read
 from watertable.store.writer import Store
 

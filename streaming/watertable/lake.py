@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from watertable.store.changelog import Position
+    from watertable.store.commits import Position
 
 
 @overload

@@ -25,7 +25,7 @@ from watertable.runtime import job
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
-    from watertable.store.changelog import Offsets
+    from watertable.store.commits import Offsets
 
 ACTS = ("rewind", "undo", "shadow", "promote", "abandon")
 

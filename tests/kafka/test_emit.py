@@ -17,13 +17,13 @@ from watertable.kafka import publisher
 from watertable.kafka.config import Cluster
 from watertable.runtime import job
 from watertable.runtime.events import Rewound
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.store.changelog import Offsets
+    from watertable.store.commits import Offsets
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -26,7 +26,7 @@ from watertable.kafka.reading import read_records
 from watertable.plan.plan import Topology
 from watertable.runtime import job
 from watertable.runtime.events import BatchCommitted, Event, Failed, Rewound, Stopped
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from watertable.store.writer import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.store.changelog import Offsets
+    from watertable.store.commits import Offsets
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -22,7 +22,7 @@ from watertable.kafka.config import Cluster
 from watertable.processing import MOMENT
 from watertable.runtime import job
 from watertable.settings import Settings
-from watertable.store.changelog import CommitInfo
+from watertable.store.commits import CommitInfo
 from watertable.store.writer import Store
 from watertable.tools.explain import explain
 from watertable.tools.past import Past

@@ -13,7 +13,7 @@ import pytest
 import watertable as wt
 from watertable.plan.plan import TableDef, Topology
 from watertable.store import fold
-from watertable.store.changelog import CommitInfo, Position
+from watertable.store.commits import CommitInfo, Position
 from watertable.store.writer import Retention, Store, Writer
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from watertable.kafka.admin import TopicState
 from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
 from watertable.runtime.advances import clocks_of
-from watertable.store import changelog
-from watertable.store.changelog import CommitInfo
+from watertable.store import changelog, commits
+from watertable.store.commits import CommitInfo
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Run:
     def start(self) -> None:
         """Begin again as a new process does after a crash, which knows nothing but what the store says."""
         note("crash", self.topology)
+        changelog._seen.clear()
         self.open()
 
     def open(self) -> None:
@@ -77,7 +78,7 @@ class Run:
         """Commit one batch, with the advances before its records; or die right before its commit."""
         records, begin, since = [i for i in items if isinstance(i, Record)], dict(self.next), dict(self.carry)
         advances = tuple(
-            changelog.Advance(i.topic, i.partition, i.offset, i.stream_time, i.clock) for i in items if isinstance(i, Advance)
+            commits.Advance(i.topic, i.partition, i.offset, i.stream_time, i.clock) for i in items if isinstance(i, Advance)
         )  # fmt: skip
         self.carry |= {(a.topic, a.partition): a.stream_time for a in advances}
         self.next |= {(r.topic, r.partition): r.offset + 1 for r in records}

@@ -20,7 +20,7 @@ from watertable.acts import shadow
 from watertable.acts.rewind import Target
 from watertable.errors import Fenced, RewindRefused
 from watertable.store import changelog, fold, reader, upkeep
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

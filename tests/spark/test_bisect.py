@@ -23,7 +23,7 @@ from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.sql.expressions import Expr
 from watertable.store import changelog, fold, reader, upkeep
-from watertable.store.changelog import CommitInfo
+from watertable.store.commits import CommitInfo
 from watertable.store.writer import Retention
 from watertable.tools import bisect
 

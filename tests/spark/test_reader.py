@@ -12,7 +12,7 @@ import pytest
 from tests.spark.ledger import Ledger, minute
 from watertable.errors import TableNotFound, UnknownPosition
 from watertable.store import changelog, fold, reader, upkeep, views
-from watertable.store.changelog import Advance, CommitInfo, Position
+from watertable.store.commits import Advance, CommitInfo, Position
 from watertable.store.reader import event_time
 from watertable.store.writer import WRITER_LINE, Retention
 

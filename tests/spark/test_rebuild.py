@@ -22,14 +22,14 @@ from watertable.compiler import Compiler
 from watertable.errors import Fenced, PlanOutdated, RewindRefused
 from watertable.plan.plan import Topology
 from watertable.records import Record
-from watertable.store.changelog import CommitInfo, Position
+from watertable.store.commits import CommitInfo, Position
 from watertable.store.touched import Touched
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.store.changelog import Offsets
+    from watertable.store.commits import Offsets
 
 pytestmark = pytest.mark.spark
 

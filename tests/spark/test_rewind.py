@@ -22,7 +22,7 @@ from watertable.records import HEADERS
 from watertable.runtime import workers
 from watertable.runtime.workers import Courier
 from watertable.store import fold
-from watertable.store.changelog import CommitInfo, Position
+from watertable.store.commits import CommitInfo, Position
 from watertable.store.fold import Folder
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.acts.shadow import Diff
 from watertable.errors import Fenced, RewindRefused
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.store.changelog import Offsets
+    from watertable.store.commits import Offsets
 
 pytestmark = pytest.mark.spark
 

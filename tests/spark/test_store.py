@@ -13,7 +13,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.schema import Schema
 from watertable.store import changelog
-from watertable.store.changelog import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
+from watertable.store.commits import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
 from watertable.store.reader import Reader
 
 if TYPE_CHECKING:

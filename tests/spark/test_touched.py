@@ -14,7 +14,7 @@ from tests.spark.ledger import Ledger, minute
 from tests.spark.test_rewind import Kafka
 from watertable.acts import rewind
 from watertable.acts.rewind import Target
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 from watertable.store.touched import Touched
 
 if TYPE_CHECKING:

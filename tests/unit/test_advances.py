@@ -21,7 +21,7 @@ from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.runtime.advances import Advances, let_go
-from watertable.store.changelog import Advance
+from watertable.store.commits import Advance
 from watertable.testing import TopologyTestDriver
 
 A, B, C = ("clicks", 0), ("clicks", 1), ("clicks", 2)

@@ -13,7 +13,7 @@ from rich.console import Console
 import watertable as wt
 from watertable.errors import ExpressionError, UnknownColumn, UnknownPosition
 from watertable.plan.plan import TableDef, Topology
-from watertable.store.changelog import CommitInfo, Position
+from watertable.store.commits import CommitInfo, Position
 from watertable.tools import bisect
 from watertable.tools.bisect import Became, Culprit, Found
 from watertable_platform.cli import show

@@ -19,7 +19,7 @@ from watertable.kafka.admin import Admin
 from watertable.project import load_apps
 from watertable.runtime.events import BatchCommitted, Failed, Folded, Idle, Rewound, Started, Stopped
 from watertable.settings import Settings
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 from watertable.store.reader import EventTime
 from watertable_platform.cli import show
 from watertable_platform.cli.main import main

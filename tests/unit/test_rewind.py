@@ -18,7 +18,7 @@ from watertable.acts.estimates import estimate
 from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.plan import Topology
-from watertable.store.changelog import CommitInfo, Head, Lineage, Position
+from watertable.store.commits import CommitInfo, Head, Lineage, Position
 
 
 def shop(*, twice: bool = False) -> Topology:

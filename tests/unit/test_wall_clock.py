@@ -22,7 +22,7 @@ from watertable.plan.windows import EPOCH
 from watertable.processing import MOMENT
 from watertable.records import Advance, Record
 from watertable.runtime.advances import Advances, Clocks, clocks_of
-from watertable.store import changelog
+from watertable.store import commits
 from watertable.testing import TopologyTestDriver
 from watertable.tools.explain import explain, needs_commits
 from watertable_platform.cli import show
@@ -223,12 +223,12 @@ def test_a_replay_in_any_batches_does_the_same_with_the_clocks_that_were_recorde
     items = lived(topology, records, rng)
     live = Interpreter(topology, partitions=PLACES)
     live.read(items)
-    made = tuple(changelog.Advance(a.topic, a.partition, a.offset, a.stream_time, a.clock) for a in items if isinstance(a, Advance))
+    made = tuple(commits.Advance(a.topic, a.partition, a.offset, a.stream_time, a.clock) for a in items if isinstance(a, Advance))
     ends = {p: sum((r.topic, r.partition) == p for r in records) for p in PLACES}
     replay, again, offsets = Interpreter(topology, partitions=PLACES), Advances({}, {}, made), dict.fromkeys(PLACES, 0)
     again.read = {p: end + 1 for p, end in ends.items()}
 
-    def due() -> tuple[changelog.Advance, ...]:
+    def due() -> tuple[commits.Advance, ...]:
         again.noticed = dict.fromkeys(PLACES, at(1 << 20))  # it is late by now
         return again.due(offsets, {p: replay.stream_times.get(p) for p in PLACES})
 
@@ -331,22 +331,22 @@ A, B = PLACES
 
 def test_a_clock_is_recorded_as_the_least_advance_and_only_where_something_is_due() -> None:
     advances = Advances({}, {"views": frozenset({"views"})}, noticed={A: at(99)})
-    assert advances.due({A: 3, B: 4}, {A: at(7), B: at(8)}) == (changelog.Advance(*A, 3, at(7) + MOMENT, at(99)),)
+    assert advances.due({A: 3, B: 4}, {A: at(7), B: at(8)}) == (commits.Advance(*A, 3, at(7) + MOMENT, at(99)),)
     advances.idle = frozenset({A})
-    assert advances.due({A: 3, B: 4}, {A: at(7), B: at(8)}) == (changelog.Advance(*A, 3, at(8) + MOMENT, at(99)),), "beside an idle one's"
+    assert advances.due({A: 3, B: 4}, {A: at(7), B: at(8)}) == (commits.Advance(*A, 3, at(8) + MOMENT, at(99)),), "beside an idle one's"
     assert clocks_of(advances.due({A: 3, B: 4}, {A: at(7), B: at(8)})) == {A: [(at(8) + MOMENT, at(99))]}
 
 
 def test_where_any_epoch_has_read_only_recorded_clocks_count() -> None:
-    advances = Advances({}, {}, (changelog.Advance(*A, 5, at(9), at(60)),), read={A: 7}, noticed={A: at(99)})
+    advances = Advances({}, {}, (commits.Advance(*A, 5, at(9), at(60)),), read={A: 7}, noticed={A: at(99)})
     assert advances.due({A: 3}, {A: at(7)}) == ()
-    assert advances.due({A: 5}, {A: at(7)}) == (changelog.Advance(*A, 5, at(9), at(60)),)
+    assert advances.due({A: 5}, {A: at(7)}) == (commits.Advance(*A, 5, at(9), at(60)),)
     assert advances.due({A: 5}, {A: at(9)}) == (), "it is in the stream time"
-    assert advances.due({A: 7}, {A: at(9)}) == (changelog.Advance(*A, 7, at(9) + MOMENT, at(99)),)
+    assert advances.due({A: 7}, {A: at(9)}) == (commits.Advance(*A, 7, at(9) + MOMENT, at(99)),)
 
 
 def test_two_clocks_at_one_offset_stay_two() -> None:
-    recorded = (changelog.Advance(*A, 5, at(9) + MOMENT, at(60)), changelog.Advance(*A, 5, at(9), at(50)), changelog.Advance(*A, 5, at(20)))
+    recorded = (commits.Advance(*A, 5, at(9) + MOMENT, at(60)), commits.Advance(*A, 5, at(9), at(50)), commits.Advance(*A, 5, at(20)))
     advances = Advances({}, {"views": frozenset({"views"})}, recorded)
     assert advances.due({A: 5}, {A: at(7)}) == (recorded[1], recorded[0], recorded[2])
     assert clocks_of(advances.due({A: 5}, {A: at(7)})) == {A: [(at(9), at(50)), (at(9) + MOMENT, at(60))]}
@@ -369,8 +369,8 @@ def test_the_store_is_asked_once_in_a_while_and_not_again_while_nothing_was_comm
 
 
 def test_a_commit_keeps_its_clocks_in_its_counters_and_is_of_a_format_that_earlier_releases_refuse() -> None:
-    plain = changelog.CommitInfo(advances=(changelog.Advance(*A, 5, at(9)),), counters={"records": 3})
+    plain = commits.CommitInfo(advances=(commits.Advance(*A, 5, at(9)),), counters={"records": 3})
     assert '"format": 1' in plain.to_json()
-    clocked = changelog.CommitInfo(advances=(changelog.Advance(*A, 5, at(9), at(60)),), counters={"records": 3})
+    clocked = commits.CommitInfo(advances=(commits.Advance(*A, 5, at(9), at(60)),), counters={"records": 3})
     assert '"format": 3' in clocked.to_json()
     assert '"counters": {"records": 3, "clock:views:0:9000000": 60000000}' in clocked.to_json()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from watertable.acts.rewind import RewindPlan, Target
     from watertable.project import LoadedApp
     from watertable.settings import Settings
-    from watertable.store.changelog import DaySpan, Offsets
+    from watertable.store.commits import DaySpan, Offsets
     from watertable.store.writer import Store
 
 Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
@@ -296,7 +296,7 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
 def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of: Collection[str]) -> list[str]:
     """Name the checks of an app's suites that are red at a position; those of these tables, or of all."""
     from watertable.project import load_apps
-    from watertable.store.changelog import Position
+    from watertable.store.commits import Position
     from watertable_platform.orchestration.suites import find_suites, own_name, red
 
     found = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from watertable.acts.rewind import RewindPlan
     from watertable.acts.shadow import Diff
-    from watertable.store.changelog import Offsets
+    from watertable.store.commits import Offsets
     from watertable.store.reader import AppStatus, At, Reader
     from watertable.tools.bisect import Culprit, Found
     from watertable.tools.explain import Explanation

@@ -35,7 +35,7 @@ from watertable_platform.orchestration.stream_job import environment
 from watertable_platform.orchestration.translator import TableData, WatertableTranslator, table_key
 
 if TYPE_CHECKING:
-    from watertable.store.changelog import Position
+    from watertable.store.commits import Position
 
 GRACE: Final = 40.0
 RANGE: Final = "dagster/asset_partition_range_start"
@@ -121,7 +121,7 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
 
 def _backfill(act: _Act) -> None:
     """Make the windows of the days anew, or rewind the app to the start of them and see it replayed; report the days that are closed."""
-    from watertable.store.changelog import Position
+    from watertable.store.commits import Position
 
     context, app, settings = act.context, act.app, act.settings
     assert act.days is not None
@@ -209,7 +209,7 @@ def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
 
     Raises `Failure` when it doesn't come on, or is gone.
     """
-    from watertable.store.changelog import Position
+    from watertable.store.commits import Position
 
     name, since, seen, head = act.app.name, time.monotonic(), None, None
     while True:

@@ -18,7 +18,7 @@ from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
 
 if TYPE_CHECKING:
-    from watertable.store.changelog import Position
+    from watertable.store.commits import Position
     from watertable.store.reader import Reader
     from watertable_quality.validation import Outcome
 

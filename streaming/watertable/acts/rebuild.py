@@ -20,7 +20,8 @@ from watertable.plan.deployment import Kind
 from watertable.plan.nodes import ToStream
 from watertable.plan.plan import delay_of, walk
 from watertable.plan.windows import TimeWindows
-from watertable.store.changelog import CommitInfo, DaySpan, Head, batches
+from watertable.store.changelog import batches
+from watertable.store.commits import CommitInfo, DaySpan, Head
 
 if TYPE_CHECKING:
     from watertable.plan.plan import Topology

@@ -37,7 +37,8 @@ from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, Stor
 from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
 from watertable.store.archive import Archives
-from watertable.store.changelog import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, batches, now_after
+from watertable.store.changelog import batches
+from watertable.store.commits import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:

@@ -40,7 +40,8 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Column, Type, quote
 from watertable.store.bases import ROWS_PROPERTY, number_of
-from watertable.store.changelog import (
+from watertable.store.changelog import batches, offsets_passed, table_part
+from watertable.store.commits import (  # fmt: skip
     BACK,
     DAYS,
     EMIT,
@@ -52,11 +53,8 @@ from watertable.store.changelog import (
     Head,
     Offsets,
     Position,
-    batches,
     now_after,
-    offsets_passed,
-    table_part,
-)  # fmt: skip
+)
 from watertable.store.reader import Reader, differing
 from watertable.store.views import materialise
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line

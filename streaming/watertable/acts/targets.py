@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 
 from watertable.compiler.layout import moment
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
-from watertable.store.changelog import BACK, CommitInfo, Head, Position, batches, offsets_passed, time_passed
+from watertable.store.changelog import batches, offsets_passed, time_passed
+from watertable.store.commits import BACK, CommitInfo, Head, Position
 
 if TYPE_CHECKING:
     from watertable.store.deltalog import Snapshot

@@ -22,7 +22,7 @@ from typing import Self
 
 from watertable.plan.plan import Topology, topics_above
 from watertable.processing import MOMENT
-from watertable.store.changelog import Advance, Offsets, Partition
+from watertable.store.commits import Advance, Offsets, Partition
 
 Times = Mapping[Partition, datetime | None]
 

@@ -52,7 +52,8 @@ from watertable.runtime.workers import Courier, Folding
 from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
 from watertable.store.archive import Archives
-from watertable.store.changelog import OUT_PREFIX, UNTIL, Advance, Changelog, CommitInfo, Offsets, Partition, Position
+from watertable.store.changelog import OUT_PREFIX, Changelog
+from watertable.store.commits import UNTIL, Advance, CommitInfo, Offsets, Partition, Position
 from watertable.store.touched import Touched
 from watertable.store.writer import HOLD_MS, Retention, Store, Writer
 

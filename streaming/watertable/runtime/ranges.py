@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watertable.store.changelog import Offsets, Partition
+from watertable.store.commits import Offsets, Partition
 
 
 def size(begin: Offsets, end: Offsets) -> int:

@@ -18,12 +18,12 @@ from watertable.errors import Fenced, KafkaError
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.runtime.events import DaysTouched, Folded, Listener, TableFolded
 from watertable.session import UPKEEP_POOL, job_group
-from watertable.store.changelog import Position
+from watertable.store.commits import Position
 
 if TYPE_CHECKING:
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
-    from watertable.store.changelog import Head, Lineage, Offsets
+    from watertable.store.commits import Head, Lineage, Offsets
     from watertable.store.deltalog import Snapshot
     from watertable.store.touched import Touched
     from watertable.store.views import Known

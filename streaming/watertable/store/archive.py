@@ -33,7 +33,7 @@ from watertable.kafka.source import ONE_TASK, RECORDS, read_range
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.schema import quote
-from watertable.store.changelog import FORMAT, Offsets, Partition
+from watertable.store.commits import FORMAT, Offsets, Partition
 from watertable.store.deltalog import JVM_ERRORS, Commit, DeltaLog, Files, Snapshot, conflict
 
 if TYPE_CHECKING:

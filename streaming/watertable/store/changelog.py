@@ -15,14 +15,12 @@ copied: the epoch that takes them over begins with one commit of all that they k
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -35,47 +33,39 @@ from watertable.errors import FormatError, TableNotFound, UnknownPosition
 from watertable.plan.plan import TableDef
 from watertable.records import Headers
 from watertable.schema import Schema, check_identifier, quote
+from watertable.store.commits import (
+    BUCKET,
+    CLOCK,
+    FORMAT,
+    KNOWN,
+    Advance,
+    CommitInfo,
+    Head,
+    Lineage,
+    Offsets,
+    Partition,
+    Position,
+    from_micros,
+)
 from watertable.store.deltalog import DeltaLog, Snapshot
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
-FORMAT: Final = 1
-"""Counts the layout of changelog and tables; what is greater than `KNOWN`, found in a store, is refused."""
-REBUILT: Final = 2
-"""The format of an epoch's row which has some tables begin anew."""
-CLOCKED: Final = 3
-"""The format of a commit in which the wall clock was recorded: what is called there would be missing in an earlier release's replay."""
-KNOWN: Final = CLOCKED
-"""The greatest format that is understood."""
-BUCKET: Final = 1000
-"""Commits per partition: the grain of trimming, and what OPTIMIZE makes one file of."""
 COMMIT_TABLE: Final = "__commit"
 QUARANTINE_TABLE: Final = "__quarantine"
 DROPPED_TABLE: Final = "__dropped"
 OUT_PREFIX: Final = "__out_"
-
-OF: Final = "of:"
-"""In the counters of a shadow's and an epoch's row: begins the names of the tables that it is of, where it isn't of all."""
-JOINED: Final = "joined"
-"""In the counters of an epoch's row: the shadow whose tables it takes over."""
-
-DAYS: Final = ("days:first", "days:last")
-"""In the counters of these rows: the days, counted from the year 1 on, whose windows alone are made anew."""
-UNTIL: Final = "until"
-"""In the counters of a shadow's row: the commit of the app up to which it reads; where it isn't there, as far as the app does."""
-
-EMIT: Final = "emit"
-"""In the counters of an epoch's or a shadow's row: the epoch from which on its lineage publishes all that it makes, again or not."""
-BACK: Final = "back"
-"""In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
-
-DaySpan = tuple[date, date]
-CLOCK: Final = "clock:"
-"""In the counters of a commit's row: the wall clock, in microseconds, of the advance of a topic's partition to a stream time."""
-
-Partition = tuple[str, int]
-Offsets = Mapping[Partition, int]
+COMMIT_TAG: Final = "watertable.commit"
+"""The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
+_OF_BUCKETS: Final = ("batch", "fence", "fold")
+"""The kinds of rows that lie in the bucket of their seq; the others are few, and are found by every look."""
+_SAME_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMNS", "SET TBLPROPERTIES")
+"""What is done to a changelog without a change of its rows."""
+_STEPS: Final = 200
+"""As many commits as are sooner read one by one than looked up in the table."""
+_KEPT: Final = 500
+"""Rows that are remembered, and up to as many again."""
 
 _COMMIT_DDL: Final = (
     "STRUCT<format: INT, kind: STRING, generation: BIGINT, writer: STRING, commit_time: TIMESTAMP, "
@@ -97,308 +87,25 @@ SYSTEM_COLUMNS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """Name an app's place: everything up to commit `seq` of the lineage of `epoch`. Written `retail@1.48211`.
-
-    >>> Position.parse("retail@3.48211")
-    Position(app='retail', epoch=3, seq=48211)
-    >>> str(Position("retail", 3, 48211))
-    'retail@3.48211'
-    """
-
-    app: str
-    epoch: int
-    seq: int
-
-    def __str__(self) -> str:
-        return f"{self.app}@{self.epoch}.{self.seq}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `str` writes; raise `UnknownPosition` for anything else."""
-        match = re.fullmatch(r"([A-Za-z_]\w*)@(\d+)\.(\d+)", text)
-        if match is None:
-            raise UnknownPosition(f"{text!r} is no position; write app@epoch.seq, e.g. retail@1.48211")
-        return cls(match[1], int(match[2]), int(match[3]))
-
-
 @dataclass(frozen=True, slots=True)
-class Advance:
-    """Record the decision to let a partition's stream time go on without records: before this offset it counts as `stream_time`.
-
-    With a `clock`, it records what the clock on the wall was there.
-    """
-
-    topic: str
-    partition: int
-    before: int
-    stream_time: datetime
-    clock: datetime | None = None
-
-    @property
-    def counter(self) -> str:
-        """Name the counter of its commit that has its clock."""
-        return f"{CLOCK}{self.topic}:{self.partition}:{_since(self.stream_time)}"
-
-
-@dataclass(frozen=True, slots=True)
-class FoldMark:
-    """Record that a version of a table's Delta table holds the fold of everything up to (epoch, seq).
-
-    Tombstones of commits from `tombstones_from` on may still be needed: an earlier record could come.
-    """
+class _Seen:
+    """Remember the `__commit` rows of one version of a changelog, from a seq on; those of acts all."""
 
     table: str
     version: int
-    epoch: int
-    seq: int
-    tombstones_from: int
+    since: int
+    rows: tuple[CommitInfo, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitInfo:
-    """Hold one row of `__commit`.
-
-    `begin` and `next` are offsets by (topic, partition): this commit read [begin, next). `stream_times` are those after it. Kinds:
-    `batch` (takes a seq), `fence` (a writer begins), `fold` (tables were folded), `epoch` (an epoch becomes current; `parent`, `fork`),
-    `shadow` (an epoch begins beside the current one; `parent`, `fork`), `abandoned` (a shadow is given up), `hold` (the app's writer is
-    asked to wait for what comes next), `advances` (those of commits that were trimmed).
-    """
-
-    kind: str = "batch"
-    epoch: int = 1
-    seq: int = 0
-    generation: int = 0
-    writer: str = ""
-    commit_time: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-    fingerprint: str = ""
-    suite_hash: str = ""
-    begin: Offsets = field(default_factory=dict)
-    next: Offsets = field(default_factory=dict)
-    stream_times: Mapping[Partition, datetime | None] = field(default_factory=dict)
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    advances: tuple[Advance, ...] = ()
-    folds: tuple[FoldMark, ...] = ()
-    parent: int | None = None
-    fork: int | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
-    format: int = FORMAT
-
-    @property
-    def of(self) -> frozenset[str]:
-        """Name the tables that a shadow makes, or that an epoch has anew; none stands for all of them, and for none."""
-        return frozenset(name.removeprefix(OF) for name in self.counters if name.startswith(OF))
-
-    @property
-    def days(self) -> DaySpan | None:
-        """Give the first and the last of the days whose windows alone are made anew; None where all is."""
-        first, last = (self.counters.get(name, 0) for name in DAYS)
-        return (date.fromordinal(first), date.fromordinal(last)) if first else None
-
-    @property
-    def low_stream_time(self) -> datetime | None:
-        """Give the stream time that every partition has reached; None while one has none."""
-        times = list(self.stream_times.values())
-        return None if not times or None in times else min(t for t in times if t is not None)
-
-    def to_json(self) -> str:
-        """Write the row's struct as JSON, as Spark's `from_json` reads it."""
-        parts = sorted(set(self.begin) | set(self.next) | set(self.stream_times))
-        clocks = {a.counter: _since(a.clock) for a in self.advances if a.clock is not None}
-        return json.dumps({
-            "format": max(self.format, CLOCKED) if clocks else self.format, "kind": self.kind, "generation": self.generation,
-            "writer": self.writer, "commit_time": _iso(self.commit_time), "fingerprint": self.fingerprint, "suite_hash": self.suite_hash,
-            "partitions": [
-                {"topic": p[0], "partition": p[1], "begin": self.begin.get(p), "next": self.next.get(p),
-                 "stream_time": _iso(self.stream_times.get(p))} for p in parts
-            ],
-            "topics": [{"topic": t, "id": i} for t, i in sorted(self.topic_ids.items())],
-            "advances": [
-                {"topic": a.topic, "partition": a.partition, "before": a.before, "stream_time": _iso(a.stream_time)} for a in self.advances
-            ],
-            "folds": [
-                {"table": m.table, "version": m.version, "epoch": m.epoch, "seq": m.seq, "tombstones_from": m.tombstones_from}
-                for m in self.folds
-            ],
-            "parent": self.parent, "fork": self.fork, "counters": {**self.counters, **clocks},
-        })  # fmt: skip
-
-    @classmethod
-    def from_row(cls, row: Row) -> CommitInfo:
-        """Read a row (epoch, seq, c); raise `FormatError` when a newer release wrote it."""
-        c = row["c"]
-        if c["format"] > KNOWN:
-            raise FormatError(f"commit {row['epoch']}.{row['seq']} has store format {c['format']}; this release knows {KNOWN}: upgrade it")
-        parts = {(p["topic"], p["partition"]): p for p in c["partitions"]}
-        advances = [Advance(a["topic"], a["partition"], a["before"], _micros(a["stream_time"])) for a in c["advances"]]
-        clocks = {name: _micros(value) for name, value in c["counters"].items() if name.startswith(CLOCK)}
-        return cls(
-            kind=c["kind"], epoch=row["epoch"], seq=row["seq"], generation=c["generation"], writer=c["writer"],
-            commit_time=_micros(c["commit_time"]), fingerprint=c["fingerprint"], suite_hash=c["suite_hash"],
-            begin={k: p["begin"] for k, p in parts.items() if p["begin"] is not None},
-            next={k: p["next"] for k, p in parts.items() if p["next"] is not None},
-            stream_times={k: None if p["stream_time"] is None else _micros(p["stream_time"]) for k, p in parts.items()},
-            topic_ids={t["topic"]: t["id"] for t in c["topics"]},
-            advances=tuple(replace(a, clock=clocks.get(a.counter)) for a in advances),
-            folds=tuple(FoldMark(m["table"], m["version"], m["epoch"], m["seq"], m["tombstones_from"]) for m in c["folds"]),
-            parent=c["parent"], fork=c["fork"], format=c["format"],
-            counters={name: value for name, value in c["counters"].items() if name not in clocks},
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Give the commits (after, upto] of one epoch; `upto` None is open."""
-
-    epoch: int
-    after: int
-    upto: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Anew:
-    """Say that tables begin anew behind a commit: nothing before it is theirs any more. Of `days`, only their windows may differ."""
-
-    after: int
-    tables: frozenset[str]
-    days: DaySpan | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Lineage:
-    """Follow one epoch back to the first: which commits of which epoch its rows are, and which tables begin anew on the way."""
-
-    spans: tuple[Span, ...]
-    rebuilt: tuple[Anew, ...] = ()
-
-    @classmethod
-    def of(cls, epoch: int, forks: Iterable[CommitInfo]) -> Lineage:
-        """Build the lineage of an epoch from the rows of kind `epoch` and `shadow`."""
-        forks = tuple(forks)
-        parents = {row.epoch: (row.parent, row.fork) for row in forks}
-        spans: list[Span] = []
-        upto: int | None = None
-        while epoch in parents and parents[epoch][0] is not None:
-            parent, fork = parents[epoch]
-            assert parent is not None
-            assert fork is not None
-            fork = fork if upto is None else min(fork, upto)
-            spans.insert(0, Span(epoch, fork, upto))
-            epoch, upto = parent, fork
-        found = {span.epoch: span.after for span in spans if span.upto is None or span.after < span.upto}
-        rebuilt = (Anew(found[row.epoch], row.of, row.days) for row in forks if row.kind == "epoch" and row.of and row.epoch in found)
-        return cls((Span(epoch, 0, upto), *spans), tuple(sorted(rebuilt, key=lambda anew: anew.after)))
-
-    def anew(self, table: str, seq: int) -> Anew | None:
-        """Say where one table as it is at commit `seq` was begun anew last."""
-        return next((anew for anew in reversed(self.rebuilt) if table in anew.tables and anew.after < seq), None)
-
-    def of_table(self, table: str, seq: int) -> Lineage:
-        """Give the lineage of one table's rows as they are at commit `seq`: from where it was begun anew on.
-
-        >>> joined = Lineage((Span(1, 0, 500), Span(3, 500, None)), (Anew(500, frozenset({"stock"})),))
-        >>> joined.of_table("stock", 501).spans, joined.of_table("stock", 500) == joined.of_table("names", 501) == joined
-        ((Span(epoch=3, after=500, upto=None),), True)
-        """
-        if (anew := self.anew(table, seq)) is None:
+    def short(self) -> _Seen:
+        """Leave out the oldest rows, once there are many."""
+        if len(self.rows) <= 2 * _KEPT:
             return self
-        begins = anew.after
-        return Lineage(tuple(Span(s.epoch, max(s.after, begins), s.upto) for s in self.spans if s.upto is None or s.upto > begins))
-
-    @property
-    def after(self) -> int:
-        """Give the commit behind which it begins."""
-        return self.spans[0].after
-
-    @property
-    def epoch(self) -> int:
-        """Give the epoch whose lineage this is."""
-        return self.spans[-1].epoch
-
-    def holds(self, epoch: int, seq: int) -> bool:
-        """Tell whether the state right after commit `seq`, as an epoch has it, is on this lineage: an ancestor, not a branch that was left.
-
-        An epoch has what it inherits, too.
-
-        >>> lineage = Lineage((Span(1, 0, 500), Span(3, 500, None)))
-        >>> lineage.holds(1, 500), lineage.holds(1, 501), lineage.holds(2, 400), lineage.holds(3, 400), lineage.holds(3, 501)
-        (True, False, False, True, True)
-        """
-        return seq == 0 or (seq > self.after and any(s.epoch == epoch and (s.upto is None or seq <= s.upto) for s in self.spans))
-
-    def epoch_of(self, seq: int) -> int:
-        """Give the epoch that made commit `seq` of this lineage."""
-        return next((s.epoch for s in self.spans if s.after < seq and (s.upto is None or seq <= s.upto)), self.spans[0].epoch)
-
-    def common(self, other: Lineage) -> int:
-        """Give the last seq that two lineages share; of one and the same, the greatest number there is.
-
-        >>> old, new = Lineage((Span(1, 0, None),)), Lineage((Span(1, 0, 500), Span(2, 500, None)))
-        >>> old.common(new), new.common(new) == sys.maxsize
-        (500, True)
-        """
-        shared = 0
-        for a, b in zip(self.spans, other.spans, strict=False):
-            if a.epoch != b.epoch:
-                break
-            shared = max(shared, min(end for end in (a.upto, b.upto, sys.maxsize) if end is not None))
-            if a.upto != b.upto:
-                break
-        return shared
-
-    def where(self, after: int, upto: int) -> str:
-        """Write the condition for rows of commits (after, upto] of this lineage; partition columns first, so that files are skipped."""
-        parts = []
-        for span in self.spans:
-            low, high = max(after, span.after), upto if span.upto is None else min(upto, span.upto)
-            if low < high:
-                buckets = f"bucket BETWEEN {(low + 1) // BUCKET} AND {high // BUCKET}"
-                parts.append(f"(epoch = {span.epoch} AND {buckets} AND seq > {low} AND seq <= {high})")
-        return "(" + " OR ".join(parts) + ")" if parts else "false"
+        since = sorted(row.seq for row in self.rows if row.kind in _OF_BUCKETS)[-_KEPT:][0]
+        return replace(self, since=since, rows=tuple(row for row in self.rows if row.kind not in _OF_BUCKETS or row.seq >= since))
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Hold where an app stands at one version of its changelog."""
-
-    position: Position
-    last: CommitInfo | None
-    generation: int
-    lineage: Lineage
-    version: int
-    folds: tuple[FoldMark, ...]
-    forks: tuple[CommitInfo, ...] = ()
-    """The rows of kind `epoch`, oldest first: every rewind, promote and undo there was."""
-    shadows: tuple[CommitInfo, ...] = ()
-    """The rows of kind `shadow`, oldest first: every shadow there was."""
-    abandoned: frozenset[int] = frozenset()
-    """The shadows that were given up."""
-    holds: tuple[CommitInfo, ...] = ()
-    """The rows of kind `hold`, oldest first."""
-
-    @property
-    def shadow(self) -> CommitInfo | None:
-        """Give the shadow that replays beside the current epoch; None where there is none, or it was promoted, joined or given up."""
-        over = self.abandoned | {epoch for fork in self.forks for epoch in (fork.parent, fork.counters.get(JOINED))}
-        return next((row for row in reversed(self.shadows) if row.epoch not in over), None)
-
-    @property
-    def next_epoch(self) -> int:
-        """Give the number that the next epoch takes, be it a shadow or not."""
-        return max((row.epoch for row in (*self.forks, *self.shadows)), default=1) + 1
-
-    def lineage_of(self, epoch: int) -> Lineage:
-        """Give the lineage of any epoch there was."""
-        return Lineage.of(epoch, (*self.forks, *self.shadows))
-
-    def emitting(self, epoch: int) -> frozenset[int]:
-        """Name the epochs of one's lineage whose output is published whatever was published before: its own, and a shadow's it promoted.
-
-        None where nobody has asked for it.
-        """
-        since = next((row.counters.get(EMIT, 0) for row in self.forks if row.epoch == epoch), 0)
-        return frozenset(span.epoch for span in self.lineage_of(epoch).spans if since and span.epoch >= since)
+_seen: Final[dict[str, _Seen]] = {}
+"""By the path of the changelog: what this process has seen of it last. A version never changes, so neither does what was seen of it."""
 
 
 class Changelog:
@@ -472,10 +179,32 @@ class Changelog:
         """Find the last commit of the current epoch, or of the one given.
 
         `since` is a seq that the lineage is thought to have reached: no commit before it is looked at, unless none is found after it.
+        What this process has seen of the app before needn't be read again: what was committed since then, the log itself says.
         """
         snapshot = snapshot or self.snapshot()
-        since = self.hint(snapshot) if since is None else since
-        return self._head(snapshot, self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})"), epoch, since)
+        seen, here = _seen.get(self.path), None
+        if seen is not None and seen.table == snapshot.table and (since is None or seen.since <= since):
+            here = self._next(seen, snapshot.version)
+        if here is None:
+            since = self.hint(snapshot) if since is None else since
+            rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
+            here = _Seen(snapshot.table, snapshot.version, since, tuple(rows))
+        if seen is None or seen.table != here.table or seen.version <= here.version:
+            _seen[self.path] = here
+        return self._head(snapshot, here.rows, epoch, here.since)
+
+    def _next(self, seen: _Seen, version: int) -> _Seen | None:
+        """Give what is seen of a later version, by what the log says of the commits between; None where that isn't all of it."""
+        if not seen.version <= version <= seen.version + _STEPS:
+            return None
+        added = []
+        for number in range(seen.version + 1, version + 1):
+            commit = self.log.commit(number)
+            if commit is None or (COMMIT_TAG not in commit.tags and commit.operation not in _SAME_ROWS):
+                return None
+            if COMMIT_TAG in commit.tags:
+                added.append(CommitInfo.unpacked(commit.tags[COMMIT_TAG]))
+        return replace(seen, version=version, rows=(*seen.rows, *added)).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
         forks, holds = (sorted((r for r in rows if r.kind == kind), key=lambda r: r.generation) for kind in ("epoch", "hold"))
@@ -494,11 +223,13 @@ class Changelog:
         if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what its rewind couldn't have any more
             gaps = next(r for r in (*forks, *shadows) if r.epoch == current).next
             last = replace(last, next={**last.next, **gaps})
+        folds = {m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)}
         return Head(
             position=Position(self.app, current, last.seq if last else 0), last=last,
             generation=max((r.generation for r in rows if (r.epoch == current if current in beside else r.epoch not in beside)), default=0),
             lineage=lineage, version=snapshot.version,
-            folds=tuple(m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)), forks=tuple(forks), shadows=tuple(shadows),
+            folds=tuple(sorted(folds, key=lambda m: (m.seq, m.table, m.version))),
+            forks=tuple(forks), shadows=tuple(shadows),
             abandoned=frozenset(r.epoch for r in rows if r.kind == "abandoned"), holds=tuple(holds),
         )  # fmt: skip
 
@@ -518,8 +249,9 @@ class Changelog:
         place = ("topic", "partition", "before", "id", "clock", F.expr("CASE WHEN clock IS NOT NULL THEN micros END"))
         furthest = each.groupBy(*place).agg(F.max("micros").alias("micros")).collect()
         return tuple(
-            Advance(r["topic"], r["partition"], r["before"], _micros(r["micros"]), None if r["clock"] is None else _micros(r["clock"]))
-            for r in furthest if topic_ids.get(r["topic"]) == r["id"]
+            Advance(
+                r["topic"], r["partition"], r["before"], from_micros(r["micros"]), None if r["clock"] is None else from_micros(r["clock"])
+            ) for r in furthest if topic_ids.get(r["topic"]) == r["id"]
         )  # fmt: skip
 
     def furthest(self, topic_ids: Mapping[str, str]) -> dict[Partition, int]:
@@ -559,7 +291,7 @@ class Changelog:
         for row in rows.drop("o", "epoch").orderBy("seq", "number").toLocalIterator(prefetchPartitions=True):
             key, value = (None if row[c] is None else bytes(row[c]) for c in ("key", "value"))
             headers = tuple((name, bytes(said)) for name, said in row["headers"] or ())
-            yield row["seq"], row["number"], row["topic"], key, value, _micros(row["micros"]), headers
+            yield row["seq"], row["number"], row["topic"], key, value, from_micros(row["micros"]), headers
 
     def commit_frame(self, info: CommitInfo) -> DataFrame:
         """Make the `__commit` row."""
@@ -635,15 +367,14 @@ def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Data
     return rows.where("c.kind = 'batch'")
 
 
+def told(info: CommitInfo) -> dict[str, str]:
+    """Give the tags of a commit whose only `__commit` row is this one."""
+    return {COMMIT_TAG: info.packed()}
+
+
 def interval(duration: timedelta) -> str:
     """Write a duration as Delta's table properties take it."""
     return f"interval {max(1, int(duration.total_seconds()))} seconds"
-
-
-def now_after(earlier: datetime | None) -> datetime:
-    """Give the time of a commit: now, but never before the commit that it follows."""
-    now = datetime.now(UTC)
-    return now if earlier is None else max(now, earlier)
 
 
 def _portable(column: str) -> Any:
@@ -653,18 +384,6 @@ def _portable(column: str) -> Any:
     for name in ("partitions", "advances"):
         moved = moved.withField(name, F.transform(c[name], lambda e: e.withField("stream_time", F.unix_micros(e["stream_time"]))))
     return moved
-
-
-def _iso(time: datetime | None) -> str | None:
-    return None if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _since(time: datetime) -> int:
-    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-
-
-def _micros(value: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
 
 
 def offsets_passed(offsets: Offsets) -> str:

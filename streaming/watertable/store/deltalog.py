@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +46,7 @@ class Commit:
     restored: int | None
     rows: Mapping[str, int]
     """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
+    tags: Mapping[str, str] = field(default_factory=dict)
     files: tuple[tuple[str | None, Any], ...] = ()
     """Where this process made the commit: its files, as Delta's own descriptions, beside their value of the partition column `table`."""
 
@@ -102,6 +103,11 @@ class Snapshot:
         scan = leaves.apply(0).relation().location().preparedScan()
         size = scan.scanned().bytesCompressed()
         return Files(scan.files(), scan.files().size(), int(size.get()) if size.isDefined() else 0)
+
+    @property
+    def table(self) -> str:
+        """Give the identity of the table: another one at the same path has another."""
+        return str(self._snapshot.metadata().id())
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -222,9 +228,9 @@ class DeltaLog:
 
     def append(
         self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = "",
-        also: Mapping[str, int] | None = None,
+        also: Mapping[str, int] | None = None, tags: Mapping[str, str] | None = None,
     ) -> Commit:  # fmt: skip
-        """Append rows in one blind commit; return it.
+        """Append rows in one blind commit, with `tags` for who reads the log; return it.
 
         `line` and `number` name the transaction; `also` names others that the same commit is of. `since` is the newest version known to be
         consistent with it: any commit of one of its lines after that raises `Fenced`, whether it was there before this append began or
@@ -254,7 +260,9 @@ class DeltaLog:
                 files = files.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
             write = getattr(self._jvm_delta, "DeltaOperations$Write")
             append = self._jvm.org.apache.spark.sql.SaveMode.Append
-            version = int(txn.commit(files, write(append, none, none, scala.Option.apply(note), none, none, none, none, none)))
+            described_as = write(append, none, none, scala.Option.apply(note), none, none, none, none, none)
+            said = self._jvm.PythonUtils.toScalaMap(dict(tags or {}))
+            version = int(txn.commit(files, described_as, said))
         except JVM_ERRORS as error:
             if lines and conflict(error) in _FENCED:
                 raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
@@ -301,4 +309,5 @@ def _commit(version: int, text: str) -> Commit:
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
+        tags=info.get("tags") or {},
     )  # fmt: skip

@@ -44,7 +44,8 @@ from watertable.store.bases import (
     split_number,
     states_in,
 )
-from watertable.store.changelog import BUCKET, CommitInfo, FoldMark, interval, now_after
+from watertable.store.changelog import interval, told
+from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
 from watertable.store.deltalog import JVM_ERRORS, Snapshot, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import Known, View, earliest, materialise
@@ -361,7 +362,8 @@ class Folder:
         info = CommitInfo(kind="fold", epoch=view.position.epoch, seq=view.position.seq, folds=marks, commit_time=now_after(after))
         rows = self.changelog.append_rows([], info).coalesce(1)
         try:
-            self.changelog.log.append(rows, note=f"fold of {', '.join(m.table for m in marks)} at {view.position}")
+            note = f"fold of {', '.join(m.table for m in marks)} at {view.position}"
+            self.changelog.log.append(rows, note=note, tags=told(info))
             kept = {m.table: m for m in (*self._marks, *marks)}
             self._marks = tuple(kept.values())
         except JVM_ERRORS as error:

@@ -27,18 +27,8 @@ from watertable.plan.nodes import Source, Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import quote
 from watertable.store.bases import EMPTY, FOLD_LINE, PLAN_PROPERTY, STATE_PROPERTY, Base, base_name, forgets, split_number
-from watertable.store.changelog import (
-    BUCKET,
-    Changelog,
-    CommitInfo,
-    FoldMark,
-    Head,
-    Lineage,
-    Position,
-    batches,
-    offsets_passed,
-    time_passed,
-)
+from watertable.store.changelog import Changelog, batches, offsets_passed, time_passed
+from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
 

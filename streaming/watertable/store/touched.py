@@ -20,7 +20,8 @@ from watertable.plan.lineage import topics_of
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import TimeWindows
 from watertable.schema import quote
-from watertable.store.changelog import Changelog, Lineage, Position, batches
+from watertable.store.changelog import Changelog, batches
+from watertable.store.commits import Lineage, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

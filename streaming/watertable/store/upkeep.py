@@ -20,7 +20,8 @@ from watertable.compiler.layout import moment
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import Base, base_name, forgets
-from watertable.store.changelog import BUCKET, CommitInfo, Position, batches
+from watertable.store.changelog import batches, told
+from watertable.store.commits import BUCKET, CommitInfo, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import View
@@ -106,7 +107,8 @@ class Upkeep:
         changelog, ids = self._reader.changelog, view.commit.topic_ids if view.commit else {}
         if advances := changelog.advances(ids, goes):
             info = CommitInfo(kind="advances", epoch=view.position.epoch, seq=view.position.seq, topic_ids=ids, advances=advances)
-            changelog.log.append(changelog.append_rows([], info, bucket=-1).coalesce(1), note="advances of what is trimmed")
+            rows = changelog.append_rows([], info, bucket=-1).coalesce(1)
+            changelog.log.append(rows, note="advances of what is trimmed", tags=told(info))
 
     def _oldest_base(self, table: TableDef, base: Base, marks: list[tuple[int, int]], wanted: int) -> int:
         """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read."""

@@ -22,7 +22,8 @@ from watertable.plan.plan import TableDef, closing_of, is_open
 from watertable.plan.windows import EPOCH
 from watertable.schema import quote
 from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, forgets, hides, states_in
-from watertable.store.changelog import Changelog, CommitInfo, Head, Lineage, Partition, Position
+from watertable.store.changelog import Changelog
+from watertable.store.commits import CommitInfo, Head, Lineage, Partition, Position
 from watertable.store.deltalog import Files, Snapshot
 
 if TYPE_CHECKING:

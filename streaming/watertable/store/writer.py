@@ -24,7 +24,8 @@ from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
 from watertable.store.bases import number_of
-from watertable.store.changelog import Changelog, CommitInfo, Head, Partition, Position, now_after, system_parts, table_part
+from watertable.store.changelog import Changelog, system_parts, table_part, told
+from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
@@ -173,6 +174,7 @@ class Store:
                 made = self.changelog.log.append(
                     rows, line=act.line, note=act.note, point=act.point,
                     number=number_of(act.info.generation, act.info.seq), also=act.also, since=snapshot.version,
+                    tags=told(act.info) if act.rows is None else None,
                 )  # fmt: skip
             except Fenced:  # whether it matters, the next look tells
                 if attempt == tries - 1:
@@ -291,7 +293,7 @@ class Writer:
         position = Position(self._store.app, info.epoch, info.seq)
         made = changelog.log.append(
             rows.coalesce(1) if records <= SMALL_BATCH else rows, line=self._line, number=number_of(info.generation, info.seq),
-            since=self._version, note=_note("batch", position, info, self._beside), point="store.commit",
+            since=self._version, note=_note("batch", position, info, self._beside), point="store.commit", tags=told(info),
         )  # fmt: skip
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows

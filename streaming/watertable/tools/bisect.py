@@ -33,7 +33,7 @@ from watertable.records import Advance, Key, Place, Record, Row
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr, parse_predicate
 from watertable.store.bases import Base, base_name
-from watertable.store.changelog import CommitInfo, Offsets, Position
+from watertable.store.commits import CommitInfo, Offsets, Position
 from watertable.store.reader import Reader
 from watertable.store.views import View
 from watertable.tools.explain import columns_of

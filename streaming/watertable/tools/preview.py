@@ -26,7 +26,8 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import of_one_topic
 from watertable.records import Key, Record, Row
 from watertable.schema import Schema, quote
-from watertable.store.changelog import CommitInfo, Offsets, Position, batches
+from watertable.store.changelog import batches
+from watertable.store.commits import CommitInfo, Offsets, Position
 from watertable.store.reader import Reader
 from watertable.tools.bisect import as_json, keys_frame, read_json
 from watertable.tools.explain import chunks

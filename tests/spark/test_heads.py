@@ -1,0 +1,132 @@
+"""What a process remembers of an app is what a fresh look at its store finds, whoever has committed what in between."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.ledger import Ledger
+from watertable.store import changelog
+from watertable.store.changelog import Changelog
+from watertable.store.commits import CommitInfo, Head, Position
+from watertable.store.writer import WRITER_LINE, Act, Retention
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    """Open a new store."""
+    return Ledger.open(spark, str(tmp_path))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note each look into the table of commits."""
+    found: list[str] = []
+    rows = Changelog.rows
+    monkeypatch.setattr(Changelog, "rows", lambda self, snapshot, where: found.append(where) or rows(self, snapshot, where))
+    return found
+
+
+def _fresh(log: Changelog) -> Head:
+    """Look at an app as a process does that has just begun."""
+    kept = dict(changelog._seen)
+    changelog._seen.clear()
+    try:
+        return log.head(since=0)
+    finally:
+        changelog._seen.update(kept)
+
+
+def test_a_head_that_is_remembered_is_what_a_new_process_finds_after_every_kind_of_commit(
+    spark: SparkSession, tmp_path: Path, looks: list[str]
+) -> None:
+    ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7), timedelta(days=1)))
+    store = ledger.store
+    log = store.changelog
+    log.head()
+
+    def rewind() -> None:
+        head = log.head()
+        info = CommitInfo(kind="epoch", epoch=head.next_epoch, seq=2, generation=head.generation + 1, parent=head.position.epoch, fork=2)
+        store.act(lambda _: Act(info, WRITER_LINE, f"epoch shop@{info.epoch}.2"))
+
+    def sell() -> None:
+        ledger.sell(a=1)
+
+    def start() -> None:
+        nonlocal ledger
+        ledger = ledger.restart()
+
+    acts: dict[str, Callable[[], Any]] = {
+        "batch": sell, "another": sell, "fold": lambda: ledger.store.folder.fold_all(), "third": sell, "fence": start,
+        "hold": lambda: store.hold("somebody", 0.0), "optimize": lambda: ledger.store.upkeep.maintain(), "epoch": rewind, "in it": start,
+        "trim": lambda: ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30)),
+    }  # fmt: skip
+    for name, act in acts.items():
+        act()
+        looks.clear()
+        found = log.head()
+        assert name == "trim" or not looks, f"after {name}, the log says it all: {looks}"
+        fresh = _fresh(log)
+        assert replace(found, folds=()) == replace(fresh, folds=()), name
+        assert {*fresh.folds} >= {*found.folds}, name
+
+
+def test_what_was_committed_without_a_word_in_the_log_is_looked_up(ledger: Ledger, looks: list[str]) -> None:
+    ledger.sell(a=1)
+    log = ledger.store.changelog
+    assert log.head().position.seq == 1
+    info = CommitInfo(seq=2, generation=9, next={("moves", 0): 20})  # an earlier release left no tag
+    log.log.append(log.append_rows([], info), line=WRITER_LINE, number=9 << 40, since=log.snapshot().version, note="batch shop@1.2")
+    looks.clear()
+    assert log.head().position == Position("shop", 1, 2)
+    assert len(looks) == 1
+
+
+def test_an_app_that_is_made_anew_at_the_same_place_is_another(spark: SparkSession, tmp_path: Path, looks: list[str]) -> None:
+    first = Ledger.open(spark, str(tmp_path))
+    for _ in range(3):
+        first.sell(a=1)
+    path = first.store.changelog.path
+    before = changelog._seen[path].table
+    shutil.rmtree(tmp_path / "shop")
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    again = Ledger.open(spark, str(tmp_path))
+    assert changelog._seen[path].table != before
+    assert again.sell(a=1) == Position("shop", 1, 1)
+    assert again.store.head().position.seq == 1
+
+
+def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "_KEPT", 2)
+    ledger.store.hold("somebody", 0.0)
+    ledger = ledger.restart()
+    for _ in range(6):
+        ledger.sell(a=1)
+        ledger.store.head()
+    seen = changelog._seen[ledger.store.changelog.path]
+    assert [row.kind for row in seen.rows if row.kind == "hold"] == ["hold"]
+    assert seen.since > 0
+    assert len(seen.rows) <= 2 * 2
+    assert replace(ledger.store.head(), folds=()) == replace(_fresh(ledger.store.changelog), folds=())
+
+
+def test_an_older_version_is_seen_as_it_was(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    older = ledger.store.changelog.snapshot()
+    ledger.sell(a=1)
+    assert ledger.store.head().position.seq == 2
+    assert ledger.store.changelog.head(older).position.seq == 1
+    assert ledger.store.head().position.seq == 2
