@@ -160,7 +160,7 @@ class CompilerRun:
         for row in dropped:
             told[row["node"], row["reason"]] += row["count"]
         assert (made.stats.quarantined, made.stats.dropped) == (len(bad), told), "a commit counts what it tells of"
-        self.result.peeks += Counter(made.stats.peeks)
+        self.result.peeks.update(+Counter(made.stats.peeks))  # without zeros
         for partition, stats in made.stats.partitions.items():
             self.carry[partition] = stats.stream_time
         made.close()

@@ -119,7 +119,7 @@ def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkey
     seen = changelog._seen[ledger.store.changelog.path]
     assert [row.kind for row in seen.rows if row.kind == "hold"] == ["hold"]
     assert seen.since > 0
-    assert len(seen.rows) <= 2 * 2
+    assert len([row for row in seen.rows if row.kind != "hold"]) <= 2 * 2
     assert replace(ledger.store.head(), folds=()) == replace(_fresh(ledger.store.changelog), folds=())
 
 

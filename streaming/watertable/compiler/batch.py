@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from watertable.compiler.layout import Layout, Segment, expires, literal
 from watertable.compiler.pythons import register
 from watertable.compiler.run import Lookup, Partition, Run, forget, union
-from watertable.compiler.segments import RAW, first, later
+from watertable.compiler.segments import RAW, SLOT, first, later
 from watertable.plan import nodes
 from watertable.plan.nodes import Aggregate, Versioned
 from watertable.plan.plan import Topology
@@ -163,11 +163,10 @@ def _watched(
     sums = {"records": "count(1)"}
     gains = {f"g{number}": fold for number, fold in enumerate(segment.folds) if fold.root in run.layout.sought}
     sums |= {name: f"count_if({fold.present})" for name, fold in gains.items()}
-    partitions = list(run.carry)
-    for number, (topic, partition) in enumerate(partitions):
-        here = f"topic = {literal(topic)} AND partition = {partition}"
-        sums[f"n{number}"] = f"count(CASE WHEN {here} THEN 1 END)"
-        sums[f"t{number}"] = f"unix_micros(max(CASE WHEN {here} THEN st END))"
+    partitions = list(run.slots)
+    for number, slot in enumerate(run.slots.values()):
+        sums[f"n{number}"] = f"count_if({SLOT} = {slot})"
+        sums[f"t{number}"] = f"unix_micros(max(CASE WHEN {SLOT} = {slot} THEN st END))"
     frame, add = _counted(segment, base, tally, sums)
 
     def figures() -> tuple[Mapping[Partition, PartitionStats], Mapping[nodes.Leaf, int]]:
@@ -177,7 +176,7 @@ def _watched(
             raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
         return read, {fold.root: int(seen[name]) for name, fold in gains.items()}
 
-    return frame, figures
+    return frame.drop(SLOT), figures
 
 
 def _counted(

@@ -49,6 +49,8 @@ class Run:
     lookup: Lookup
     since: Mapping[Partition, datetime | None]
     clocks: Clocks
+    slots: Mapping[Partition, int] = field(default_factory=dict)
+    """A number for each partition that the batch may have records of."""
     frames: dict[int, DataFrame] = field(default_factory=dict)
     kept: list[DataFrame] = field(default_factory=list)
     reached: Mapping[Partition, datetime | None] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -11,7 +12,7 @@ from watertable.compiler.algebra import company, finishing, leveled, merge, merg
 from watertable.compiler.joins import as_of_time, looked_up, paired
 from watertable.compiler.layout import Segment, literal, moment
 from watertable.compiler.pythons import visited
-from watertable.compiler.run import FAN_OUT, Run, union
+from watertable.compiler.run import FAN_OUT, Partition, Run, union
 from watertable.compiler.telling import final_rows, foreign_changes, session_changes, sliding_changes
 from watertable.compiler.windowing import window_starts
 from watertable.plan import nodes, plan
@@ -27,20 +28,24 @@ if TYPE_CHECKING:
 
 RAW: Final = "raw"
 """The column of the first segment that has what Kafka has of a record, for the quarantine."""
+SLOT: Final = "_slot"
+"""The column of the first segment that has a number for each partition; records are shuffled and counted by it."""
 _BAD: Final = "node: STRING, location: STRING, reason: STRING"
 
 
 def first(run: Run, records: DataFrame) -> DataFrame:
-    """Decode the batch, run the first segment, and put each record at its stream time."""
-    segment = run.layout.segments[0]
+    """Decode the batch, run the first segment, and put each record at its stream time; a number in `SLOT` says of which partition it is."""
+    segment, spark = run.layout.segments[0], records.sparkSession
+    run.slots = dict(zip(sorted(run.carry), _slots(spark, len(run.carry)), strict=True))
     raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "headers AS raw_headers")
     frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
     times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
     frame = _narrowed(run, segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
-    reached = f"max(ts){upto('PARTITION BY at.slot ORDER BY offset')}" if run.layout.needs_order else "ts"
-    at = f"try_element_at({_carried(run, records.sparkSession)}, concat(topic, ':', partition))"
-    frame = frame.withColumn("at", F.expr(at)).withColumn("st", F.expr(f"greatest({reached}, at.carried)")).drop("at")
-    return _in_windows(segment, frame)
+    reached = f"max(ts){upto(f'PARTITION BY {SLOT} ORDER BY offset')}" if run.layout.needs_order else "ts"
+    carried = _by_partition({place: "NULL" if when is None else moment(when) for place, when in run.carry.items()}, "TIMESTAMP")
+    slotted = frame.selectExpr("*", f"{_by_partition(run.slots, 'INT')} AS {SLOT}", f"{carried} AS _carried")
+    timed = slotted.withColumn("st", F.expr(f"greatest({reached}, _carried)")).drop("_carried")
+    return _in_windows(segment, timed)
 
 
 def later(run: Run, segment: Segment) -> DataFrame:
@@ -181,14 +186,14 @@ def _raw(run: Run, segment: Segment, flags: str) -> list[str]:
     return [f"{whole} AS {RAW}" if every else f"CASE WHEN {flags} THEN {whole} END AS {RAW}"]
 
 
-def _carried(run: Run, spark: SparkSession) -> str:
-    """Write as a map to what stream time each partition was brought, and the number by which it is shuffled."""
-    slots = _slots(spark, len(run.carry))
-    entries = [
-        f"{literal(f'{topic}:{number}')}, named_struct('slot', {slot}, 'carried', {'NULL' if when is None else moment(when)})"
-        for ((topic, number), when), slot in zip(sorted(run.carry.items(), key=lambda item: item[0]), slots, strict=True)
-    ]
-    return f"CAST(map({', '.join(entries)}) AS MAP<STRING, STRUCT<slot: INT, carried: TIMESTAMP>>)"
+def _by_partition(values: Mapping[Partition, object], kind: str) -> str:
+    """Write what there is of each partition, as data: an array for each topic, by the numbers of its partitions."""
+    topics: dict[str, dict[int, object]] = {}
+    for (topic, number), value in values.items():
+        topics.setdefault(topic, {})[number] = value
+    arrays = {topic: ", ".join(str(of.get(n, "NULL")) for n in range(max(of) + 1)) for topic, of in topics.items()}
+    cases = " ".join(f"WHEN {literal(topic)} THEN get(CAST(array({array}) AS ARRAY<{kind}>), partition)" for topic, array in arrays.items())
+    return f"CASE topic {cases} ELSE CAST(NULL AS {kind}) END" if cases else f"CAST(NULL AS {kind})"
 
 
 def _slots(spark: SparkSession, partitions: int) -> list[int]:

@@ -98,9 +98,10 @@ class _Seen:
 
     def short(self) -> _Seen:
         """Leave out the oldest rows, once there are many."""
-        if len(self.rows) <= 2 * _KEPT:
+        seqs = sorted(row.seq for row in self.rows if row.kind in _OF_BUCKETS)
+        if len(seqs) <= 2 * _KEPT:
             return self
-        since = sorted(row.seq for row in self.rows if row.kind in _OF_BUCKETS)[-_KEPT:][0]
+        since = seqs[-_KEPT]
         return replace(self, since=since, rows=tuple(row for row in self.rows if row.kind not in _OF_BUCKETS or row.seq >= since))
 
 
