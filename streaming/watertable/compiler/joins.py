@@ -104,8 +104,8 @@ def _waited(run: Run, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> D
 def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFrame:
     """Pair the records of the batch with those of the other side: all that wait from before, and those of the batch that are earlier.
 
-    So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order.
-    With them come, in an outer join, those that can't pair any more, or have no key.
+    So each pair is made once, in the batch of the one that comes last. Its place is that of the one that is later in log order. With them
+    come, in an outer join, those that can't pair any more, or have no key.
     """
     buffer, sides = plan.buffer_of(node), run.layout.pairs[segment.number]
     place = "named_struct('st', st, 'topic', topic, 'partition', partition, 'offset', offset, 'ord', ord)"
