@@ -135,10 +135,10 @@ def arm(script: Script, jvm: Any) -> None:
 
 def small_buckets() -> None:
     """Make buckets of a few commits and let the horizon have passed, so that trims have something to do within seconds."""
-    from watertable.store import changelog, fold, reader, upkeep
+    from tests import buckets
+    from watertable.store import upkeep
 
-    for module in (changelog, fold, reader, upkeep):
-        module.BUCKET = 4  # type: ignore[attr-defined]
+    buckets.resize(4)
     trim = upkeep.Upkeep.trim
     upkeep.Upkeep.trim = lambda self, consumers=(), *, now=None: trim(self, consumers, now=datetime.now(UTC) + timedelta(days=30))  # type: ignore[method-assign]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger
 from tests.spark.test_rewind import FOLDED, batch, planned, read, rewound, tell, told
@@ -19,7 +20,6 @@ from watertable import failpoints
 from watertable.acts import shadow
 from watertable.acts.rewind import Target
 from watertable.errors import Fenced, RewindRefused
-from watertable.store import changelog, fold, reader, upkeep
 from watertable.store.commits import Position
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def test_a_shadow_that_is_given_up_leaves_the_app_as_it_was_and_makes_room_for_a
 
 @pytest.mark.slow
 def test_a_trim_spares_what_a_shadow_has_written_and_what_it_is_read_with(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (changelog, fold, reader, upkeep):
-        if hasattr(module, "BUCKET"):
-            monkeypatch.setattr(module, "BUCKET", 2)
+    buckets.resize(2, monkeypatch.setattr)
     later = datetime.now(UTC) + timedelta(days=30)
     keeper = ledger.store.upkeep
     tell(ledger, cuts=(1, 2, 3))

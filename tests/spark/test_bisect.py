@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import watertable as wt
+from tests import buckets
 from tests.properties.engines import as_frame, tiny
 from tests.spark.ledger import Ledger, minute
 from tests.spark.test_rewind import Kafka
@@ -22,7 +23,6 @@ from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.sql.expressions import Expr
-from watertable.store import changelog, fold, reader, upkeep
 from watertable.store.commits import CommitInfo
 from watertable.store.writer import Retention
 from watertable.tools import bisect
@@ -85,9 +85,7 @@ def test_a_left_epoch_is_no_history_of_the_one_that_is_read(ledger: Ledger) -> N
 def test_of_a_trimmed_history_it_says_what_was_already_so_and_finds_what_became_so_since(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (changelog, fold, reader, upkeep):
-        if hasattr(module, "BUCKET"):
-            monkeypatch.setattr(module, "BUCKET", 2)
+    buckets.resize(2, monkeypatch.setattr)
     ledger = Ledger.open(tiny(spark), str(tmp_path), Retention(timedelta(0)))
     for sold in SALES[:3]:
         ledger.sell(**sold)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import buckets
 from tests.spark.ledger import Ledger, minute
 from watertable.errors import TableNotFound, UnknownPosition
-from watertable.store import changelog, fold, reader, upkeep, views
+from watertable.store import views
 from watertable.store.commits import Advance, CommitInfo, Position
 from watertable.store.reader import event_time
 from watertable.store.writer import WRITER_LINE, Retention
@@ -23,17 +24,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
-    """Open a new store."""
-    return Ledger.open(spark, str(tmp_path))
-
-
-@pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trim by two commits rather than by a thousand."""
-    for module in (changelog, fold, reader, upkeep):
-        if hasattr(module, "BUCKET"):
-            monkeypatch.setattr(module, "BUCKET", 2)
+    buckets.resize(2, monkeypatch.setattr)
 
 
 def test_a_reader_sees_one_position_of_all_tables_while_folds_land_between_its_pins(
