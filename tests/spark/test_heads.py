@@ -25,12 +25,6 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
-    """Open a new store."""
-    return Ledger.open(spark, str(tmp_path))
-
-
-@pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note each look into the table of commits."""
     found: list[str] = []

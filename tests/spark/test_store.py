@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
-    """Open a new store."""
-    return Ledger.open(spark, str(tmp_path))
-
-
 def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_one_table(ledger: Ledger, spark: SparkSession) -> None:
     outbox = spark.sql(
         "SELECT 'orders.v1' AS topic, X'01' AS key, X'02' AS value, current_timestamp() AS timestamp, current_timestamp() AS st, "

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
-    """Open a new store."""
-    return Ledger.open(spark, str(tmp_path))
-
-
 def folder(ledger: Ledger) -> Folder:
     """Make a second folder, as another process would have."""
     return Store(ledger.spark, ledger.store.warehouse, "shop", ledger.topology.tables).folder
