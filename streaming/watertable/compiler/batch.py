@@ -116,11 +116,12 @@ class Compiler:
         partitions, run.gained = figures()
         run.reached = {partition: read.stream_time for partition, read in partitions.items()}
         for segment in self.layout.segments[1:]:
-            run.frames[segment.number] = frame = later(run, segment)
+            frame = later(run, segment)
             if self.layout.shared(segment):
                 seen, add = _counted(segment, frame, tally)
-                run.frames[segment.number] = run.keep(seen)
+                frame = run.keep(seen)
                 add()
+            run.frames[segment.number] = frame
         late: list[DataFrame] = []
         for root, (segment, fold) in self.layout.folds.items():
             contributions, missed = run.contributions(fold, run.frames[segment.number])
@@ -197,7 +198,6 @@ def _counted(
             names[f"l{number}"] = (fold.label, "expired")
     sums = {**more, **sums}
     if not sums:
-        tally.quarantined[segment.number] = 0
         return base, dict
     observation = Observation()
 
@@ -233,7 +233,7 @@ def _dropped(spark: SparkSession, tally: _Tally) -> list[DataFrame]:
     if not counts:
         return []
     rows = spark.range(1).selectExpr(f"explode(array({', '.join(counts)})) AS d")
-    nowhere = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in (c.split() for c in _split(DROPPED)[2:-1]))
+    nowhere = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in (c.split() for c in DROPPED.split(", ")[2:-1]))
     return [rows.selectExpr("d.n AS node", "d.r AS reason", *nowhere, "d.c AS count")]
 
 
@@ -264,7 +264,3 @@ def _sum(flags: Sequence[str]) -> str:
 
 def _micros(number: int | None) -> datetime | None:
     return None if number is None else EPOCH + timedelta(microseconds=number)
-
-
-def _split(columns: str) -> list[str]:
-    return columns.split(", ")

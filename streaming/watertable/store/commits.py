@@ -158,9 +158,12 @@ class CommitInfo:
 
     def to_json(self) -> str:
         """Write the row's struct as JSON, as Spark's `from_json` reads it."""
+        return json.dumps(self._struct())
+
+    def _struct(self) -> dict[str, Any]:
         parts = sorted(set(self.begin) | set(self.next) | set(self.stream_times))
         clocks = {a.counter: _since(a.clock) for a in self.advances if a.clock is not None}
-        return json.dumps({
+        return {
             "format": max(self.format, CLOCKED) if clocks else self.format, "kind": self.kind, "generation": self.generation,
             "writer": self.writer, "commit_time": _iso(self.commit_time), "fingerprint": self.fingerprint, "suite_hash": self.suite_hash,
             "partitions": [
@@ -176,7 +179,7 @@ class CommitInfo:
                 for m in self.folds
             ],
             "parent": self.parent, "fork": self.fork, "counters": {**self.counters, **clocks},
-        })  # fmt: skip
+        }  # fmt: skip
 
     @classmethod
     def from_row(cls, row: Row) -> CommitInfo:
@@ -190,7 +193,7 @@ class CommitInfo:
         >>> CommitInfo.unpacked(info.packed()) == info
         True
         """
-        return json.dumps({"epoch": self.epoch, "seq": self.seq, "c": json.loads(self.to_json())}, separators=(",", ":"))
+        return json.dumps({"epoch": self.epoch, "seq": self.seq, "c": self._struct()}, separators=(",", ":"))
 
     @classmethod
     def unpacked(cls, text: str) -> CommitInfo:

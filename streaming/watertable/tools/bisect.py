@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import finish, merged_state, render, state_struct, upto
+from watertable.compiler.algebra import finish, grouped, merged_state, render, state_struct, upto
 from watertable.compiler.layout import encoded, literal
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.interpreter import Interpreter
@@ -267,7 +267,7 @@ def _history(view: View, table: TableDef, start: int) -> DataFrame:
     if (base := view.base_states(table)) is not None:
         frames.append(base.select("key", "state", "seq"))
     rows = reduce(DataFrame.unionByName, frames).withColumn("seq", F.expr(f"greatest(seq, {start}L)"))
-    return rows.groupBy("key", "seq").agg(F.expr(f"{merged_state(table)} AS state"))
+    return grouped(rows, table.state, ("key", "seq"), f"{merged_state(table)} AS state")
 
 
 def _judged(rows: DataFrame, table: TableDef, condition: Expr) -> DataFrame:
