@@ -152,8 +152,9 @@ def test_a_reader_that_polls_through_rewinds_and_promotes_sees_one_position_each
                 ledger = rewound(ledger, target)
                 backward.append(ledger.writer.position)
                 first = ledger.offsets.get(("moves", 0), 0) // 10
-                cut = draw.randint(first + 1, 6)
-                tell(ledger, cuts=sorted({cut, 6}), folds=(cut,))
+                if first < 6:  # a rewind may have cut the tale so that its second commit is its last
+                    cut = draw.randint(first + 1, 6)
+                    tell(ledger, cuts=sorted({cut, 6}), folds=(cut,))
         done = len(seen)
         while len(seen) < done + 2 and polling.is_alive():
             stop.wait(0.05)
