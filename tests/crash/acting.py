@@ -27,7 +27,9 @@ from watertable.store.writer import Store
 if TYPE_CHECKING:
     from watertable.store.commits import Offsets
 
-ACTS = ("rewind", "undo", "shadow", "promote", "abandon")
+ACTS = ("rewind", "undo", "shadow", "promote", "abandon", "join")
+REBUILT = ("entries", "windows")
+"""The tables that the two codes make otherwise: a shadow of them is joined to the rest of the app."""
 
 
 def perform(script: Script, spark: Any, settings: Any, jvm: Any) -> int:
@@ -97,8 +99,9 @@ class Acting:
         """Bring the app to where the act makes sense."""
         if self.store("a").head().last is None:
             self.live()
-        if self.script.act in ("promote", "abandon") and self.store("a").head().shadow is None:
-            self.begin(self.planned(self.other, Target("earliest"), shadow=True))
+        if self.script.act in ("promote", "abandon", "join") and self.store("a").head().shadow is None:
+            whole = {"shadow": True} if self.script.act != "join" else {"tables": REBUILT}
+            self.begin(self.planned(self.other, Target("earliest"), **whole))
             self.replay(self.other)(self.half() if self.script.bug == "promote behind" else None)
         self.live()  # what was fed since then puts the app ahead of its shadow
         if self.script.act == "undo":
@@ -109,7 +112,7 @@ class Acting:
         """Plan the act, and keep what it is."""
         plan = None
         match self.script.act:
-            case "promote" | "abandon":
+            case "promote" | "abandon" | "join":
                 code = self.other
             case "undo":
                 code = self.code
@@ -134,7 +137,7 @@ class Acting:
         """Do what was kept; raise what refuses it."""
         code, plan = self.kept()
         match self.script.act:
-            case "promote":
+            case "promote" | "join":
                 replay = self.replay(code)
                 if self.script.bug == "promote behind":
                     replay = lambda goal: None  # noqa: E731
@@ -170,8 +173,8 @@ class Acting:
         store = self.store("a")
         rewind.apply(store, plan, plan.fingerprint, self.kafka, follow=follow)
 
-    def planned(self, code: str, target: Target, *, shadow: bool = False) -> RewindPlan:
-        return rewind.plan(self.store(code), self.codes[code], self.kafka, target, shadow=shadow)
+    def planned(self, code: str, target: Target, **options: Any) -> RewindPlan:
+        return rewind.plan(self.store(code), self.codes[code], self.kafka, target, **options)
 
     def kept(self) -> tuple[str, RewindPlan | None]:
         found = json.loads(self.file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Kill an act (rewind, undo, shadow, promote, giving a shadow up) at its points, and compare what is left with the old state and the new.
+"""Kill an act (rewind, undo, shadow, promote, join, abandon) at its points, and compare what is left with the old state and the new.
 
 A chain is one app through many acts, one a cell. A child does the act and dies in it; the store is looked at without a JVM; a second
 child reads with the product's own reader, asks for the same act again, and lets the app catch up; then all is compared once more. The
@@ -55,7 +55,7 @@ class Deed:
     @property
     def lands(self) -> bool | None:
         """Say whether the act's row is there at the kill; None where that is for the clock to say."""
-        if self.point.endswith(("before_commit", "before_hold", "after_hold")) and self.point.startswith("rewind."):
+        if self.point.startswith("rewind.") and not self.point.endswith("after_commit"):
             return None if self.delay else False
         if self.point.startswith("rewind."):
             return True
@@ -105,6 +105,12 @@ class History:
         """Tell whether a row is of a lineage, up to a seq."""
         return any(e == row["epoch"] and after < row["seq"] <= min(end, upto) for e, after, end in self.spans(epoch))
 
+    def began(self, epoch: int, table: str) -> int:
+        """Give the seq behind which a table of a lineage begins anew: where a shadow of it was joined last."""
+        spans = {e: after for e, after, upto in self.spans(epoch) if after < upto}
+        joins = (row["epoch"] for row in self.of("epoch") if f"of:{table}" in row["counters"])
+        return max((spans[joined] for joined in joins if joined in spans), default=0)
+
     def batches(self, epoch: int) -> list[dict[str, Any]]:
         return sorted((row for row in self.of("batch") if self.on(epoch, row)), key=lambda row: row["seq"])
 
@@ -124,6 +130,7 @@ class History:
     def shadow(self) -> int | None:
         """Give the epoch of the shadow there is."""
         over = {row["epoch"] for row in self.of("abandoned")} | {row["parent"] for row in self.of("epoch")}
+        over |= {row["counters"].get("joined") for row in self.of("epoch")}
         return max((row["epoch"] for row in self.of("shadow") if row["epoch"] not in over), default=None)
 
 
@@ -154,7 +161,7 @@ class ActLake(Lake):
             if column in columns:
                 query = f'SELECT epoch, seq, "{column}" AS c FROM t WHERE "table" = \'{table.name}\''
                 for row in self.rows(self.folder / "changelog", query):
-                    if history.on(epoch, row):
+                    if history.on(epoch, row) and row["seq"] > history.began(epoch, table.name):
                         self._add(table, states, tuple(row["c"]["key"][n] for n in table.key.names), row["c"]["state"])
             found.states[table.name] = states
         return found
@@ -239,6 +246,10 @@ class ActChain(Chain):
             if row["parent"] in {began["epoch"] for began in history.of("shadow")}:
                 ours, theirs = history.place(row["parent"], row["fork"]), history.place(row["counters"]["back"])
                 verdict.same(f"offsets of the promote to epoch {row['epoch']}", ours.offsets, theirs.offsets)
+            elif (joined := row["counters"].get("joined")) is not None:
+                ours, theirs = history.place(joined), history.place(row["parent"], row["fork"])
+                moved = {p: offset for p, offset in ours.offsets.items() if theirs.offsets.get(p) != offset}
+                verdict.same(f"offsets of the shadow joined to epoch {row['epoch']} that are not the app's", moved, {})
 
     def _die(self, child: Child, deed: Deed, verdict: Verdict) -> bool:
         """Wait for the child's death; say whether its act had landed by then."""
