@@ -46,13 +46,23 @@ _CONF: Final = {
     "spark.ui.retainedStages": "200",
     "spark.sql.ui.retainedExecutions": "50",  # a stream runs for weeks: each kept plan is memory
 }
-_LOOKED_UP: Final = ("PythonUtils", "PythonSQLUtils", "scala", "java", "org", "org.apache.spark.sql.functions")
-"""What PySpark, and `deltalog`, ask the JVM for by name with each column and frame: a question for a name goes through every jar."""
+_FUNCTIONS: Final = "org.apache.spark.sql.functions"
+_LOOKED_UP: Final[Mapping[str, tuple[str, ...]]] = {
+    _FUNCTIONS: ("col", "expr", "lit", "struct", "xxhash64"), "PythonUtils": ("toSeq",), "PythonSQLUtils": (), "scala": (), "java": (),
+    "org": (), "org.apache.spark.sql.Observation": (), "org.apache.spark.sql.api.python.PythonSQLUtils": ("toPyRow",),
+    "org.apache.spark.sql.classic.SparkSession": ("getActiveSession",),
+}  # fmt: skip
+"""What PySpark, and `deltalog`, ask the JVM for by name with each column and frame: a question for a name goes through every jar.
+
+Classes come with their methods: to ask for one is a question too.
+"""
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 BRIEF: Final = {JAVA_OPTIONS: f"{java_options('-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
 """For a command that looks at something and ends: its JVM is gone before the code that it would compile well is in use."""
 CLASSES: Final = Path(sys.prefix) / "share" / "watertable" / "spark.jsa"
 """The archive of classes that this environment's JVMs start from, where `watertable.classes` has made one."""
+_CALL_SITE: Final = ("callSite.short", "callSite.long")
+"""Where Spark says each job and RDD was made: seen from Python it's nowhere, and to look for it costs it a twentieth of its planning."""
 _lock = threading.Lock()
 
 
@@ -102,12 +112,15 @@ def job_group(spark: SparkSession, group: str, description: str, pool: str) -> I
     context = spark.sparkContext
     context.setJobGroup(group, description, interruptOnCancel=True)  # a cancelled task must not keep its core
     context.setLocalProperty("spark.scheduler.pool", pool)
+    for form in _CALL_SITE:
+        context.setLocalProperty(form, description)
     tracker = context.statusTracker()
     try:
         yield lambda: len(tracker.getJobIdsForGroup(group))
     finally:
         if alive(spark):
-            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+            for name in ("spark.jobGroup.id", *_CALL_SITE):
+                context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -153,8 +166,12 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
         interrupt = signal.getsignal(signal.SIGINT)
         session = SparkSession(SparkContext(gateway=_launch(log)))
-        for name in _LOOKED_UP:
-            setattr(session._jvm, name, getattr(session._jvm, name))
+        for name, methods in _LOOKED_UP.items():
+            found = getattr(session._jvm, name)
+            for method in methods:
+                setattr(found, method, getattr(found, method))
+            setattr(session._jvm, name, found)
+        session._jvm.functions = getattr(session._jvm, _FUNCTIONS)  # type: ignore[union-attr]  # what a column's name is asked of
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)  # PySpark takes Ctrl-C for itself, to cancel all jobs
         return session
