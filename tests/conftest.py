@@ -26,7 +26,7 @@ _SAID = pytest.StashKey[list[str]]()
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """For batches of a dozen rows, each of other tables: to generate and compile code for them takes longer than all else."""
 
-# Each JVM of a test lives for seconds: compiling its hottest code twice, and collecting garbage in parallel, costs more than it saves.
+# A JVM that a test starts lives for seconds: to compile its hottest code twice, and to collect garbage in parallel, doesn't pay.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
 
 
@@ -68,13 +68,15 @@ def topic(broker: Cluster) -> Callable[..., str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start local[2] Spark with Delta and Kafka, configured as every session of watertable is, in folders of its own.
 
-    But it interprets its plans. Processes of their own, as the demo and Dagster start them, generate code as users' do.
+    But it interprets its plans; processes of their own, as the demo and Dagster start them, generate code as users' do. And it lives
+    long: what Java compiles twice for it, a hundred plans later, makes a plan cost half of what it does in the JVMs of single tests.
     """
     from watertable.session import spark_session
-    from watertable.settings import Settings
+    from watertable.settings import Settings, java_options
 
     home = tmp_path_factory.mktemp("spark")
-    ours = Settings.load(home, master="local[2]", spark={"spark.driver.memory": "1536m"} | INTERPRETED)
+    java = {"spark.driver.memory": "1536m", "spark.driver.extraJavaOptions": f"{java_options('')} -XX:TieredStopAtLevel=4"}
+    ours = Settings.load(home, master="local[2]", spark=java | INTERPRETED)
     session = spark_session(ours, app="watertable tests")
     try:
         yield session

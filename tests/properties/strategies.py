@@ -278,18 +278,21 @@ def processed(draw: st.DrawFn, stream: Stream, number: int) -> tuple[list[Stream
 
 @st.composite
 def windows(draw: st.DrawFn) -> Windows:
-    if draw(st.integers(0, 9)) == 9:
-        return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
-    grace = wt.seconds(draw(st.sampled_from([0, 3, 15])))
-    kind = draw(st.integers(0, 9))
-    if kind > 7:
-        return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 4, 10]))), grace=grace)
-    if kind > 5:
-        return wt.sliding(difference=wt.seconds(draw(st.sampled_from([0, 3, 7, 20]))), grace=grace)
+    """Draw each kind as often as the others, but what never ends."""
+    kind = draw(st.sampled_from(["sliding", "sessions", "tumbling", "hopping"] * 2 + ["unlimited"]))
+    grace = wt.seconds(draw(st.sampled_from([0, 0, 3, 15])))
     size = draw(st.sampled_from([5, 10, 20]))
-    if kind > 2:
-        return wt.tumbling(seconds=size, grace=grace)
-    return wt.hopping(seconds=size, every=wt.seconds(draw(st.sampled_from([2, 5, 4]))), grace=grace)
+    match kind:
+        case "sliding":
+            return wt.sliding(difference=wt.seconds(draw(st.sampled_from([0, 3, 7, 20]))), grace=grace)
+        case "sessions":
+            return wt.sessions(gap=wt.seconds(draw(st.sampled_from([2, 4, 10]))), grace=grace)
+        case "tumbling":
+            return wt.tumbling(seconds=size, grace=grace)
+        case "hopping":
+            return wt.hopping(seconds=size, every=wt.seconds(draw(st.sampled_from([2, 5, 4]))), grace=grace)
+        case _:
+            return wt.unlimited(start=START + timedelta(seconds=draw(st.integers(-20, 20))))
 
 
 @st.composite
@@ -479,10 +482,11 @@ def topologies(draw: st.DrawFn) -> Topology:
         if draw(st.booleans()):
             pool.append((depth + 1, kept[-1].to_stream()))
     outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
+    ends = [stream for _, stream in pool]
     if not outputs or draw(st.booleans()):
-        draw(tables(pool[-1][1])).materialized_as("last")
+        ends.append(draw(tables(ends[-1])).materialized_as("last").to_stream())
     for number in range(outputs):
-        stream = draw(st.sampled_from(pool))[1]
+        stream = draw(st.sampled_from(ends))
         said = st.one_of(texts(stream), numbers(stream).map(lambda number: f"CAST({number} AS STRING)"))
         stream.to(f"out{number}", headers=draw(st.dictionaries(st.sampled_from(["h", "it's"]), said, max_size=2)))
     return app.topology()
@@ -537,10 +541,10 @@ def cases(draw: st.DrawFn) -> Case:
     topology = draw(topologies())
     partitions = draw(st.integers(1, 3))
     keyed = draw(st.booleans())
-    spread = draw(st.sampled_from([5, 90, 200]))
+    spread = draw(st.sampled_from([5, 40, 200]))
     following: dict[tuple[str, int], int] = {}
     records = []
-    for number in range(draw(st.integers(4, 24))):
+    for number in range(draw(st.integers(8, 24))):
         topic = draw(st.sampled_from(topology.topics))
         key = draw(_keys(topic))
         partition = sum(key or b"") % partitions if keyed else draw(st.integers(0, partitions - 1))

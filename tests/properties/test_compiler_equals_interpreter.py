@@ -26,7 +26,7 @@ from watertable.plan.nodes import ForeignJoin, TableAggregate
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PLANS = int(os.environ.get("WATERTABLE_PLANS", "120"))
+PLANS = int(os.environ.get("WATERTABLE_PLANS", "300"))
 SEED = int(os.environ.get("WATERTABLE_SEED", "20240301"))
 FLOOR = 0.20
 ENOUGH = 300
