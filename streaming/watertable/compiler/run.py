@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Partition = tuple[str, int]
 
 FAN_OUT: Final = 65536
-"""Bounds what one record can become in one step; the n-th element or window of a record comes at `ord * FAN_OUT + n` in log order."""
+"""Bounds what one record can become in one step; the n-th element of a record comes at `ord * FAN_OUT + n` in log order."""
 
 
 class Lookup(Protocol):
@@ -139,7 +139,7 @@ class Run:
             if table.windows is not None:
                 size, advance = microseconds(table.windows.size), microseconds(table.windows.advance)
                 each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
-                numbered = each.withColumn("ord", F.expr(f"ord * {FAN_OUT} + (s - first) div {advance}L"))
+                numbered = each.withColumn("ord", F.expr(f"ord * {table.windows.per_record} + (s - first) div {advance}L"))
                 slot = windowed_key(fold, "s", "s", size) if table.sliding is None else sliding_key(fold, table.sliding)
                 rows = numbered.withColumn("key", F.expr(slot))
             steps = ["paired", "step"] if moves else []

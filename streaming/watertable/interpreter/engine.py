@@ -554,9 +554,9 @@ class Interpreter:
                 self._drop(table, "late", (start, end))
             elif isinstance(root.windows, SlidingWindows):  # in which of its windows it counts, its lateness says
                 since = max(start, root.windows.open_from(event.place.st))
-                yield (*key_tuple(group), start, since), [state], numbered(event, event.place.ord * FAN_OUT + n)
+                yield (*key_tuple(group), start, since), [state], numbered(event, event.place.ord * root.windows.per_record + n)
             else:
-                yield (*key_tuple(group), start, end), [state], numbered(event, event.place.ord * FAN_OUT + n)
+                yield (*key_tuple(group), start, end), [state], numbered(event, event.place.ord * root.windows.per_record + n)
 
     def _move(self, table: str, part: _Part, root: nodes.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Take a Change's old row out of its group, then put its new one into its own; within one group, both at once.

@@ -133,6 +133,11 @@ class UnlimitedWindows:
         """Tell whether no record has more than one window."""
         return True
 
+    @property
+    def per_record(self) -> int:
+        """Bound the number of windows that one record can enter by itself."""
+        return 1
+
     def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
         """List the window if it holds `when`: not before its start."""
         return ((self.start, FOREVER),) if when >= self.start else ()
@@ -180,6 +185,11 @@ class SessionWindows:
     def is_tumbling(self) -> bool:
         """Tell whether no record has more than one window."""
         return True
+
+    @property
+    def per_record(self) -> int:
+        """Bound the number of windows that one record can enter by itself."""
+        return 1
 
     def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
         """Give the session that a record makes by itself."""
@@ -240,6 +250,11 @@ class SlidingWindows:
     def is_tumbling(self) -> bool:
         """Tell whether a record is kept once, whatever windows it is in."""
         return True
+
+    @property
+    def per_record(self) -> int:
+        """Bound the number of windows that one record can enter by itself."""
+        return 1
 
     def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
         """Give the last window that a record can be in: the one that starts with it."""
