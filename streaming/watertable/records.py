@@ -19,6 +19,12 @@ HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 """The type of headers in Spark and in the store."""
 
 
+FAN_OUT: Final = 65536
+"""Bounds what one record can become in one step; the n-th element of a record comes at `ord * FAN_OUT + n` in log order."""
+PAIRS: Final = 1 << 28
+"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
+
+
 class Place(NamedTuple):
     """Say where a record stands in log order."""
 
@@ -27,6 +33,10 @@ class Place(NamedTuple):
     partition: int
     offset: int
     ord: int = 0
+
+    def nth(self, n: int) -> Place:
+        """Give the place of the n-th that a record at this one becomes in a step."""
+        return self._replace(ord=self.ord * FAN_OUT + n)
 
 
 @dataclass(frozen=True, slots=True)

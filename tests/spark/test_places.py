@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_windows_over_the_changes_of_windows_over_pairs_have_room_for_their_places(spark: SparkSession) -> None:
-    """Pairs take 28 bits, changes of sliding windows 17 more; a tumbling window, in which a record is once, must take none."""
+    """Pairs take 28 bits, changes of sliding windows 16 more; a tumbling window, in which a record is once, must take none."""
     app = wt.App("deep")
     clicks = app.topic("clicks", key="k STRING", value="n BIGINT").stream()
     within = wt.join_windows(before=wt.seconds(5), after=wt.seconds(5))

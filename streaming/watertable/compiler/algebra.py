@@ -350,7 +350,7 @@ def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame
     key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread,
     unless the delta of `each` commit is wanted.
     """
-    if table.windows is None or table.windows.is_tumbling:
+    if table.windows is None or table.windows.per_record == 1:
         return rows
     size, advance = (microseconds(duration) for duration in (table.windows.size, table.windows.advance))
     spans = rows if each else merge(table, rows, "max(st) AS st")

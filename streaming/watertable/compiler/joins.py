@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
@@ -16,13 +16,11 @@ from watertable.plan.nodes import Versioned
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import microseconds
 from watertable.processing import PLACE
+from watertable.records import PAIRS
 from watertable.schema import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-PAIRS: Final = 1 << 28
-"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
 
 
 def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:

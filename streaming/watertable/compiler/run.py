@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import functions as F
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Partition = tuple[str, int]
-
-FAN_OUT: Final = 65536
-"""Bounds what one record can become in one step; the n-th element of a record comes at `ord * FAN_OUT + n` in log order."""
 
 
 class Lookup(Protocol):

@@ -12,7 +12,7 @@ from watertable.compiler.algebra import company, finishing, leveled, merge, merg
 from watertable.compiler.joins import as_of_time, looked_up, paired
 from watertable.compiler.layout import Segment, literal, moment
 from watertable.compiler.pythons import visited
-from watertable.compiler.run import FAN_OUT, Partition, Run, union
+from watertable.compiler.run import Partition, Run, union
 from watertable.compiler.telling import final_rows, foreign_changes, session_changes, sliding_changes
 from watertable.compiler.windowing import window_starts
 from watertable.plan import nodes, plan
@@ -21,6 +21,7 @@ from watertable.plan.nodes import Aggregate, Versioned
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.windows import EPOCH
 from watertable.processing import PLACE
+from watertable.records import FAN_OUT
 from watertable.schema import quote
 
 if TYPE_CHECKING:

@@ -27,8 +27,6 @@ from watertable.plan.windows import EPOCH, MILLISECOND, SlidingWindows, of_strea
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
 from watertable.sql.expressions import Expr
 
-FAN_OUT: Final = 65536
-"""Bounds the records that one record can become in one step, so that their places stay apart."""
 _MEMORY: Final = (
     "changes", "states", "outputs", "quarantine", "dropped", "peeked", "buffered", "_members", "_sessions", "_moments", "_done",
 )  # fmt: skip
@@ -382,7 +380,7 @@ class Interpreter:
             case nodes.FlatMapValues():
                 row = event.columns(node.columns) if event.value is not None else {node.exploded: None}
                 made = [row | {node.exploded: element} for element in cast("list[object]", row[node.exploded] or [])]
-                return [numbered(replace(event, value=v, old=None), event.place.ord * FAN_OUT + n) for n, v in enumerate(made)]
+                return [replace(event, value=v, old=None, place=event.place.nth(n)) for n, v in enumerate(made)]
             case nodes.Peek():
                 self.peeked[node.name] += 1
                 return [event]
@@ -552,11 +550,10 @@ class Interpreter:
         for n, (start, end) in enumerate(windows):
             if root.windows.is_late(end, event.place.st):
                 self._drop(table, "late", (start, end))
-            elif isinstance(root.windows, SlidingWindows):  # in which of its windows it counts, its lateness says
-                since = max(start, root.windows.open_from(event.place.st))
-                yield (*key_tuple(group), start, since), [state], numbered(event, event.place.ord * root.windows.per_record + n)
-            else:
-                yield (*key_tuple(group), start, end), [state], numbered(event, event.place.ord * root.windows.per_record + n)
+                continue
+            if isinstance(root.windows, SlidingWindows):  # in which of its windows it counts, its lateness says
+                end = max(start, root.windows.open_from(event.place.st))
+            yield (*key_tuple(group), start, end), [state], numbered(event, event.place.ord * root.windows.per_record + n)
 
     def _move(self, table: str, part: _Part, root: nodes.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Take a Change's old row out of its group, then put its new one into its own; within one group, both at once.
@@ -617,7 +614,7 @@ class Interpreter:
         new = self._row(table, now) if table.watched else None
         changes = [*((other, old[other], None) for other in old if other != now), (now, old.get(now), new)]
         for n, (told, before, after) in enumerate(changes):
-            place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
+            place = event.place.nth(n)
             yield Event(place, event.timestamp, self._key_row(table, told), after, before, self._window(table, told))
 
     def _slide(self, table: _Kept, windows: SlidingWindows, key: Key, state: Row, event: Event) -> Iterator[Event]:
@@ -630,7 +627,7 @@ class Interpreter:
         new = slid(windows, table.state, moments, near) if table.watched else {}
         touched = sorted(w for w in new if w not in old or (w[-2] <= at and since <= w[-1]))  # type: ignore[operator]
         for n, window in enumerate(touched):
-            place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
+            place = event.place.nth(n)
             rows = [self._finish(table, window, found[window]) if window in found else None for found in (old, new)]
             yield Event(place, event.timestamp, self._key_row(table, window), rows[1], rows[0], self._window(table, window))
 
@@ -655,7 +652,7 @@ class Interpreter:
             elif of_left:
                 members.discard(own)
             for n, (other, before) in enumerate(zip(touched, old, strict=False)):
-                place = event.place._replace(ord=event.place.ord * FAN_OUT + n)
+                place = event.place.nth(n)
                 move = (own, event.place.ord // 4) if of_left else (other, place.ord)
                 before = made[move].old if move in made else before
                 made[move] = Event(place, event.timestamp, self._key_row(table, other), self._row(table, other), before)

@@ -13,12 +13,10 @@ from typing import Any, Final
 from watertable.kafka import serdes
 from watertable.plan import nodes, plan
 from watertable.plan.nodes import Format
-from watertable.records import Event, Key, Place, Row
+from watertable.records import PAIRS, Event, Key, Place, Row
 from watertable.schema import Schema
 from watertable.sql.evaluator import evaluate
 
-PAIRS: Final = 1 << 28
-"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
 SIDES: Final = ("__lefts", "__rights")
 
 

@@ -62,11 +62,6 @@ class TimeWindows:
             raise DefinitionError(f"grace must not be negative; got {self.grace}")
 
     @property
-    def is_tumbling(self) -> bool:
-        """Tell whether each record has exactly one window."""
-        return self.advance == self.size
-
-    @property
     def per_record(self) -> int:
         """Bound the number of windows that one record can enter."""
         return -(-self.size // self.advance)
@@ -92,7 +87,7 @@ class TimeWindows:
         return Closing(self.grace, timedelta(microseconds=1))
 
     def __str__(self) -> str:
-        shape = f"tumbling {words(self.size)}" if self.is_tumbling else f"hopping {words(self.size)} every {words(self.advance)}"
+        shape = f"tumbling {words(self.size)}" if self.per_record == 1 else f"hopping {words(self.size)} every {words(self.advance)}"
         return f"{shape} grace {words(self.grace)}" if self.grace else shape
 
 
@@ -129,13 +124,8 @@ class UnlimitedWindows:
         return _ZERO
 
     @property
-    def is_tumbling(self) -> bool:
-        """Tell whether no record has more than one window."""
-        return True
-
-    @property
     def per_record(self) -> int:
-        """Bound the number of windows that one record can enter by itself."""
+        """Say that a record enters one window at most."""
         return 1
 
     def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
@@ -182,13 +172,8 @@ class SessionWindows:
         return timedelta(microseconds=1)
 
     @property
-    def is_tumbling(self) -> bool:
-        """Tell whether no record has more than one window."""
-        return True
-
-    @property
     def per_record(self) -> int:
-        """Bound the number of windows that one record can enter by itself."""
+        """Say that a record enters one window at most."""
         return 1
 
     def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
@@ -247,13 +232,8 @@ class SlidingWindows:
         return MILLISECOND
 
     @property
-    def is_tumbling(self) -> bool:
-        """Tell whether a record is kept once, whatever windows it is in."""
-        return True
-
-    @property
     def per_record(self) -> int:
-        """Bound the number of windows that one record can enter by itself."""
+        """Say that a record is kept once, whatever windows it is in."""
         return 1
 
     def windows_of(self, when: datetime) -> tuple[tuple[datetime, datetime], ...]:
