@@ -75,7 +75,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from watertable.settings import Settings, java_options
 
     home = tmp_path_factory.mktemp("spark")
-    java = {"spark.driver.memory": "1536m", "spark.driver.extraJavaOptions": f"{java_options('')} -XX:TieredStopAtLevel=4"}
+    java = {"spark.driver.memory": "1536m", "spark.driver.extraJavaOptions": f"{java_options('-XX:+UseSerialGC')} -XX:TieredStopAtLevel=4"}
     ours = Settings.load(home, master="local[2]", spark=java | INTERPRETED)
     session = spark_session(ours, app="watertable tests")
     try:

@@ -159,9 +159,10 @@ class ActLake(Lake):
         for table in wanted.tables:
             column, states = table.state_column, {}
             if column in columns:
+                began = history.began(epoch, table.name)
                 query = f'SELECT epoch, seq, "{column}" AS c FROM t WHERE "table" = \'{table.name}\''
                 for row in self.rows(self.folder / "changelog", query):
-                    if history.on(epoch, row) and row["seq"] > history.began(epoch, table.name):
+                    if history.on(epoch, row) and row["seq"] > began:
                         self._add(table, states, tuple(row["c"]["key"][n] for n in table.key.names), row["c"]["state"])
             found.states[table.name] = states
         return found
