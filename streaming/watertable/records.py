@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from watertable.plan.places import FAN_OUT
 from watertable.plan.stages import Named
 from watertable.sql.evaluator import evaluate
 from watertable.sql.expressions import Expr
@@ -17,12 +18,6 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """A record's headers as they stand, names that come twice too."""
 HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 """The type of headers in Spark and in the store."""
-
-
-FAN_OUT: Final = 65536
-"""Bounds what one record can become in one step; the n-th element of a record comes at `ord * FAN_OUT + n` in log order."""
-PAIRS: Final = 1 << 28
-"""Bounds the numbers of the pairs of one record: two more steps that fan out still fit behind them."""
 
 
 class Place(NamedTuple):

@@ -10,6 +10,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from watertable.plan.places import FAN_OUT
 from watertable.records import Record
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_windows_over_the_changes_of_windows_over_pairs_have_room_for_their_places(spark: SparkSession) -> None:
-    """Pairs take 28 bits, changes of sliding windows 16 more; a tumbling window, in which a record is once, must take none."""
+    """Pairs take 28 bits, changes of sliding windows 15 more; a tumbling window, in which a record is once, must take none."""
     app = wt.App("deep")
     clicks = app.topic("clicks", key="k STRING", value="n BIGINT").stream()
     within = wt.join_windows(before=wt.seconds(5), after=wt.seconds(5))
@@ -37,3 +38,18 @@ def test_windows_over_the_changes_of_windows_over_pairs_have_room_for_their_plac
     wanted = run_interpreter(topology, [records[:5], records[5:]])
     assert wanted.outputs["out"]
     assert wanted.differences(CompilerRun(tiny(spark), topology).run([records[:5], records[5:]])) == []
+
+
+def test_an_array_with_too_many_elements_goes_to_quarantine(spark: SparkSession) -> None:
+    app = wt.App("wide")
+    lines = app.topic("lines", key="k STRING", value="words STRING, size BIGINT").stream().filter("size > 1 OR words IS NULL")
+    taken_apart = lines.flat_map_values(word="split(words, ' ')", size="size")
+    taken_apart.group_by("word").agg(n=wt.count(), last=wt.last("size")).materialized_as("counts")
+    topology = app.topology()
+    texts = [None, "", "a b", "a " * FAN_OUT, "b " * (FAN_OUT - 1), None]
+    values = [None if n == 0 else json.dumps({"words": text, "size": n}).encode() for n, text in enumerate(texts)]
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    records = [Record("lines", 0, n, at + timedelta(seconds=n), b"k", value) for n, value in enumerate(values)]
+    wanted = run_interpreter(topology, [records])
+    assert [(offset, node) for _, _, offset, node, _ in wanted.quarantine] == [(3, "flat_map_values")]
+    assert wanted.differences(CompilerRun(tiny(spark), topology).run([records])) == []

@@ -18,10 +18,11 @@ from watertable.interpreter import Interpreter
 from watertable.interpreter.pairing import pair_number
 from watertable.plan import nodes
 from watertable.plan.lineage import Origin, column_lineage
+from watertable.plan.places import PAIRS
 from watertable.plan.plan import Topology
 from watertable.plan.purity import Purity, purity_of
 from watertable.plan.windows import EPOCH, JoinWindows
-from watertable.records import PAIRS, Place, Record
+from watertable.records import Place, Record
 from watertable.testing import TopologyTestDriver
 from watertable.tools import explain as explaining
 from watertable.tools.testcase import as_test

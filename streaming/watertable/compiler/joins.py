@@ -13,10 +13,10 @@ from watertable.compiler.telling import never_paired
 from watertable.compiler.versions import as_of, is_due, waiting_rows
 from watertable.plan import nodes, plan
 from watertable.plan.nodes import Versioned
+from watertable.plan.places import PAIRS
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import microseconds
 from watertable.processing import PLACE
-from watertable.records import PAIRS
 from watertable.schema import quote
 
 if TYPE_CHECKING:

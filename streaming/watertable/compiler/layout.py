@@ -16,6 +16,7 @@ from watertable.compiler.algebra import named_struct, render
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Merge, SignedField
 from watertable.plan.nodes import Aggregate, Format, Header, History, Latest, TableAggregate, Topic, Versioned
+from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Named
@@ -284,6 +285,9 @@ class Layout:
             case nodes.FlatMapValues():
                 flow = self._checked(self.flow(node.parent), [], "flat_map_values", node.location, of_value=node.columns)
                 made_value = self._keep(flow, named_struct(node.columns, flow.spaces))
+                size = f"COALESCE(size({made_value}.{quote(node.exploded)}), 0)"
+                many = f"{flow.present} AND {_value_of(flow)} IS NOT NULL AND {size} > {FAN_OUT}"
+                flow.segment.fail(many, flow.level + 1, "flat_map_values", node.location, TOO_MANY)
                 self._need(flow, flow.present, *flow.spaces.values())
                 segment = self._segment(node)
                 self.inputs[segment.number] = (flow, made_value)

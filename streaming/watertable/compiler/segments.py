@@ -18,10 +18,10 @@ from watertable.compiler.windowing import window_starts
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import TimedField
 from watertable.plan.nodes import Aggregate, Versioned
+from watertable.plan.places import FAN_OUT
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.windows import EPOCH
 from watertable.processing import PLACE
-from watertable.records import FAN_OUT
 from watertable.schema import quote
 
 if TYPE_CHECKING:
@@ -77,8 +77,9 @@ def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFram
     """Make a record of each element of an array."""
     flow, made = run.layout.inputs[segment.number]
     there = flow.spaces.get("value", flow.spaces.get("new", ""))
-    frame = run.frames[flow.segment.number].where(f"{flow.present} AND {there} IS NOT NULL")
-    frame = frame.selectExpr("*", f"posexplode({made}.{quote(node.exploded)}) AS (_pos, _item)")
+    array = f"{made}.{quote(node.exploded)}"
+    frame = run.frames[flow.segment.number].where(f"{flow.present} AND {there} IS NOT NULL AND size({array}) <= {FAN_OUT}")
+    frame = frame.selectExpr("*", f"posexplode({array}) AS (_pos, _item)")
     parts = ", ".join(f"'{n}', " + ("_item" if n == node.exploded else f"{made}.{quote(n)}") for n, _ in node.columns)
     window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
     return frame.selectExpr(

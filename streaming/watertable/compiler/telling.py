@@ -21,10 +21,10 @@ from watertable.compiler.algebra import (
 )
 from watertable.compiler.layout import encoded
 from watertable.plan.nodes import Format, OuterStreamJoin
+from watertable.plan.places import FAN_OUT
 from watertable.plan.plan import DONE, TableDef
 from watertable.plan.windows import EPOCH, Closing, SessionWindows, SlidingWindows, microseconds
 from watertable.processing import PLACE
-from watertable.records import FAN_OUT
 from watertable.schema import quote
 
 if TYPE_CHECKING:

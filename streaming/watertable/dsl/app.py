@@ -31,6 +31,7 @@ from watertable.dsl.tables import Table
 from watertable.errors import DefinitionError, DuplicateName, SchemaError
 from watertable.plan import nodes
 from watertable.plan.nodes import Format, Topic
+from watertable.plan.places import check_room
 from watertable.plan.plan import Sink, TableDef, Topology
 
 
@@ -139,6 +140,7 @@ class App:
     def _add_table(self, table: TableDef) -> None:
         if table.name in self._tables:
             raise DuplicateName(f"{table.location}: table {table.name!r} is already defined at {self._tables[table.name].location}")
+        check_room(table.node)
         self._tables[table.name] = table
 
     def _add_sink(self, sink: Sink) -> None:
@@ -147,6 +149,7 @@ class App:
             raise DuplicateName(f"{sink.location}: output topic {sink.topic!r} is already written at {first}; merge the streams first")
         if sink.topic in self._topics:
             raise DefinitionError(f"{sink.location}: topic {sink.topic!r} is read by this app, so it can't write it: that is a loop")
+        check_room(sink.node)
         self._sinks[sink.topic] = sink
 
 

@@ -20,6 +20,7 @@ from watertable.plan import nodes, plan
 from watertable.plan.aggregates import StateField, TimedField
 from watertable.plan.lineage import operator_of
 from watertable.plan.nodes import Topic
+from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Stage
@@ -380,6 +381,8 @@ class Interpreter:
             case nodes.FlatMapValues():
                 row = event.columns(node.columns) if event.value is not None else {node.exploded: None}
                 made = [row | {node.exploded: element} for element in cast("list[object]", row[node.exploded] or [])]
+                if len(made) > FAN_OUT:
+                    raise EvaluationError(TOO_MANY)
                 return [replace(event, value=v, old=None, place=event.place.nth(n)) for n, v in enumerate(made)]
             case nodes.Peek():
                 self.peeked[node.name] += 1

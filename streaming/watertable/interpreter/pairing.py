@@ -13,7 +13,8 @@ from typing import Any, Final
 from watertable.kafka import serdes
 from watertable.plan import nodes, plan
 from watertable.plan.nodes import Format
-from watertable.records import PAIRS, Event, Key, Place, Row
+from watertable.plan.places import PAIRS
+from watertable.records import Event, Key, Place, Row
 from watertable.schema import Schema
 from watertable.sql.evaluator import evaluate
 
