@@ -14,6 +14,8 @@ from tests.spark.ledger import Ledger
 from watertable.store import changelog
 from watertable.store.changelog import Changelog
 from watertable.store.commits import CommitInfo, Head, Position
+from watertable.store.deltalog import Snapshot
+from watertable.store.reader import Reader
 from watertable.store.writer import WRITER_LINE, Act, Retention
 
 if TYPE_CHECKING:
@@ -85,8 +87,12 @@ def test_what_was_committed_without_a_word_in_the_log_is_looked_up(ledger: Ledge
     info = CommitInfo(seq=2, generation=9, next={("moves", 0): 20})  # an earlier release left no tag
     log.log.append(log.append_rows([], info), line=WRITER_LINE, number=9 << 40, since=log.snapshot().version, note="batch shop@1.2")
     looks.clear()
-    assert log.head().position == Position("shop", 1, 2)
+    found = log.head()
+    assert found.position == Position("shop", 1, 2)
     assert len(looks) == 1
+    assert log.added(log.snapshot(), found.lineage, 1, 2, lambda _: True) is None, (
+        "of its files nothing is known but where Delta finds them"
+    )
 
 
 def test_an_app_that_is_made_anew_at_the_same_place_is_another(spark: SparkSession, tmp_path: Path, looks: list[str]) -> None:
@@ -115,6 +121,67 @@ def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkey
     assert seen.since > 0
     assert len([row for row in seen.rows if row.kind != "hold"]) <= 2 * 2
     assert replace(ledger.store.head(), folds=()) == replace(_fresh(ledger.store.changelog), folds=())
+
+
+def test_the_files_that_the_log_tells_of_hold_what_delta_finds_in_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7), timedelta(days=1)))
+    log, column = ledger.store.changelog, ledger.table("stock").state_column
+    first = log.head().position.seq
+
+    def rewind() -> None:
+        head = log.head()
+        info = CommitInfo(kind="epoch", epoch=head.next_epoch, seq=2, generation=head.generation + 1, parent=head.position.epoch, fork=2)
+        ledger.store.act(lambda _: Act(info, WRITER_LINE, f"epoch shop@{info.epoch}.2"))
+
+    def start() -> None:
+        nonlocal ledger
+        ledger = ledger.restart()
+
+    def sell() -> None:
+        ledger.sell(a=1, b=2)
+
+    acts: list[Callable[[], Any]] = [
+        sell, sell, lambda: ledger.store.folder.fold_all(), sell, start, lambda: ledger.store.upkeep.maintain(), rewind, start, sell, sell,
+    ]  # fmt: skip
+    for number, act in enumerate(acts):
+        act()
+        head, snapshot = log.head(), log.snapshot()
+        files = log.added(snapshot, head.lineage, first, head.position.seq, lambda name: name == "stock")
+        assert files is not None, f"after act {number}"
+        wanted = snapshot.frame().where(f"`table` = 'stock' AND {head.lineage.where(first, head.position.seq)}")
+        rows = [sorted(map(str, frame.select("epoch", "seq", column).collect())) for frame in (snapshot.frame(files), wanted)]
+        assert rows[0] == rows[1], f"after act {number}"
+    assert head.position == Position("shop", 2, 4)
+
+
+def test_a_process_that_follows_an_app_asks_delta_for_no_files_of_it(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    asked: list[str] = []
+    files = Snapshot.files
+    monkeypatch.setattr(Snapshot, "files", lambda self, where: asked.append(where) or files(self, where))
+
+    def read() -> dict[str, int]:
+        reader = Reader(ledger.spark, ledger.store.warehouse, "shop", ledger.topology.tables)  # as each wt.read makes one
+        return {row["k"]: row["qty"] for row in reader.read("stock").collect()}
+
+    assert read() == {"a": 1, "b": 1}
+    assert asked == ["true"], "those of the base, which a fold made"
+    asked.clear()
+    for number in (2, 3):
+        ledger.sell(a=1)
+        assert read() == {"a": number, "b": 1}
+    assert asked == []
+
+
+def test_files_that_came_long_ago_may_be_gone_so_delta_is_asked_for_them(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.sell(a=1)
+    log = ledger.store.changelog
+    head, snapshot = log.head(), log.snapshot()
+    assert log.added(snapshot, head.lineage, 0, 1, lambda _: True) is not None
+    monkeypatch.setattr(changelog, "_FRESH", -1.0)
+    assert log.added(snapshot, head.lineage, 0, 1, lambda _: True) is None
+    assert ledger.read("stock") == {"a": 1}
 
 
 def test_an_older_version_is_seen_as_it_was(ledger: Ledger) -> None:

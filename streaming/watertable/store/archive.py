@@ -34,7 +34,7 @@ from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.schema import quote
 from watertable.store.commits import FORMAT, Offsets, Partition
-from watertable.store.deltalog import JVM_ERRORS, Commit, DeltaLog, Files, Snapshot, conflict
+from watertable.store.deltalog import JVM_ERRORS, Commit, DeltaLog, Snapshot, conflict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,8 +162,7 @@ class Archive:
         assert snapshot is not None
         files = None
         if self._newest is not None and all(p in self._newest[0] and self._newest[0][p][0] <= ranges[p][0] for p in ranges):
-            described = tuple(file for _, file in self._newest[1].files)  # as a stream at its end reads: what it has just appended
-            files = Files(described, len(described), sum(file.size() for file in described))
+            files = self.log.files(self._newest[1].added)  # as a stream at its end reads: what it has just appended
         wanted = " OR ".join(f"(`partition` = {p} AND `offset` >= {first} AND `offset` < {last})" for p, (first, last) in ranges.items())
         found = snapshot.frame(files).where(f"topic_id = {literal(self.topic_id)} AND ({wanted})").select(*_COLUMNS)
         return found.coalesce(1) if sum(last - first for first, last in ranges.values()) <= ONE_TASK else found

@@ -16,8 +16,9 @@ copied: the epoch that takes them over begins with one commit of all that they k
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,7 @@ from watertable.store.commits import (
     Position,
     from_micros,
 )
-from watertable.store.deltalog import DeltaLog, Snapshot
+from watertable.store.deltalog import Added, DeltaLog, Files, Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +66,9 @@ _SAME_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMNS", "S
 _STEPS: Final = 200
 """As many commits as are sooner read one by one than looked up in the table."""
 _KEPT: Final = 500
-"""Rows that are remembered, and up to as many again."""
+"""Rows that are remembered, and up to as many again; the files of as many commits."""
+_FRESH: Final = 3600.0
+"""Seconds for which files are taken as they were when they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""
 
 _COMMIT_DDL: Final = (
     "STRUCT<format: INT, kind: STRING, generation: BIGINT, writer: STRING, commit_time: TIMESTAMP, "
@@ -88,6 +91,14 @@ SYSTEM_COLUMNS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Files:
+    """Hold the files of a commit, and when this process has read of them, by its monotonic clock."""
+
+    seen: float
+    added: tuple[Added, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Seen:
     """Remember the `__commit` rows of one version of a changelog, from a seq on; those of acts all."""
 
@@ -95,9 +106,13 @@ class _Seen:
     version: int
     since: int
     rows: tuple[CommitInfo, ...]
+    files: Mapping[tuple[int, int], _Files] = field(default_factory=dict)
+    """What the log told of batches as they came, by epoch and seq: it's all that they have added, and stays where it is for a while."""
 
     def short(self) -> _Seen:
-        """Leave out the oldest rows, once there are many."""
+        """Leave out the oldest rows, and files, once there are many."""
+        if len(self.files) > 2 * _KEPT:
+            return replace(self, files=dict([*self.files.items()][-_KEPT:])).short()
         seqs = sorted(row.seq for row in self.rows if row.kind in _OF_BUCKETS)
         if len(seqs) <= 2 * _KEPT:
             return self
@@ -183,29 +198,53 @@ class Changelog:
         What this process has seen of the app before needn't be read again: what was committed since then, the log itself says.
         """
         snapshot = snapshot or self.snapshot()
-        seen, here = _seen.get(self.path), None
-        if seen is not None and seen.table == snapshot.table and (since is None or seen.since <= since):
-            here = self._next(seen, snapshot.version)
-        if here is None:
+        here = self.follow(snapshot)
+        if here is None or (since is not None and since < here.since):
             since = self.hint(snapshot) if since is None else since
             rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
-            here = _Seen(snapshot.table, snapshot.version, since, tuple(rows))
+            here = self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), here.files if here else {}))
+        return self._head(snapshot, here.rows, epoch, here.since)
+
+    def follow(self, snapshot: Snapshot) -> _Seen | None:
+        """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
+        seen = _seen.get(self.path)
+        here = None if seen is None or seen.table != snapshot.table else self._next(seen, snapshot.version)
+        return here and self._remember(here)
+
+    def _remember(self, here: _Seen) -> _Seen:
+        seen = _seen.get(self.path)
         if seen is None or seen.table != here.table or seen.version <= here.version:
             _seen[self.path] = here
-        return self._head(snapshot, here.rows, epoch, here.since)
+        return here
+
+    def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
+        """List the files of wanted tables in commits (after, upto] of a lineage; None where this process hasn't read of all of them."""
+        seen, now, found = _seen.get(self.path), time.monotonic(), []
+        if seen is None or seen.table != snapshot.table:
+            return None
+        for seq in range(max(after, lineage.after) + 1, upto + 1):
+            files = seen.files.get((lineage.epoch_of(seq), seq))
+            if files is None or now - files.seen > _FRESH:
+                return None
+            found += [file for file in files.added if wanted(file.table or "")]
+        return self.log.files(found)
 
     def _next(self, seen: _Seen, version: int) -> _Seen | None:
         """Give what is seen of a later version, by what the log says of the commits between; None where that isn't all of it."""
         if not seen.version <= version <= seen.version + _STEPS:
             return None
-        added = []
+        if version == seen.version:
+            return seen
+        rows, files = list(seen.rows), dict(seen.files)
         for number in range(seen.version + 1, version + 1):
             commit = self.log.commit(number)
             if commit is None or (COMMIT_TAG not in commit.tags and commit.operation not in _SAME_ROWS):
                 return None
             if COMMIT_TAG in commit.tags:
-                added.append(CommitInfo.unpacked(commit.tags[COMMIT_TAG]))
-        return replace(seen, version=version, rows=(*seen.rows, *added)).short()
+                rows.append(row := CommitInfo.unpacked(commit.tags[COMMIT_TAG]))
+                if row.kind == "batch":
+                    files[row.epoch, row.seq] = _Files(time.monotonic(), commit.added)
+        return replace(seen, version=version, rows=tuple(rows), files=files).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
         forks, holds = (sorted((r for r in rows if r.kind == kind), key=lambda r: r.generation) for kind in ("epoch", "hold"))
@@ -281,7 +320,11 @@ class Changelog:
         source records before `floor`, unless the commit is of an epoch in `again`. Pairs of records have several sources, and are all read.
         """
         number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
-        rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}").selectExpr(
+        files = self.added(snapshot, lineage, after, upto, lambda name: name.startswith(OUT_PREFIX))
+        if files is not None and not files.number:
+            return
+        wanted = f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}"
+        rows = snapshot.frame(files).where(wanted).selectExpr(
             "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
             "out_v1.headers AS headers", "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o", "epoch",
         )  # fmt: skip

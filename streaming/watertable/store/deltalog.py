@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,15 @@ JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """Hold what the log says of one file that a commit added: its value of the partition column `table`, and all of it, as JSON."""
+
+    table: str | None
+    bytes: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Hold what one commit of a Delta log says about itself."""
 
@@ -47,8 +56,7 @@ class Commit:
     rows: Mapping[str, int]
     """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[tuple[str | None, Any], ...] = ()
-    """Where this process made the commit: its files, as Delta's own descriptions, beside their value of the partition column `table`."""
+    added: tuple[Added, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +76,12 @@ class Snapshot:
     """Pin one version of a Delta table; what it reads never changes."""
 
     def __init__(self, spark: SparkSession, log: Any, snapshot: Any) -> None:
-        self._spark, self._log, self._snapshot = spark, log, snapshot
+        self.spark, self._log, self._snapshot = spark, log, snapshot
         self.version: int = snapshot.version()
 
     def frame(self, files: Files | None = None) -> DataFrame:
         """Read the table at this version, or these files of it."""
-        jvm: Any = self._spark._jvm
+        jvm: Any = self.spark._jvm
         option, lists = jvm.scala.Option, jvm.scala.jdk.javaapi.CollectionConverters
         if files is None:
             nil = lists.asScala(jvm.java.util.ArrayList()).toSeq()
@@ -88,11 +96,11 @@ class Snapshot:
                 described = lists.asScala(gathered).toSeq()
             plan = self._log.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
-        return DataFrame(self._spark._jsparkSession.baseRelationToDataFrame(relation), self._spark)
+        return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
 
     @cached_property
     def whole(self) -> Files:
-        """List all its files, once: whoever reads it often by them spares Delta two Spark jobs each time."""
+        """List all its files: whoever reads it often by them spares Delta two Spark jobs each time."""
         return self.files("true")
 
     def files(self, where: str) -> Files:
@@ -104,7 +112,7 @@ class Snapshot:
         size = scan.scanned().bytesCompressed()
         return Files(scan.files(), scan.files().size(), int(size.get()) if size.isDefined() else 0)
 
-    @property
+    @cached_property
     def table(self) -> str:
         """Give the identity of the table: another one at the same path has another."""
         return str(self._snapshot.metadata().id())
@@ -118,9 +126,9 @@ class Snapshot:
         """List the members of a struct column."""
         return tuple(self._snapshot.schema().apply(column).dataType().fieldNames())
 
-    @property
+    @cached_property
     def bytes(self) -> int:
-        """Add up the table's files."""
+        """Add up the table's files; a Spark job."""
         return int(self._snapshot.sizeInBytes())
 
     @property
@@ -140,8 +148,13 @@ class Snapshot:
 
     def transactions(self, prefix: str) -> dict[str, int]:
         """List the transaction lines whose names begin so, from the whole state; a Spark job."""
-        found = self._spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._snapshot.transactions())  # type: ignore[union-attr]
+        found = self.spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._snapshot.transactions())  # type: ignore[union-attr]
         return {str(name): int(number) for name, number in dict(found).items() if str(name).startswith(prefix)}
+
+
+_pinned: Final[dict[tuple[str, int], Snapshot]] = {}
+"""By the path of a table and the session: the version that this process has pinned last, with what has been found out about it."""
+_PINNED: Final = 1_000
 
 
 class DeltaLog:
@@ -150,7 +163,6 @@ class DeltaLog:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark, self.path = spark, path
         self._java: Any = None
-        self._listed: Snapshot | None = None
 
     @property
     def _log(self) -> Any:
@@ -173,8 +185,16 @@ class DeltaLog:
     def latest(self) -> Snapshot | None:
         """Pin the newest version, after a look at the log; None when there is no table."""
         none = self._jvm.scala.Option.empty()
-        snapshot = self._log.update(False, none, none)
-        return Snapshot(self.spark, self._log, snapshot) if snapshot.version() >= 0 else None
+        newest = Snapshot(self.spark, self._log, self._log.update(False, none, none))
+        if newest.version < 0:
+            return None
+        if len(_pinned) > _PINNED:
+            _pinned.clear()
+        place = (self.path, id(self.spark))
+        pinned = _pinned.get(place)
+        if pinned is None or (pinned.spark, pinned.version, pinned.table) != (self.spark, newest.version, newest.table):
+            pinned = _pinned[place] = newest
+        return pinned
 
     def at(self, version: int, *, kept: bool = True) -> Snapshot | None:
         """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone.
@@ -187,11 +207,10 @@ class DeltaLog:
         except JVM_ERRORS:
             return None
 
-    def whole(self, snapshot: Snapshot) -> Files:
-        """List all files of a version, once, whoever has pinned it."""
-        if self._listed is None or self._listed.version != snapshot.version:
-            self._listed = snapshot
-        return self._listed.whole
+    def files(self, added: Sequence[Added]) -> Files:
+        """Take files as the log tells of them; no Spark job."""
+        read = getattr(getattr(self._jvm_delta.actions, "Action$"), "MODULE$").fromJson
+        return Files(tuple(read(file.action) for file in added), len(added), sum(file.bytes for file in added), whole=True)
 
     def commit(self, version: int) -> Commit | None:
         """Read what one commit says about itself; None when log clean-up has removed it."""
@@ -252,7 +271,6 @@ class DeltaLog:
             if point:
                 failpoints.hit(f"{point}.before_write")
             files = txn.writeFiles(frame._jdf).toList()
-            described = tuple(_described(files.apply(i)) for i in range(files.size()))
             if point:
                 failpoints.hit(f"{point}.after_write")
             stamp = scala.Option.apply(int(time.time() * 1000))
@@ -270,12 +288,7 @@ class DeltaLog:
         commit = self.commit(version)
         if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in lines.items()):
             raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
-        return replace(commit, files=described)
-
-
-def _described(file: Any) -> tuple[str | None, Any]:
-    table = file.partitionValues().get("table")
-    return (str(table.get()) if table.isDefined() else None), file
+        return commit
 
 
 def conflict(error: Exception) -> str | None:
@@ -295,6 +308,7 @@ def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     rows: Counter[str] = Counter()
+    added: list[Added] = []
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             info = json.loads(line)["commitInfo"]
@@ -303,11 +317,13 @@ def _commit(version: int, text: str) -> Commit:
             transactions[txn["appId"]] = int(txn["version"])
         elif line.startswith('{"add"'):
             add = json.loads(line)["add"]
-            if (table := add.get("partitionValues", {}).get("table")) is not None:
+            table = add.get("partitionValues", {}).get("table")
+            added.append(Added(table, int(add["size"]), line))
+            if table is not None:
                 rows[table] += int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
     restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
-        tags=info.get("tags") or {},
+        tags=info.get("tags") or {}, added=tuple(added),
     )  # fmt: skip

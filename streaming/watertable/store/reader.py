@@ -180,12 +180,9 @@ class Reader:
         bases = {name: self.newest(self.tables[name]) for name in tables}
         snapshot, head = self.changelog.snapshot(), known.head
         bases = {name: self._pinned(self.tables[name], newest, known.position, head, snapshot) for name, newest in bases.items()}
-        bases = {name: self._listed(self.tables[name], base) for name, base in bases.items()}
-        return View(self.changelog, snapshot, head, head.lineage, known.position, bases, known.recent)
-
-    def _listed(self, table: TableDef, base: Base) -> Base:
-        """List a base's files, which stay what they are until the next fold."""
-        return base if base.snapshot is None else replace(base, files=self.log(base_name(table)).whole(base.snapshot))
+        bases = {name: base if base.snapshot is None else replace(base, files=base.snapshot.whole) for name, base in bases.items()}
+        self.changelog.follow(snapshot)
+        return View(self.changelog, snapshot, head, head.lineage, known.position, bases)
 
     def log(self, base: str) -> DeltaLog:
         """Follow the Delta table that holds a table's base."""

@@ -5,12 +5,11 @@ What a view has pinned never changes, so any frame of it may be computed at any 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -36,38 +35,12 @@ SMALL_TAIL: Final = 16 << 20
 """Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
 
 
-class Recent:
-    """Remember the files of a writer's own commits, so that a look-up needn't rebuild the state of a log that grows with each batch.
-
-    The files stay: OPTIMIZE leaves them to readers for as long as the changelog's retention says, and a tail is a few folds long.
-    """
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-        self._commits: deque[tuple[int, Sequence[tuple[str | None, Any]]]] = deque(maxlen=512)
-
-    def add(self, seq: int, files: Sequence[tuple[str | None, Any]]) -> None:
-        """Remember the files of the next commit."""
-        if len(self._commits) == self._commits.maxlen:
-            self._after = self._commits[0][0]
-        self._commits.append((seq, files))
-
-    def files(self, table: str, after: int, upto: int) -> Files | None:
-        """List the files of a table in commits (after, upto]; None when they reach back before the writer's first."""
-        commits = tuple(self._commits)  # the writer's thread adds to them
-        if after < self._after or (commits[-1][0] if commits else self._after) < upto:
-            return None
-        found = tuple(f for seq, files in commits if after < seq <= upto for name, f in files if name == table)
-        return Files(found, len(found), sum(f.size() for f in found), whole=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
     """Hold what an app's writer knows of its own commits, so that nobody beside it has to look for them."""
 
     head: Head
     position: Position
-    recent: Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +53,6 @@ class View:
     lineage: Lineage
     position: Position
     bases: Mapping[str, Base]
-    recent: Recent | None = None
     _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
 
     def along(self, table: TableDef) -> Lineage:
@@ -252,8 +224,9 @@ class View:
             return Files((), 0, 0)
         place = (table.name, after, upto)
         if place not in self._listed:
-            known = self.recent.files(table.name, after, upto) if self.recent is not None else None
-            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {self.along(table).where(after, upto)}")
+            lineage = self.along(table)
+            known = self.changelog.added(self.snapshot, lineage, after, upto, lambda name: name == table.name)
+            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {lineage.where(after, upto)}")
         return self._listed[place]
 
 

@@ -29,7 +29,7 @@ from watertable.store.commits import CommitInfo, Head, Partition, Position, now_
 from watertable.store.fold import Folder, TableFold
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
-from watertable.store.views import Known, Recent, materialise
+from watertable.store.views import Known, materialise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -247,7 +247,7 @@ class Writer:
 
     def __init__(self, store: Store, head: Head, fence: CommitInfo, version: int, line: str = WRITER_LINE, beside: str = "") -> None:
         self._store, self._fence, self._version, self._line, self._beside = store, fence, version, line, beside
-        self._head, self._last, self._recent = head, head.last, Recent(head.position.seq)
+        self._head, self._last = head, head.last
         self.position = head.position
         self.rows: Mapping[str, int] = {}
         """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
@@ -261,7 +261,7 @@ class Writer:
     @property
     def known(self) -> Known:
         """Give what this writer knows of its own commits."""
-        return Known(replace(self._head, last=self._last), self.position, self._recent)
+        return Known(replace(self._head, last=self._last), self.position)
 
     @property
     def failed(self) -> bool:
@@ -297,7 +297,6 @@ class Writer:
         )  # fmt: skip
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows
-        self._recent.add(info.seq, made.files)
         self._last, self.position, self._usable = info, position, True
         return position
 
