@@ -219,6 +219,7 @@ class Changelog:
 
     def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
         """List the files of wanted tables in commits (after, upto] of a lineage; None where this process hasn't read of all of them."""
+        self.follow(snapshot)
         seen, now, found = _seen.get(self.path), time.monotonic(), []
         if seen is None or seen.table != snapshot.table:
             return None
@@ -321,10 +322,13 @@ class Changelog:
         """
         number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
         files = self.added(snapshot, lineage, after, upto, lambda name: name.startswith(OUT_PREFIX))
-        if files is not None and not files.number:
+        if files is None:
+            rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}")
+        elif files.number:
+            rows = snapshot.frame(files)
+        else:
             return
-        wanted = f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}"
-        rows = snapshot.frame(files).where(wanted).selectExpr(
+        rows = rows.selectExpr(
             "seq", number, f"substr(`table`, {len(OUT_PREFIX) + 1}) AS topic", "out_v1.key AS key", "out_v1.value AS value",
             "out_v1.headers AS headers", "unix_micros(out_v1.timestamp) AS micros", "out_v1 AS o", "epoch",
         )  # fmt: skip

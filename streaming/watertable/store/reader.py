@@ -181,7 +181,6 @@ class Reader:
         snapshot, head = self.changelog.snapshot(), known.head
         bases = {name: self._pinned(self.tables[name], newest, known.position, head, snapshot) for name, newest in bases.items()}
         bases = {name: base if base.snapshot is None else replace(base, files=base.snapshot.whole) for name, base in bases.items()}
-        self.changelog.follow(snapshot)
         return View(self.changelog, snapshot, head, head.lineage, known.position, bases)
 
     def log(self, base: str) -> DeltaLog:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from functools import reduce
+from functools import partial, reduce
+from operator import eq
 from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import DataFrame
@@ -55,9 +56,9 @@ class Touched:
         known = self.told.seq if self.told is not None and self.told.epoch == position.epoch else 0
         after = min(known, position.seq)
         found: dict[str, dict[str, str]] = {}
-        if after < position.seq:
-            snapshot = self.changelog.snapshot()
-            frame = reduce(DataFrame.unionByName, self._frames(snapshot, lineage, after, position.seq))
+        frames = list(self._frames(self.changelog.snapshot(), lineage, after, position.seq)) if after < position.seq else []
+        if frames:
+            frame = reduce(DataFrame.unionByName, frames)
             within = f"day >= DATE '{self.first}'" + (f" AND day <= DATE '{self.last}'" if self.last else "")
             grouped = frame.where(within).groupBy("name", "day").agg(F.max("seq").alias("seq")).orderBy("name", "day")
             for row in grouped.selectExpr("name", "CAST(day AS STRING) AS day", "seq").collect():  # some days of some tables, no data
@@ -73,8 +74,10 @@ class Touched:
                 logged.append(table)
             elif table.state_column in snapshot.columns:
                 day = f"to_date({quote(table.state_column)}.key.window_start)"
-                rows = snapshot.frame().where(f"`table` = '{table.name}' AND ({_touching(lineage, table.name, after, upto, day)})")
-                yield rows.selectExpr(f"'{table.name}' AS name", f"{day} AS day", "seq")
+                files = self.changelog.added(snapshot, lineage, after, upto, partial(eq, table.name))
+                if files is None or files.number:
+                    rows = snapshot.frame(files).where(f"`table` = '{table.name}' AND ({_touching(lineage, table.name, after, upto, day)})")
+                    yield rows.selectExpr(f"'{table.name}' AS name", f"{day} AS day", "seq")
         if logged:
             yield self._log_days(snapshot, lineage, after, upto, logged)
 
