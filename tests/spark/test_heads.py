@@ -191,3 +191,30 @@ def test_an_older_version_is_seen_as_it_was(ledger: Ledger) -> None:
     assert ledger.store.head().position.seq == 2
     assert ledger.store.changelog.head(older).position.seq == 1
     assert ledger.store.head().position.seq == 2
+
+
+def test_what_repeats_itself_with_each_commit_compiles_no_code_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """A number in a plan is written into its code, and code that is new is slow: that of a commit, of its output, and of a fresh read."""
+    session = spark.newSession()
+    for name, value in (("spark.sql.codegen.wholeStage", "true"), ("spark.sql.codegen.factoryMode", "FALLBACK")):
+        session.conf.set(name, value)
+    ledger = Ledger.open(session, str(tmp_path))
+    compiled = session._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()  # type: ignore[union-attr]
+
+    def commit_publish_and_read() -> int:
+        rows = session.sql(
+            "SELECT 'low' AS topic, X'01' AS key, X'02' AS value, timestamp_seconds(0) AS timestamp, timestamp_seconds(0) AS st, "
+            "'moves' AS src_topic, 0 AS src_partition, 7L AS src_offset, 0L AS ord, 0L AS ordinal, "
+            "array(named_struct('key', 'h', 'value', X'03')) AS headers"
+        )
+        info = ledger.info()
+        position = ledger.writer.commit({"stock": ledger.sums("stock", {"a": 1})}, info, outbox=rows)
+        ledger.offsets |= info.next
+        log = ledger.store.changelog
+        assert len(list(log.outbox(log.snapshot(), ledger.writer.known.head.lineage, position.seq - 1, position.seq))) == 1
+        reader = Reader(session, ledger.store.warehouse, "shop", ledger.topology.tables)
+        assert [row["qty"] for row in reader.read("stock").collect()] == [position.seq]
+        return int(compiled.getCount())
+
+    counts = [commit_publish_and_read() for _ in range(5)]
+    assert counts[2:] == [counts[2]] * 3, counts
