@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.ledger import Ledger
-from watertable.store import changelog
+from watertable.store import changelog, fold
 from watertable.store.changelog import Changelog
 from watertable.store.commits import CommitInfo, Head, Position
 from watertable.store.deltalog import Snapshot
@@ -166,12 +166,27 @@ def test_a_process_that_follows_an_app_asks_delta_for_no_files_of_it(ledger: Led
         return {row["k"]: row["qty"] for row in reader.read("stock").collect()}
 
     assert read() == {"a": 1, "b": 1}
-    assert asked == ["true"], "those of the base, which a fold made"
-    asked.clear()
     for number in (2, 3):
         ledger.sell(a=1)
         assert read() == {"a": number, "b": 1}
     assert asked == []
+
+
+@pytest.mark.parametrize("small", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+def test_the_files_of_a_base_are_those_that_delta_lists(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    monkeypatch.setattr(fold, "OVERWRITE_FROM", 0.0 if small > 0 else 1e9)
+    for _ in range(3):
+        ledger.sell(a=1, b=1)
+        ledger.store.fold("stock")
+        base = ledger.store.reader.newest(ledger.table("stock")).snapshot
+        assert base is not None
+        commit = ledger.store.reader.log("stock").commit(base.version)
+        assert commit is not None
+        assert commit.replaces or small < 0
+        assert {row.qty for row in base.frame(base.whole).collect()} == {row.qty for row in base.frame().collect()} == {ledger.stock["a"]}
+        assert (base.whole.number, base.whole.bytes) == ((listed := base.files("true")).number, listed.bytes)
+    assert commit.replaces == (small > 0)
 
 
 def test_files_that_came_long_ago_may_be_gone_so_delta_is_asked_for_them(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,6 @@ class Base:
     epoch: int
     seq: int
     tombstones_from: int = 0
-    files: Files | None = None
-    """All its files, where they are listed already."""
 
 
 EMPTY: Final = Base(None, 0, 0)

@@ -57,6 +57,8 @@ class Commit:
     """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
     tags: Mapping[str, str] = field(default_factory=dict)
     added: tuple[Added, ...] = ()
+    replaces: bool = False
+    """Says that it left the table no other files than those that it added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class Files:
 class Snapshot:
     """Pin one version of a Delta table; what it reads never changes."""
 
-    def __init__(self, spark: SparkSession, log: Any, snapshot: Any) -> None:
-        self.spark, self._log, self._snapshot = spark, log, snapshot
+    def __init__(self, log: DeltaLog, snapshot: Any) -> None:
+        self.spark, self._of, self._snapshot = log.spark, log, snapshot
         self.version: int = snapshot.version()
 
     def frame(self, files: Files | None = None) -> DataFrame:
@@ -86,7 +88,7 @@ class Snapshot:
         if files is None:
             nil = lists.asScala(jvm.java.util.ArrayList()).toSeq()
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
-            relation = self._log.createRelation(nil, option.apply(self._snapshot), option.empty(), True)
+            relation = self._of.java.createRelation(nil, option.apply(self._snapshot), option.empty(), True)
         else:
             described = files.described
             if isinstance(described, tuple):
@@ -94,14 +96,18 @@ class Snapshot:
                 for file in described:
                     gathered.add(file)
                 described = lists.asScala(gathered).toSeq()
-            plan = self._log.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
+            plan = self._of.java.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
 
     @cached_property
     def whole(self) -> Files:
-        """List all its files: whoever reads it often by them spares Delta two Spark jobs each time."""
-        return self.files("true")
+        """List all its files: whoever reads it often by them spares Delta two Spark jobs each time.
+
+        One Spark job; none where the version wrote the table anew, so that the log has them all in one place.
+        """
+        commit = self._of.commit(self.version)
+        return self._of.files(commit.added) if commit is not None and commit.replaces else self.files("true")
 
     def files(self, where: str) -> Files:
         """List the files that can hold rows for which the condition is true; one Spark job over the log's state."""
@@ -165,7 +171,8 @@ class DeltaLog:
         self._java: Any = None
 
     @property
-    def _log(self) -> Any:
+    def java(self) -> Any:
+        """Give Delta's own log."""
         if self._java is None:
             self._java = self._jvm_delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
         return self._java
@@ -185,7 +192,7 @@ class DeltaLog:
     def latest(self) -> Snapshot | None:
         """Pin the newest version, after a look at the log; None when there is no table."""
         none = self._jvm.scala.Option.empty()
-        newest = Snapshot(self.spark, self._log, self._log.update(False, none, none))
+        newest = Snapshot(self, self.java.update(False, none, none))
         if newest.version < 0:
             return None
         if len(_pinned) > _PINNED:
@@ -203,7 +210,7 @@ class DeltaLog:
         """
         none = self._jvm.scala.Option.empty()
         try:
-            return Snapshot(self.spark, self._log, self._log.getSnapshotAt(version, none, none, kept))
+            return Snapshot(self, self.java.getSnapshotAt(version, none, none, kept))
         except JVM_ERRORS:
             return None
 
@@ -214,9 +221,9 @@ class DeltaLog:
 
     def commit(self, version: int) -> Commit | None:
         """Read what one commit says about itself; None when log clean-up has removed it."""
-        store, names = self._log.store(), getattr(self._jvm_delta.util, "FileNames")  # noqa: B009 (a JVM name)
+        store, names = self.java.store(), getattr(self._jvm_delta.util, "FileNames")  # noqa: B009 (a JVM name)
         try:
-            lines = store.read(names.unsafeDeltaFile(self._log.logPath(), version), self._log.newDeltaHadoopConf())
+            lines = store.read(names.unsafeDeltaFile(self.java.logPath(), version), self.java.newDeltaHadoopConf())
         except Py4JJavaError as error:
             if "FileNotFound" in str(error.java_exception.getClass().getName()):
                 return None
@@ -258,7 +265,7 @@ class DeltaLog:
         lines = ({} if line is None else {line: number}) | dict(also or {})
         scala = self._jvm.scala
         none = scala.Option.empty()
-        txn = self._log.startTransaction(none, none)
+        txn = self.java.startTransaction(none, none)
         for name in lines:
             txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
         for version in range(since + 1, txn.readVersion() + 1) if lines else ():
@@ -321,9 +328,11 @@ def _commit(version: int, text: str) -> Commit:
             added.append(Added(table, int(add["size"]), line))
             if table is not None:
                 rows[table] += int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
-    restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
+    how = info.get("operationParameters", {})
+    restored = how.get("version") if info.get("operation") == "RESTORE" else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
         tags=info.get("tags") or {}, added=tuple(added),
+        replaces=info.get("operation") == "WRITE" and how.get("mode") == "Overwrite" and "predicate" not in how,
     )  # fmt: skip

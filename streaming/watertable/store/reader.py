@@ -180,8 +180,7 @@ class Reader:
         bases = {name: self.newest(self.tables[name]) for name in tables}
         snapshot, head = self.changelog.snapshot(), known.head
         bases = {name: self._pinned(self.tables[name], newest, known.position, head, snapshot) for name, newest in bases.items()}
-        bases = {name: base if base.snapshot is None else replace(base, files=base.snapshot.whole) for name, base in bases.items()}
-        return View(self.changelog, snapshot, head, head.lineage, known.position, bases)
+        return View(self.changelog, snapshot, head, head.lineage, known.position, bases, often=True)
 
     def log(self, base: str) -> DeltaLog:
         """Follow the Delta table that holds a table's base."""

@@ -53,6 +53,8 @@ class View:
     lineage: Lineage
     position: Position
     bases: Mapping[str, Base]
+    often: bool = False
+    """Whether its bases are read again and again between two folds, so that their files are listed once, however many."""
     _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
 
     def along(self, table: TableDef) -> Lineage:
@@ -212,10 +214,10 @@ class View:
         return merge(table, self.deltas(table, 0, self.position.seq), "max(st) AS st").select("key", "state", "st")
 
     def _of_base(self, table: TableDef) -> Files | None:
-        """List the files of a small base; of a large one, Delta leaves out those that the query on it doesn't need."""
+        """List the files of a base that is small or read often; of others, Delta leaves out those that the query on it doesn't need."""
         base = self.bases[table.name]
-        if base.snapshot is None or base.files is not None or base.snapshot.bytes > WHOLE_BASE:
-            return base.files
+        if base.snapshot is None or (not self.often and base.snapshot.bytes > WHOLE_BASE):
+            return None
         return base.snapshot.whole
 
     def _files(self, table: TableDef, after: int, upto: int) -> Files:

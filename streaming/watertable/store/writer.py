@@ -322,8 +322,8 @@ class Writer:
             if due is not None and keys is not None:
                 return materialise(view.waiting(table, keys, due).select("key", "state"))
             tail = view.tail_bytes(table)
-            base = view.bases[table.name].files
-            if tail + (base.bytes if base is not None else 0) <= max(SHORT_TABLE, BYTES_A_RECORD * records):
+            base = view.bases[table.name].snapshot
+            if tail + (base.whole.bytes if base is not None else 0) <= max(SHORT_TABLE, BYTES_A_RECORD * records):
                 keys = None
             return materialise(view.states(table, keys, of_tail=tail <= SHORT_TAIL).select("key", "state"))
 
