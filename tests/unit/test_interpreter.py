@@ -14,6 +14,7 @@ import watertable as wt
 from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, JobError
 from watertable.interpreter import Interpreter
+from watertable.plan.places import FAN_OUT
 from watertable.plan.windows import EPOCH, FOREVER
 from watertable.records import Advance, Record
 
@@ -92,7 +93,7 @@ def test_nested_flat_maps_keep_the_order_of_their_elements(feed: Feed) -> None:
 
     engine = ran(define, [feed(0, tags=["a", "b"])])
     assert [v["one"] + v["two"] for v in values(engine)] == ["aa", "ab", "ba", "bb"]
-    assert [o.place.ord for o in engine.outputs] == [0, 1, 65536, 65537]
+    assert [o.place.ord for o in engine.outputs] == [0, 1, FAN_OUT, FAN_OUT + 1]
 
 
 def test_merged_streams_are_in_log_order_whatever_the_order_of_arrival(feed: Feed) -> None:
