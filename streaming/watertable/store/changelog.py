@@ -198,14 +198,14 @@ class Changelog:
         What this process has seen of the app before needn't be read again: what was committed since then, the log itself says.
         """
         snapshot = snapshot or self.snapshot()
-        here = self.follow(snapshot)
+        here = self._follow(snapshot)
         if here is None or (since is not None and since < here.since):
             since = self.hint(snapshot) if since is None else since
             rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
             here = self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), here.files if here else {}))
         return self._head(snapshot, here.rows, epoch, here.since)
 
-    def follow(self, snapshot: Snapshot) -> _Seen | None:
+    def _follow(self, snapshot: Snapshot) -> _Seen | None:
         """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
         seen = _seen.get(self.path)
         here = None if seen is None or seen.table != snapshot.table else self._next(seen, snapshot.version)
@@ -219,7 +219,7 @@ class Changelog:
 
     def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
         """List the files of wanted tables in commits (after, upto] of a lineage; None where this process hasn't read of all of them."""
-        self.follow(snapshot)
+        self._follow(snapshot)
         seen, now, found = _seen.get(self.path), time.monotonic(), []
         if seen is None or seen.table != snapshot.table:
             return None

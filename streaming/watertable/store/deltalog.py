@@ -78,7 +78,7 @@ class Snapshot:
     """Pin one version of a Delta table; what it reads never changes."""
 
     def __init__(self, log: DeltaLog, snapshot: Any) -> None:
-        self.spark, self._of, self._snapshot = log.spark, log, snapshot
+        self.spark, self._log, self._snapshot = log.spark, log, snapshot
         self.version: int = snapshot.version()
 
     def frame(self, files: Files | None = None) -> DataFrame:
@@ -88,7 +88,7 @@ class Snapshot:
         if files is None:
             nil = lists.asScala(jvm.java.util.ArrayList()).toSeq()
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
-            relation = self._of.java.createRelation(nil, option.apply(self._snapshot), option.empty(), True)
+            relation = self._log.java.createRelation(nil, option.apply(self._snapshot), option.empty(), True)
         else:
             described = files.described
             if isinstance(described, tuple):
@@ -96,7 +96,7 @@ class Snapshot:
                 for file in described:
                     gathered.add(file)
                 described = lists.asScala(gathered).toSeq()
-            plan = self._of.java.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
+            plan = self._log.java.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
 
@@ -106,8 +106,8 @@ class Snapshot:
 
         One Spark job; none where the version wrote the table anew, so that the log has them all in one place.
         """
-        commit = self._of.commit(self.version)
-        return self._of.files(commit.added) if commit is not None and commit.replaces else self.files("true")
+        commit = self._log.commit(self.version)
+        return self._log.files(commit.added) if commit is not None and commit.replaces else self.files("true")
 
     def files(self, where: str) -> Files:
         """List the files that can hold rows for which the condition is true; one Spark job over the log's state."""
@@ -161,6 +161,7 @@ class Snapshot:
 _pinned: Final[dict[tuple[str, int], Snapshot]] = {}
 """By the path of a table and the session: the version that this process has pinned last, with what has been found out about it."""
 _PINNED: Final = 1_000
+"""As many are held; then all are forgotten."""
 
 
 class DeltaLog:
