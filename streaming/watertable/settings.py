@@ -33,6 +33,9 @@ Code is compiled for the last time when it has run ten times as often as by defa
 """
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A batch has better use for the cores than a collector that works beside it."""
+LEFT_OUT: Final = "spark.sql.optimizer.excludedRules"
+REGROUPS: Final = "org.apache.spark.sql.catalyst.optimizer.ReorderAssociativeOperator"
+"""Spark's rule that makes `a + 1 + -2` into `a + -1`, and a try_add in a sum into one that fails: they overflow elsewhere or nowhere."""
 _SECRET_NAME: Final = re.compile(r"password|secret|jaas|token|credential|access\.key$|account\.key|key\.pem$", re.I)
 _NOT_SECRET: Final = re.compile(r"\.(file|location|url|uri|class|type|seconds|ms|path|enabled|provider)$", re.I)
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*:/", re.I)
@@ -173,6 +176,7 @@ class Settings(BaseSettings):
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.ansi.enabled": "true",
+            LEFT_OUT: REGROUPS,
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
             "spark.driver.extraJavaOptions": java_options(_COLLECTOR),
             "spark.executor.extraJavaOptions": java_options(_COLLECTOR),
@@ -194,6 +198,8 @@ class Settings(BaseSettings):
         for name, value in self.spark.items():
             found = resolve(name, value)
             conf[name] = found.reveal() if isinstance(found, Secret) else found
+        if REGROUPS not in conf[LEFT_OUT]:
+            conf[LEFT_OUT] = f"{REGROUPS},{conf[LEFT_OUT]}"
         return conf
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from watertable.errors import SettingsError
 from watertable.kafka.config import Cluster
-from watertable.settings import Secret, Settings, find_project, resolve
+from watertable.settings import LEFT_OUT, REGROUPS, Secret, Settings, find_project, resolve
 
 
 @pytest.fixture
@@ -103,6 +103,12 @@ def test_spark_gets_our_settings_and_the_users_over_them(project: Path, monkeypa
     assert "spark.jars.packages" not in conf  # nothing is resolved when Spark starts
     assert conf["spark.sql.shuffle.partitions"] == "7"
     assert conf["spark.hadoop.fs.s3a.secret.key"] == "s3cret"
+
+
+def test_sums_stay_as_they_are_written_whatever_rules_of_sparks_the_user_leaves_out(tmp_path: Path) -> None:
+    theirs = "org.apache.spark.sql.catalyst.optimizer.CollapseProject"
+    assert Settings.load(tmp_path).spark_conf()[LEFT_OUT] == REGROUPS
+    assert Settings.load(tmp_path, spark={LEFT_OUT: theirs}).spark_conf()[LEFT_OUT] == f"{REGROUPS},{theirs}"
 
 
 @pytest.mark.parametrize(("named", "ours"), [("", True), ("-Xlog:gc", True), ("-XX:+UseG1GC -Xlog:gc", False)])
