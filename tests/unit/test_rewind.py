@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import watertable as wt
-from watertable.acts.estimates import estimate
+from watertable.acts.estimates import BEGIN, EVEN, estimate
 from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.plan import Topology
@@ -226,17 +226,24 @@ def test_an_estimate_is_right_where_batches_cost_what_they_cost(fixed: int, per:
     found = estimate([(n, max(1, round(fixed + n / per / 10))) for n in sizes], records, 400_000)
     assert found is not None
     assert 0 <= found.low <= found.likely <= found.high
-    true = (-(-records // 400_000) * fixed + records / per / 10) / 1000
+    true = BEGIN + (-(-records // 400_000) * fixed + records / per / 10) / 1000
     if max(sizes) > 100_000 and max(sizes) > 10 * min(sizes) and records > 100_000:
         assert found.likely == pytest.approx(true, rel=0.25, abs=0.5)
 
 
-@pytest.mark.parametrize(("size", "ms"), [(10_000, 900), (50_000, 1_300), (400_000, 4_800)])
+@pytest.mark.parametrize(("size", "ms"), [(10_000, 640), (50_000, 800), (400_000, 2_200)])
 def test_an_estimate_from_batches_of_one_size_takes_a_part_of_their_time_for_what_any_batch_costs(size: int, ms: int) -> None:
     slow_start = [(size, 9 * ms), (size - 3, 3 * ms)]
     found = estimate([*slow_start, *((size + n % 4, ms + n) for n in range(20))], 2_000_000, 400_000)
     assert found is not None
-    assert found.likely == pytest.approx(5 * 0.8 + 2_000_000 * 0.01 / 1000, rel=0.1)
+    assert found.likely == pytest.approx(BEGIN + 0.6 * (5 + 2_000_000 / EVEN), rel=0.1)
+
+
+def test_a_slow_start_says_nothing_of_the_batches_that_follow() -> None:
+    samples = [(400_000, 8_000), (400_000, 4_000), *[(400_000, 3_000)] * 3, *[(100_000, 1_500)] * 3]
+    found = estimate(samples, 2_000_000, 400_000)
+    assert found is not None
+    assert found.likely == pytest.approx(BEGIN + 5 * 3.0, rel=0.05)
 
 
 def test_an_estimate_from_small_batches_says_that_it_reaches_far() -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-FIXED: Final = 800
-"""Milliseconds that a batch takes beside its data, as `make bench ARGS="--only planning"` measures: for an app whose commits can't tell."""
+BEGIN: Final = 1.0
+"""Seconds from the control row to the first batch: a fence, a look at the topics, a first plan."""
+EVEN: Final = 150_000
+"""Records whose data takes as long as their batch does beside it; `make bench ARGS="--only replay"` measures both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +25,23 @@ class Estimate:
 def estimate(samples: Sequence[tuple[int, int]], records: int, batch_records: int) -> Estimate | None:
     """Estimate the seconds of a replay from commits that were measured: (records, milliseconds) of each.
 
-    A batch costs something whatever its size, and something for each record; a line through the samples tells both. Where all of them
-    are about one size, there is no line: what they take beyond `FIXED` is of their records, and a tenth at least. Where they are much
-    smaller than a replay's batches, that is far beyond what was measured, and the range says so.
+    A batch costs something whatever its size, and something for each record. Samples of different sizes tell both, by the median of the
+    slopes between them (Theil and Sen's): the first ones of a process are slow, and say nothing of those that follow. Where there are no
+    large ones beside smaller ones, `EVEN` says which part of their time is whose; and where they are much smaller than a replay's
+    batches, that is far beyond what was measured, and the range says so.
     """
     kept = [(n, ms) for n, ms in samples if n > 0 and ms > 0]
     if not kept or records <= 0:
         return None if records > 0 else Estimate(0.0, 0.0, 0.0)
-    mean_n, mean_ms = sum(n for n, _ in kept) / len(kept), sum(ms for _, ms in kept) / len(kept)
     largest, its_ms = max((n, float(ms)) for n, ms in kept)
-    if largest >= 2 * min(kept)[0]:
-        spread = sum((n - mean_n) ** 2 for n, _ in kept)
-        each = sum((n - mean_n) * (ms - mean_ms) for n, ms in kept) / spread
-    else:  # the first ones of a process are slow, and say nothing of those that follow
-        mean_ms = its_ms = median(ms for _, ms in kept)
-        each = (mean_ms - FIXED) / mean_n
-    each = min(max(each, 0.1 * its_ms / largest), its_ms / largest)
-    batch = max(0.0, mean_ms - each * mean_n)
+    if slopes := [(b - a) / (m - n) for n, a in kept for m, b in kept if m >= max(2 * n, EVEN // 3)]:
+        each = min(max(median(slopes), 0.1 * its_ms / largest), its_ms / largest)
+        batch = max(0.0, median(ms - each * n for n, ms in kept))
+    else:
+        batch = sorted(ms / (1 + n / EVEN) for n, ms in kept)[len(kept) // 4]
+        each = batch / EVEN
     batches = -(-records // batch_records)
-    likely = (batches * batch + records * each) / 1000
+    likely = BEGIN + (batches * batch + records * each) / 1000
     beyond = min(records, batch_records) > 3 * largest
     return Estimate(0.75 * likely, likely, max(1.35 * likely, records * its_ms / largest / 1000 if beyond else 0.0))
 
