@@ -264,8 +264,48 @@ class DeltaLog:
         lands while it runs. `point` prefixes the failpoints on the way.
         """
         lines = ({} if line is None else {line: number}) | dict(also or {})
-        scala = self._jvm.scala
-        none = scala.Option.empty()
+        none = self._jvm.scala.Option.empty()
+        write = getattr(self._jvm_delta, "DeltaOperations$Write")
+        save = self._jvm.org.apache.spark.sql.SaveMode.Append
+        described_as = write(save, none, none, self._jvm.scala.Option.apply(note), none, none, none, none, none)
+        txn = self._begin(lines, since, note)
+        try:
+            if point:
+                failpoints.hit(f"{point}.before_write")
+            files = txn.writeFiles(frame._jdf).toList()
+            if point:
+                failpoints.hit(f"{point}.after_write")
+            version = self._end(txn, files, lines, described_as, tags or {})
+        except JVM_ERRORS as error:
+            if lines and conflict(error) in _FENCED:
+                raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
+            raise
+        commit = self.commit(version)
+        if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in lines.items()):
+            raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
+        return commit
+
+    def take_back(self, to: Snapshot, *, line: str, number: int, since: int) -> None:
+        """Give the table the files again that it had at an older version, in one commit of a transaction line; no row is read or written.
+
+        What Delta's own RESTORE does, but it asks nobody: here `since` is as for `append`, and whoever else changes the same files or
+        writes for the line is a conflict. The table's properties and columns are to be the same at both. Two Spark jobs over the log.
+        """
+        jvm = self._jvm
+        note = f"the files of version {to.version} again"
+        restore = getattr(self._jvm_delta, "DeltaOperations$Restore")
+        version = jvm.scala.jdk.javaapi.OptionConverters.toScala(jvm.java.util.OptionalLong.of(to.version))
+        txn = self._begin({line: number}, since, note)
+        now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to._snapshot))
+        added = [Added(None, 0, _changing(file.json())) for identity, file in then.items() if identity not in now]
+        actions = jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toList()
+        for action in (*self.files(added).described, *(file.remove() for identity, file in now.items() if identity not in then)):
+            actions = actions.appended(action)
+        self._end(txn, actions, {line: number}, restore(version, jvm.scala.Option.empty()), {})
+
+    def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
+        """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""
+        none = self._jvm.scala.Option.empty()
         txn = self.java.startTransaction(none, none)
         for name in lines:
             txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
@@ -275,28 +315,25 @@ class DeltaLog:
                 if name in commit.transactions if commit else int(txn.txnVersion(name)) >= own:
                     whose = f" ({commit.user_metadata})" if commit else ""
                     raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {name!r}; this one was to write {note}")
-        try:
-            if point:
-                failpoints.hit(f"{point}.before_write")
-            files = txn.writeFiles(frame._jdf).toList()
-            if point:
-                failpoints.hit(f"{point}.after_write")
-            stamp = scala.Option.apply(int(time.time() * 1000))
-            for name, own in lines.items():
-                files = files.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
-            write = getattr(self._jvm_delta, "DeltaOperations$Write")
-            append = self._jvm.org.apache.spark.sql.SaveMode.Append
-            described_as = write(append, none, none, scala.Option.apply(note), none, none, none, none, none)
-            said = self._jvm.PythonUtils.toScalaMap(dict(tags or {}))
-            version = int(txn.commit(files, described_as, said))
-        except JVM_ERRORS as error:
-            if lines and conflict(error) in _FENCED:
-                raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
-            raise
-        commit = self.commit(version)
-        if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in lines.items()):
-            raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
-        return commit
+        return txn
+
+    def _end(self, txn: Any, actions: Any, lines: Mapping[str, int], described_as: Any, tags: Mapping[str, str]) -> int:
+        """Commit a transaction, as one of its lines; give the version."""
+        stamp = self._jvm.scala.Option.apply(int(time.time() * 1000))
+        for name, own in lines.items():
+            actions = actions.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
+        return int(txn.commit(actions, described_as, self._jvm.PythonUtils.toScalaMap(dict(tags))))
+
+
+def _identity(file: Any) -> tuple[str, str]:
+    """Tell a file of a table from others: by its path, and by which of its rows are deleted."""
+    return str(file.path()), str(file.getDeletionVectorUniqueId())
+
+
+def _changing(action: str) -> str:
+    """Say of a file that it changes the table's rows: where it was read from a table's state, it doesn't say."""
+    add = json.loads(action)["add"]
+    return json.dumps({"add": add | {"dataChange": True}})
 
 
 def conflict(error: Exception) -> str | None:

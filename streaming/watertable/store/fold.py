@@ -65,6 +65,8 @@ SMALL_BASE: Final = 4 << 20
 OVERWRITE_WINDOWS: Final = 4
 """How many times its tail a windowed table's last windows may be for them to be written anew: a MERGE goes through the tail so often."""
 _OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
+_LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
+"""The properties of a base that say which columns it has."""
 _TASKS: Final = "spark.sql.shuffle.partitions"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
@@ -141,24 +143,28 @@ class Folder:
         base, position, name = view.bases[table.name], view.position, base_name(table)
         newest = self.reader.newest(table)
         ancestor = newest.snapshot is not None and view.along(table).holds(newest.epoch, newest.seq)
-        if ancestor and newest.seq >= position.seq:
-            return None
+        number = number_of(position.epoch, position.seq)
+        if (newest.seq >= position.seq) if ancestor else (number_of(newest.epoch, newest.seq) >= number):
+            return None  # another fold got there first, or the app has left this epoch
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
         tail, size = view.tail_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
         same = view.new_bytes(table) == 0 and ancestor and not outdated
+        alike = all(base.snapshot and newest.snapshot and base.snapshot.property(n) == newest.snapshot.property(n) for n in _LAID_OUT_BY)
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
-        number = number_of(position.epoch, position.seq)
         try:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
-            elif base.snapshot is None or not ancestor or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size:
+            elif base.snapshot is None or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size or not (ancestor or alike):
                 self._plan_for(tail + size, tail + size)
                 frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
-                if newest.epoch != position.epoch:
+                if not ancestor:
+                    since = newest.snapshot.version if newest.snapshot else -1
+                    self.reader.log(name).take_back(base.snapshot, line=FOLD_LINE, number=number_of(position.epoch, base.seq), since=since)
+                elif newest.epoch != position.epoch:
                     self._stamp(name, newest, number_of(position.epoch, newest.seq), f"epoch {position.epoch} folds from here")
                 self._fold_into(table, base.snapshot, view, tail, number)
         except Fenced:
