@@ -171,7 +171,10 @@ def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_th
     assert plain() == told(6)["stock"]
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "it dies", "a fold of the left epoch lands"])
+@pytest.mark.parametrize(
+    "meanwhile",
+    ["it dies", pytest.param("nothing", marks=pytest.mark.slow), pytest.param("a fold of the left epoch lands", marks=pytest.mark.slow)],
+)
 def test_the_first_fold_after_a_rewind_takes_the_files_of_the_fork_back_and_writes_no_row_that_stays(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:

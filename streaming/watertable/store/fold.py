@@ -144,28 +144,24 @@ class Folder:
         newest = self.reader.newest(table)
         ancestor = newest.snapshot is not None and view.along(table).holds(newest.epoch, newest.seq)
         number = number_of(position.epoch, position.seq)
-        if (newest.seq >= position.seq) if ancestor else (number_of(newest.epoch, newest.seq) >= number):
+        if number_of(newest.epoch, newest.seq) >= number or (ancestor and newest.seq >= position.seq):
             return None  # another fold got there first, or the app has left this epoch
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
         tail, size = view.tail_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
         same = view.new_bytes(table) == 0 and ancestor and not outdated
-        alike = all(base.snapshot and newest.snapshot and base.snapshot.property(n) == newest.snapshot.property(n) for n in _LAID_OUT_BY)
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
         try:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
-            elif base.snapshot is None or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size or not (ancestor or alike):
+            elif base.snapshot is None or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size or not _alike(base, newest):
                 self._plan_for(tail + size, tail + size)
                 frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 self._overwrite(table, name, frame, number)
             else:
-                if not ancestor:
-                    since = newest.snapshot.version if newest.snapshot else -1
-                    self.reader.log(name).take_back(base.snapshot, line=FOLD_LINE, number=number_of(position.epoch, base.seq), since=since)
-                elif newest.epoch != position.epoch:
-                    self._stamp(name, newest, number_of(position.epoch, newest.seq), f"epoch {position.epoch} folds from here")
+                if newest.epoch != position.epoch or not ancestor:
+                    self._inherit(name, newest, None if ancestor else base, position.epoch)
                 self._fold_into(table, base.snapshot, view, tail, number)
         except Fenced:
             return None
@@ -183,12 +179,21 @@ class Folder:
             return None
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
 
-    def _stamp(self, name: str, newest: Base, number: int, note: str) -> None:
-        """Make an empty commit of a number to a base; raise `Fenced` if it isn't the newest any more.
+    def _inherit(self, name: str, newest: Base, older: Base | None, epoch: int) -> None:
+        """Make a base an epoch's own before parts of it are written; raise `Fenced` if it isn't the newest any more.
 
-        Delta takes no fold of a lesser number from then on. So an epoch stamps a base that it inherits before it writes to parts of it: a
-        folder of the epoch that was left, at work until now, would leave rows that nobody else writes again.
+        It is stamped as it is, or given the files of an older version of it. Delta takes no fold of a lesser number from then on: a folder
+        of the epoch that was left, at work until now, would leave rows that nobody else writes again.
         """
+        if older is None:
+            return self._stamp(name, newest, number_of(epoch, newest.seq), f"epoch {epoch} folds from here")
+        assert newest.snapshot is not None
+        assert older.snapshot is not None
+        number, since = number_of(epoch, older.seq), newest.snapshot.version
+        return self.reader.log(name).take_back(older.snapshot, line=FOLD_LINE, number=number, since=since)
+
+    def _stamp(self, name: str, newest: Base, number: int, note: str) -> None:
+        """Make an empty commit of a number to a base; raise `Fenced` if it isn't the newest any more."""
         assert newest.snapshot is not None
         rows = newest.snapshot.frame().limit(0)
         self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note)
@@ -375,6 +380,11 @@ class Folder:
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise  # a start that adds columns has won; the folds are found by their transactions
+
+
+def _alike(*bases: Base) -> bool:
+    """Tell whether versions of a base have the same columns."""
+    return len({tuple(base.snapshot.property(name) for name in _LAID_OUT_BY) for base in bases if base.snapshot is not None}) == 1
 
 
 def _shaped(table: TableDef, states: DataFrame) -> DataFrame:
