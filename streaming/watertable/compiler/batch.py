@@ -36,6 +36,8 @@ QUARANTINE: Final = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
     f"node STRING, location STRING, reason STRING, headers {HEADERS}"
 )
+FEW: Final = 100_000
+"""Of so many refused records the places are sent to where the batch is read; of more, both are shuffled."""
 OUT: Final = (
     "topic STRING, key BINARY, value BINARY, timestamp TIMESTAMP, st TIMESTAMP, src_topic STRING, src_partition INT, src_offset BIGINT, "
     f"ord BIGINT, ordinal BIGINT, headers {HEADERS}"
@@ -133,7 +135,7 @@ class Compiler:
         return Batch(
             tables={table.name: run.deltas(table, partial) for table in (*self.topology.tables, *self.layout.buffers)},
             outbox=_outbox(run),
-            quarantine=_all([_refused(run, number) for number, count in tally.quarantined.items() if count]),
+            quarantine=_all([_refused(run, records, number, count) for number, count in tally.quarantined.items() if count]),
             dropped=_all([*late, *_dropped(records.sparkSession, tally)]),
             stats=BatchStats(partitions, sum(tally.quarantined.values()), +tally.dropped, tally.peeks),
             _kept=run.kept,
@@ -215,12 +217,15 @@ def _counted(
     return base.observe(observation, *(F.expr(f"{sql} AS {name}") for name, sql in sums.items())), add
 
 
-def _refused(run: Run, number: int) -> DataFrame:
-    """Give the records that a segment has refused, with their bytes where they are of this batch: the first segment has them."""
+def _refused(run: Run, records: DataFrame, number: int, count: int) -> DataFrame:
+    """Give the records that a segment has refused, with their bytes where they are of this batch: those of later ones are read again."""
     place = ("topic", "partition", "offset")
     bad = run.frames[number].where("size(bad) > 0")
     if number > 0:
-        bad = bad.select(*place, "bad").join(run.frames[0].select(*place, RAW), [*place], "left")
+        bad = bad.select(*place, "bad")
+        places = bad.select(*place) if count > FEW else F.broadcast(bad.select(*place))
+        raw = F.struct("timestamp", "key", "value", "headers").alias(RAW)
+        bad = bad.join(records.join(places, [*place], "left_semi").select(*place, raw), [*place], "left")
     return bad.withColumn("b", F.expr("explode(bad)")).selectExpr(
         *place, f"{RAW}.timestamp AS timestamp", f"{RAW}.key AS key", f"{RAW}.value AS value",
         "b.node AS node", "b.location AS location", "b.reason AS reason", f"{RAW}.headers AS headers",

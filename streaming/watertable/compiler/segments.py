@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RAW: Final = "raw"
-"""The column of the first segment that has what Kafka has of a record, for the quarantine."""
+"""The column of the first segment that has what Kafka has of a record that it refuses, for the quarantine."""
+_RAW: Final = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_value, 'headers', raw_headers)"
 SLOT: Final = "_slot"
 """The column of the first segment that has a number for each partition; records are shuffled and counted by it."""
 _BAD: Final = "node: STRING, location: STRING, reason: STRING"
@@ -41,7 +42,7 @@ def first(run: Run, records: DataFrame) -> DataFrame:
     raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "headers AS raw_headers")
     frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
     times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
-    frame = _narrowed(run, segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
+    frame = _narrowed(segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
     reached = f"max(ts){upto(f'PARTITION BY {SLOT} ORDER BY offset')}" if run.layout.needs_order else "ts"
     carried = _by_partition({place: "NULL" if when is None else moment(when) for place, when in run.carry.items()}, "TIMESTAMP")
     slotted = frame.selectExpr("*", f"{_by_partition(run.slots, 'INT')} AS {SLOT}", f"{carried} AS _carried")
@@ -70,7 +71,7 @@ def later(run: Run, segment: Segment) -> DataFrame:
             frame = _united(run, segment.origin)
         case Topology():
             raise AssertionError("the first segment has no input but the records")
-    return _in_windows(segment, _narrowed(run, segment, leveled(frame, segment.levels), "ts", "st"))
+    return _in_windows(segment, _narrowed(segment, leveled(frame, segment.levels), "ts", "st"))
 
 
 def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFrame:
@@ -162,10 +163,11 @@ def _united(run: Run, node: nodes.MergeStreams) -> DataFrame:
     return union(parts)
 
 
-def _narrowed(run: Run, segment: Segment, frame: DataFrame, *times: str) -> DataFrame:
+def _narrowed(segment: Segment, frame: DataFrame, *times: str) -> DataFrame:
     """Keep only what later steps need: flags and structs of tables and outputs, places, and why a record is refused.
 
-    What Kafka has of the records is kept once, in the first segment: the place of what later ones refuse leads back to it.
+    What Kafka has of a record is kept where the first segment refuses it. For what later ones refuse it is read again, by its place:
+    kept of all records for those few, it would be held and shuffled with each.
     """
     cases = [
         f"CASE WHEN {flag} THEN named_struct('node', {literal(n)}, 'location', {literal(w)}, 'reason', {r}) END"
@@ -176,16 +178,8 @@ def _narrowed(run: Run, segment: Segment, frame: DataFrame, *times: str) -> Data
     counted = [flag for found in (*segment.counters.values(), *segment.peeks.values()) for flag in found]
     place_now = [c for c in ("topic", "partition", "offset", "ord") if c not in segment.kept]
     kept = dict.fromkeys([*segment.kept, *counted])
-    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", *_raw(run, segment, flags))
-
-
-def _raw(run: Run, segment: Segment, flags: str) -> list[str]:
-    """Keep what Kafka has of the records: of all, where a later segment may still refuse one, else of those that are refused."""
-    if segment.number > 0:
-        return []
-    whole = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_value, 'headers', raw_headers)"
-    every = any(later.failures for later in run.layout.segments[1:])
-    return [f"{whole} AS {RAW}" if every else f"CASE WHEN {flags} THEN {whole} END AS {RAW}"]
+    raw = [f"CASE WHEN {flags} THEN {_RAW} END AS {RAW}"] if segment.number == 0 else []
+    return frame.selectExpr(*kept, *place_now, *times, f"CAST({bad} AS ARRAY<STRUCT<{_BAD}>>) AS bad", *raw)
 
 
 def _by_partition(values: Mapping[Partition, object], kind: str) -> str:
