@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as F
 
 import watertable as wt
-from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from tests.properties.engines import CompilerRun, as_frame, run_interpreter, tiny
 from watertable.compiler import joins, segments
 from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
@@ -64,3 +65,44 @@ def test_a_stream_finds_the_rows_of_before_where_a_batch_adds_nothing_to_the_tab
     assert found.differences(run_interpreter(_sales(), batches)) == []
     assert found.tables["spent"]["a",]["spend"] == 50
     assert ran_forward == ["prices", "prices"], "only where prices came, in the first batch and the third"
+
+
+def test_a_record_that_comes_late_on_two_ways_is_told_of_twice(spark: SparkSession) -> None:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="sku STRING", value="qty BIGINT").stream()
+    twice = sales.filter("value.qty > 0").merge(sales.map_values(qty="-qty"))
+    minutes = wt.tumbling(minutes=1, grace=wt.minutes(0))
+    twice.group_by_key().windowed_by(minutes).agg(n=wt.count(), qty=wt.sum("qty")).materialized_as("sold")
+    topology = app.topology()
+    values = [(0, 1), (30, 2), (200, 3), (10, 4), (20, -1)]  # the last two are late: one of them comes both ways
+    batch = [_sale(offset, "a", qty, seconds) for offset, (seconds, qty) in enumerate(values)]
+    run = CompilerRun(tiny(spark), topology)
+    found = run.run([batch])
+    assert (fold := run.compiler.layout.alone(run.compiler.layout.segments[1])) is not None
+    assert fold.label == "sold", "its partial states are kept, and none of the merged records"
+    assert found.differences(run_interpreter(topology, [batch])) == []
+    assert found.tables["sold"]["a", EPOCH, EPOCH + timedelta(minutes=1)]["n"] == 4
+
+
+def test_what_a_later_pass_refuses_has_its_bytes_though_none_of_its_records_is_kept(spark: SparkSession) -> None:
+    app = wt.App("shop")
+    prices = app.topic("prices", key="sku STRING", value="price BIGINT").table().materialized_as("prices")
+    sales = app.topic("sales", key="sku STRING", value="qty BIGINT").stream()
+    sales.join(prices, spend="qty * right.price").group_by_key().agg(spend=wt.sum("spend")).materialized_as("spent")
+    topology = app.topology()
+    price = Record("prices", 0, 0, EPOCH, b"a", json.dumps({"price": 2**62}).encode())
+    batch = [price, _sale(0, "a", 1, 0), _sale(1, "a", 4, 0), _sale(2, "b", 1, 0)]  # four times 2^62 is no BIGINT
+    session = tiny(spark)
+    run = CompilerRun(session, topology)
+    assert run.compiler.layout.alone(run.compiler.layout.segments[1]) is not None
+    made = run.compiler.batch(as_frame(session, batch), {("prices", 0): None, ("sales", 0): None}, run._lookup)
+    assert made.quarantine is not None
+    rows = [(row.offset, bytes(row.key), bytes(row.value)) for row in made.quarantine.collect()]
+    assert rows == [(1, b"a", b'{"qty": 4}')], "read again, by its place"
+    found = run.run([batch])
+    assert found.differences(run_interpreter(topology, [batch])) == []
+    assert [row["spend"] for row in found.tables["spent"].values()] == [2**62]
+
+
+def _sale(offset: int, sku: str, qty: int, seconds: int) -> Record:
+    return Record("sales", 0, offset, EPOCH + timedelta(seconds=seconds), sku.encode(), json.dumps({"qty": qty}).encode())

@@ -110,24 +110,23 @@ class Compiler:
         run, tally = Run(self.layout, carry, lookup, carry if since is None else since, clocks), _Tally()
         run.frames[0] = first(run, records)
         seen, figures = _watched(run, run.frames[0], tally)
-        partial: dict[nodes.Leaf, DataFrame] = {}
-        if (direct := self.layout.direct) is None:
-            run.frames[0] = run.keep(seen)
-        else:  # all that anybody wants of the records is in one table: they needn't be kept
-            partial[direct.root] = run.keep(run.partial(direct, run.contributions(direct, seen)[0]))
+        self._keep(run, self.layout.segments[0], seen)
         partitions, run.gained = figures()
         run.reached = {partition: read.stream_time for partition, read in partitions.items()}
         for segment in self.layout.segments[1:]:
             frame = later(run, segment)
+            run.frames[segment.number] = frame
             if self.layout.shared(segment):
                 seen, add = _counted(segment, frame, tally)
-                frame = run.keep(seen)
+                self._keep(run, segment, seen)
                 add()
-            run.frames[segment.number] = frame
+        partial: dict[nodes.Leaf, DataFrame] = {}
         late: list[DataFrame] = []
         for root, (segment, fold) in self.layout.folds.items():
-            contributions, missed = run.contributions(fold, run.frames[segment.number])
-            if root not in partial:
+            if root in run.folded:
+                partial[root], missed = run.folded[root]
+            else:
+                contributions, missed = run.contributions(fold, run.frames[segment.number])
                 partial[root] = run.partial(fold, contributions)
             if missed is not None and tally.dropped[fold.label, "late"]:
                 late.append(missed)
@@ -140,6 +139,13 @@ class Compiler:
             stats=BatchStats(partitions, sum(tally.quarantined.values()), +tally.dropped, tally.peeks),
             _kept=run.kept,
         )
+
+    def _keep(self, run: Run, segment: Segment, seen: DataFrame) -> None:
+        """Compute what a segment makes, in one job: its frame, or what the only table that reads it makes of that."""
+        if (fold := self.layout.alone(segment)) is None:
+            run.frames[segment.number] = run.keep(seen)
+        else:
+            run.folded[fold.root] = run.at_once(fold, seen)
 
     def _teach(self, spark: SparkSession) -> None:
         """Let a session call the user's functions, once."""
@@ -193,7 +199,7 @@ def _counted(
         names[f"f{number}"] = name
     for number, fold in enumerate(segment.folds):
         if isinstance(fold.root, Aggregate) and fold.root.windows:
-            sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.key}_missed ELSE 0 END)"
+            sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.slots}_missed ELSE 0 END)"
             names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
         elif isinstance(fold.root, Versioned) and segment.number == 0:  # later ones have a flag for it
             sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"

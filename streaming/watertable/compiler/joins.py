@@ -55,7 +55,7 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     table, root = run.layout.topology.table(node.table), plan.root_of(node.right)
     assert isinstance(root, Versioned)
     (history,) = (t for t in run.layout.buffers if isinstance(t.root, nodes.History) and t.root.parent == root)
-    rows, spaces, keyed = _asking(run, segment, table)
+    rows, spaces, keyed = _asking(run, segment, table, apart=isinstance(node, nodes.WaitingJoin))
     if isinstance(node, nodes.WaitingJoin):
         rows = _waited(run, node, rows, keyed)
     keys = rows.where(keyed).select("key").distinct()
@@ -69,17 +69,18 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE)
 
 
-def _asking(run: Run, segment: Segment, table: TableDef, *more: str) -> tuple[DataFrame, list[str], str]:
+def _asking(run: Run, segment: Segment, table: TableDef, *more: str, apart: bool = False) -> tuple[DataFrame, list[str], str]:
     """Give the records that ask for rows of a table, what names their columns again, and the condition for keys that a row can have.
 
-    Each has the `key` that it asks for, and `more` columns where they are wanted.
+    Each has the `key` that it asks for, and `more` columns where they are wanted. A record that asks for its own key has it once, if that
+    needn't be `apart`.
     """
     flow, wanted = run.layout.inputs[segment.number]
-    spaces = [name for name in flow.spaces if name != "ts"]
-    record = [f"{flow.spaces[name]} AS s_{name}" for name in spaces]
+    columns = {name: f"s_{name}" if apart or column != wanted else "key" for name, column in flow.spaces.items() if name != "ts"}
+    record = [f"{flow.spaces[name]} AS {column}" for name, column in columns.items() if column != "key"]
     rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE)
     keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
-    return rows, [f"s_{name} AS {name}" for name in spaces], keyed
+    return rows, [f"{column} AS {name}" for name, column in columns.items()], keyed
 
 
 def _waited(run: Run, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> DataFrame:

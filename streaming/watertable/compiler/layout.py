@@ -20,7 +20,7 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import EPOCH, UnlimitedWindows, microseconds
+from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, microseconds
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr
 
@@ -58,10 +58,15 @@ class Segment:
     peeks: dict[str, list[str]] = field(default_factory=dict)
     folds: list[Fold] = field(default_factory=list)
     made: int = 0
+    there: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The name and level of each column, by its SQL."""
 
     def add(self, sql: str, level: int) -> str:
-        """Add a column computed from columns of lower levels, and give its name."""
+        """Add a column computed from columns of lower levels, and give its name; one that is there already isn't computed again."""
+        if (there := self.there.get(sql)) is not None and there[1] <= level:
+            return there[0]
         name = f"c{self.number}_{self.made}"
+        self.there[sql] = (name, level)
         self.made += 1
         self.levels.extend([] for _ in range(level + 1 - len(self.levels)))
         self.levels[level].append(f"{sql} AS {name}")
@@ -96,6 +101,8 @@ class Fold:
     present: str
     key: str
     lifts: str
+    slots: str = ""
+    """What the names of the columns begin with that say in which windows a record is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +172,34 @@ class Layout:
         placed = any(f.merge in (Merge.FIRST, Merge.LAST, Merge.LIST, Merge.TOP) for table in tables for f in table.state)
         return bool(self.topology.sinks or self.topology.streamed or self.buffers) or placed or any(table.windows for table in tables)
 
-    @property
-    def direct(self) -> Fold | None:
-        """Give the only consumer of the records, if one table is all there is: then its partial state is kept, not the records.
+    def alone(self, segment: Segment) -> Fold | None:
+        """Give the fold that is all that reads a segment's records, if there is but one: then its partial state is kept, not the records.
 
-        Of a windowed table late records are told one by one: they would all be read again for that.
+        Not of windows that a record is in several of, or that move: of one that is late for some, all would be read again. Nor where a
+        look is taken at what the table gets with each record; and a processor is called once.
         """
-        only = [fold for _, fold in self.folds.values() if not (isinstance(fold.root, Aggregate) and fold.root.windows)]
-        return only[0] if len(self.segments) == len(self.folds) == len(only) == 1 and not self.sinks else None
+        if isinstance(segment.origin, nodes.Process) or len(segment.folds) != 1 or self._uses(segment) != 1:
+            return None
+        (fold,) = segment.folds
+        windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
+        if isinstance(windows, SessionWindows | SlidingWindows) or (windows is not None and windows.per_record > 1):
+            return None
+        of_table = any(fold.root in plan.leaves_of(table.root) for table in self.topology.tables)
+        return fold if of_table and fold.root not in self.sought else None
 
     def shared(self, segment: Segment) -> bool:
-        """Tell whether a segment's frame is read more than once: then it is computed once, and kept.
+        """Tell whether what a segment makes is computed at once: it is read more than once, or its figures are wanted.
 
-        A table reads it, twice more if its own changes are streamed (their keys, then the rows); so do outputs and later segments. Where
-        something is counted or refused, that is known only once it's computed; and the user's code is called once.
+        What is counted or refused is known only once it's computed; and the user's code is called once.
         """
-        if isinstance(segment.origin, nodes.Process) or segment.failures or segment.counters or segment.peeks:
-            return True
+        counted = isinstance(segment.origin, nodes.Process) or segment.failures or segment.counters or segment.peeks
+        return bool(counted) or self._uses(segment) > 1
+
+    def _uses(self, segment: Segment) -> int:
+        """Count how often a segment's records are read.
+
+        A table reads them, twice more if its own changes are streamed (their keys, then the rows); so do outputs and later segments.
+        """
         uses = sum(outlet.flow.segment is segment for outlet in self.sinks)
         for table in self.topology.tables:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
@@ -197,8 +215,7 @@ class Layout:
         final = (s.origin.parent for s in self.segments if isinstance(s.origin, nodes.FinalRows))
         uses += sum(self.folds[leaf][0] is segment for table in final for leaf in plan.leaves_of(plan.root_of(table)))
         merges = (s.origin for s in self.segments if isinstance(s.origin, nodes.MergeStreams))
-        uses += sum(self.flows[parent].segment is segment for merge in merges for parent in merge.parents)
-        return uses > 1
+        return uses + sum(self.flows[parent].segment is segment for merge in merges for parent in merge.parents)
 
     # -- the plan as columns -----------------------------------------------------------------------------------------------------
 
@@ -267,7 +284,7 @@ class Layout:
                 label = "map" if node.columns is not None else "select_key"
                 keys = [e for _, e in node.key_columns]
                 flow = self._checked(self.flow(node.parent), keys, label, node.location, of_value=node.columns or ())
-                key = flow.segment.add(named_struct(node.key_columns, flow.spaces), flow.level)
+                key = self._key(node.key_columns, flow, plan.key_of(node.parent))
                 if node.columns is None:
                     return _with(flow, key=key, value=_value_of(flow))  # a Change becomes a record of its new row
                 return _with(flow, key=key, value=self._value(flow, node.columns))
@@ -348,6 +365,12 @@ class Layout:
         flag = flow.segment.fail(f"{flow.present} AND ({' OR '.join(fails)})", flow.level, label, location, reason)
         return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1), by=2)
 
+    def _key(self, columns: Named, flow: Flow, before: Schema) -> str:
+        """Make a key; where it is what it was `before`, it stays the column that Spark knows the rows to be divided by."""
+        if [(name, expr.safe_sql) for name, expr in columns] == [(name, f"key.{quote(name)}") for name in before.names]:
+            return flow.spaces["key"]
+        return flow.segment.add(named_struct(columns, flow.spaces), flow.level)
+
     def _value(self, flow: Flow, columns: Named) -> str:
         there = _value_of(flow)
         return flow.segment.add(f"CASE WHEN {there} IS NOT NULL THEN {named_struct(columns, flow.spaces)} END", flow.level)
@@ -389,7 +412,8 @@ class Layout:
         segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
         own, theirs = plan.key_of(node.parent).names, plan.key_of(node.right).names
         renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, theirs, strict=True)) if not on else ""
-        wanted = segment.add(named_struct(on, flow.spaces) if on else f"named_struct({renamed})", flow.level)
+        made = named_struct(on, flow.spaces) if on else f"named_struct({renamed})"
+        wanted = key if not on and own == theirs else segment.add(made, flow.level)
         keyless = _null_key(wanted, theirs)
         if node.how is How.LEFT:
             keyless = f"({keyless} AND NOT {_null_key(key, own)})" if on else "FALSE"
@@ -492,7 +516,7 @@ class Layout:
         fields = plan.state_of(root)
         lifts = [f.lift for f in fields if f.lift is not None]
         flow = self._checked(flow, [*(e for _, e in root.group), *lifts], label, root.location)
-        key = segment.add(named_struct(root.group, flow.spaces), flow.level)
+        key = self._key(root.group, flow, plan.key_of(root.parent))
         null_key = _null_key(key, tuple(name for name, _ in root.group))
         segment.count(segment.add(f"{flow.present} AND {null_key}", flow.level + 1), label, "null_key")
         present = segment.add(f"{flow.present} AND NOT {null_key}", flow.level + 1)
@@ -501,7 +525,7 @@ class Layout:
             segment.count(segment.add(f"{present} AND {early}", flow.level + 2), label, "before_start")
             present = segment.add(f"{present} AND NOT {early}", flow.level + 2)
         made = segment.add(named_struct(tuple((f.name, f.lift) for f in fields if f.lift), flow.spaces), flow.level)
-        return Fold(root, label, present, key, made), flow
+        return Fold(root, label, present, key, made, f"w{segment.number}_{len(segment.folds)}"), flow
 
     def _table_aggregate(self, root: TableAggregate, label: str, flow: Flow) -> Fold:
         """Take a Change's old row out of its group and put its new one into its own.

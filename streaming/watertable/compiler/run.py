@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import gathered, grouped, leaf_state, lifted, placed_in, single
+from watertable.compiler.algebra import gathered, grouped, leaf_state, lifted, place, placed_in, single
 from watertable.compiler.layout import Fold, Layout, expires, literal
 from watertable.compiler.windowing import sliding_key, windowed_key
 from watertable.plan import nodes, plan
@@ -54,6 +54,8 @@ class Run:
     """The stream times once the batch is read."""
     gained: Mapping[nodes.Leaf, int] = field(default_factory=dict)
     """How many records of the topics add to a table that streams look their keys up in, where that is known: of the first segment."""
+    folded: dict[nodes.Leaf, tuple[DataFrame, DataFrame | None]] = field(default_factory=dict)
+    """Partial states, and the windows that were missed, of the tables for which their records aren't kept."""
     waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
     done: dict[str, DataFrame] = field(default_factory=dict)
     """What outer joins of streams have paired or given in this batch, by the name of what they keep."""
@@ -80,7 +82,7 @@ class Run:
         keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
         if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
             return here.selectExpr(keys, lifts, "ts", *PLACE), None
-        names = [f"{fold.key}_{part}" for part in ("first", "open", "last")]
+        names = [f"{fold.slots}_{part}" for part in ("first", "open", "last")]
         size, advance = (microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
         taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
             keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE
@@ -89,11 +91,27 @@ class Run:
             f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
             f"explode(sequence({names[0]}, least({names[1]} - {advance}, {names[2]}), {advance}L)) AS s",
         )  # fmt: skip
-        dropped = missed.selectExpr(
-            "node", "reason", "topic", "partition", "offset",
-            "timestamp_micros(s) AS window_start", f"timestamp_micros(s + {size}) AS window_end", "1L AS count",
+        bounds = ("timestamp_micros(s) AS window_start", f"timestamp_micros(s + {size}) AS window_end")
+        return taken, missed.selectExpr("node", "reason", "topic", "partition", "offset", *bounds, "1L AS count")
+
+    def at_once(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """Fold a frame now, and keep what that comes to, not the frame: partial states, and the windows that were missed.
+
+        A late record is a group by itself beside those of its key; it has one window.
+        """
+        windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
+        if windows is None:
+            return self.keep(self.partial(fold, self.contributions(fold, frame)[0])), None
+        here = frame.where(fold.present).selectExpr(
+            f"{fold.key} AS key", f"{fold.lifts} AS l", f"{fold.slots}_first AS first", "ts", *PLACE,
+            f"CASE WHEN {fold.slots}_missed > 0 THEN {place()} END AS late",
         )  # fmt: skip
-        return taken, dropped
+        each = here.withColumn("key", F.expr(windowed_key(fold, "first", "first", microseconds(windows.size))))
+        folded = (f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st")
+        kept = self.keep(grouped(each, plan.state_of(fold.root), ("key", "late"), *folded))
+        told = ("late.topic", "late.partition", "late.offset", "key.window_start", "key.window_end", "1L AS count")
+        missed = kept.where("late IS NOT NULL").selectExpr(f"{literal(fold.label)} AS node", "'late' AS reason", *told)
+        return kept.where("late IS NULL").drop("late"), missed
 
     def partial(self, fold: Fold, contributions: DataFrame) -> DataFrame:
         """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`).

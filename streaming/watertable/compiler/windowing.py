@@ -12,7 +12,7 @@ def window_starts(fold: Fold) -> list[str]:
     """Write the window starts of a record, in microseconds: the first, the first one still open, the last; and how many it missed."""
     assert isinstance(fold.root, Aggregate)
     assert fold.root.windows is not None
-    windows, name = fold.root.windows, fold.key
+    windows, name = fold.root.windows, fold.slots
     if isinstance(windows, UnlimitedWindows):
         start = f"{microseconds(windows.start - EPOCH)}L"
         return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
