@@ -141,14 +141,19 @@ class _Memory:
                 family = [self._root, *self._root.children(recursive=True)]
             except psutil.Error:
                 return
-            self.peak = max(self.peak, sum(map(_resident, family)))
+            self.peak = max(self.peak, _resident(family))
 
 
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:  # it ended between being listed and being asked
-        return 0
+def _resident(family: Sequence[psutil.Process]) -> int:
+    """Add up what processes hold; one that is being started has its parent's memory, all of it, until it is a program of its own."""
+    held: dict[int, tuple[int, int]] = {}
+    for process in family:  # parents first
+        try:
+            memory, parent = process.memory_info(), process.ppid()
+        except psutil.Error:  # it ended between being listed and being asked
+            continue
+        held[process.pid] = (memory.vms, 0 if held.get(parent, (0, 0))[0] == memory.vms else memory.rss)
+    return sum(rss for _, rss in held.values())
 
 
 def _json_lines(out: IO[str]) -> Any:

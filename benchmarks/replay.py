@@ -38,7 +38,7 @@ from watertable.store.writer import Store
 SHARE: Final = 100
 """One record in so many is the end of the history that is rewound by itself."""
 PART: Final = 50_000
-"""Records of the commits that the history of one workload is of; a replay's may have 400,000."""
+"""Records of the commits that the history of one workload is of; a replay's may have 1,000,000."""
 SMALL: Final = 10_000
 """And of another's."""
 

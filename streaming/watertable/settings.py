@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     master: str = Field(default="local[*]", description="Spark master")
     spark: dict[str, str] = Field(default_factory=dict, description="spark.* settings, over ours; secrets as env:NAME")
     trigger_seconds: float = Field(default=1.0, ge=0, description="least time between the commits of an app")
-    batch_records: int = Field(default=400_000, gt=0, description="most records in one batch")
+    batch_records: int = Field(default=1_000_000, gt=0, description="most records in one batch")
     punctuate_seconds: float = Field(default=10.0, ge=0, description="least time between two looks at what is scheduled by the wall clock")
     fold_seconds: float = Field(default=30.0, gt=0, description="time between two folds of a table, as other Delta readers see it")
     tail_rows: int = Field(default=2_000_000, gt=0, description="unfolded rows that begin a fold; at twice as many the stream waits")

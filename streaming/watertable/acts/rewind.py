@@ -280,7 +280,7 @@ def check_emits(topology: Topology, rebuilds: Collection[str]) -> None:
 
 
 def plan(
-    store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 400_000,
+    store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 1_000_000,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
     tables: Sequence[str] = (), days: DaySpan | None = None, emit: bool = False,
 ) -> RewindPlan:  # fmt: skip

@@ -81,7 +81,7 @@ class Pace:
     """
 
     trigger: float = 1.0
-    records: int = 400_000
+    records: int = 1_000_000
     fold: float = 30.0
     tail: int = 2_000_000
     tidy: float = 600.0
