@@ -246,6 +246,12 @@ def test_a_slow_start_says_nothing_of_the_batches_that_follow() -> None:
     assert found.likely == pytest.approx(BEGIN + 5 * 3.0, rel=0.05)
 
 
+def test_of_two_large_batches_the_slow_first_one_says_nothing() -> None:
+    found = estimate([(1_000_000, 6_500), (1_000_000, 4_000), (20_000, 900)], 2_000_000, 1_000_000)
+    assert found is not None
+    assert found.likely == pytest.approx(BEGIN + 2 * 4.0, rel=0.05)
+
+
 def test_an_estimate_from_small_batches_says_that_it_reaches_far() -> None:
     found = estimate([(100, 600), (120, 610), (90, 595)], 1_000_000, 400_000)
     assert found is not None

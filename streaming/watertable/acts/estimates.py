@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 from typing import Final
 
 BEGIN: Final = 1.2
@@ -26,16 +26,16 @@ def estimate(samples: Sequence[tuple[int, int]], records: int, batch_records: in
     """Estimate the seconds of a replay from commits that were measured: (records, milliseconds) of each.
 
     A batch costs something whatever its size, and something for each record. Samples of different sizes tell both, by the median of the
-    slopes between them (Theil and Sen's): the first ones of a process are slow, and say nothing of those that follow. Where there are no
-    large ones beside smaller ones, `EVEN` says which part of their time is whose; and where they are much smaller than a replay's
-    batches, that is far beyond what was measured, and the range says so.
+    slopes between them (Theil and Sen's), the lower one of two: the first ones of a process are slow, and say nothing of those that
+    follow. Where there are no large ones beside smaller ones, `EVEN` says which part of their time is whose; and where they are much
+    smaller than a replay's batches, that is far beyond what was measured, and the range says so.
     """
     kept = [(n, ms) for n, ms in samples if n > 0 and ms > 0]
     if not kept or records <= 0:
         return None if records > 0 else Estimate(0.0, 0.0, 0.0)
     largest, its_ms = max((n, float(ms)) for n, ms in kept)
     if slopes := [(b - a) / (m - n) for n, a in kept for m, b in kept if m >= max(2 * n, EVEN // 3)]:
-        each = min(max(median(slopes), 0.1 * its_ms / largest), its_ms / largest)
+        each = min(max(median_low(slopes), 0.1 * its_ms / largest), its_ms / largest)
         batch = max(0.0, median(ms - each * n for n, ms in kept))
     else:
         batch = sorted(ms / (1 + n / EVEN) for n, ms in kept)[len(kept) // 4]
