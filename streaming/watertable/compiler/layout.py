@@ -205,10 +205,8 @@ class Layout:
             leaves = sum(self.folds[leaf][0] is segment for leaf in plan.leaves_of(table.root))
             uses += leaves * (3 if table.name in self.topology.streamed else 1)
         for number, (flow, _) in self.inputs.items():
-            twice = isinstance(
-                self.segments[number].origin, nodes.StreamJoin | nodes.Process
-            )  # the keys to look up, what waits, then the records
-            uses += (2 if twice else 1) * (flow.segment is segment)
+            looks = isinstance(self.segments[number].origin, nodes.StreamJoin | nodes.Process)  # keys up, and then at the records
+            uses += (2 if looks else 1) * (flow.segment is segment)
         for sides in self.pairs.values():  # the keys to look up, the records, and those that they may pair with
             uses += sum(3 * (half.flow.segment is segment) for half in sides)
         uses += sum(fold.root in (s.leaf for t in self.buffers for s in t.parts) for fold in segment.folds)
