@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from watertable.session import shuffled_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from watertable.dsl.app import TopicSource
 
 pytestmark = pytest.mark.spark
 
@@ -102,6 +105,38 @@ def test_what_a_later_pass_refuses_has_its_bytes_though_none_of_its_records_is_k
     found = run.run([batch])
     assert found.differences(run_interpreter(topology, [batch])) == []
     assert [row["spend"] for row in found.tables["spent"].values()] == [2**62]
+
+
+BIG = 2**62
+LATER: dict[str, Callable[[wt.Stream, TopicSource], wt.Stream]] = {
+    "a table's rows": lambda sales, prices: sales.join(prices.table().materialized_as("prices"), spend="qty * right.price"),
+    "rows as of then": lambda sales, prices: sales.join(
+        prices.table().materialized_as("prices", history=wt.minutes(10)), spend="qty * right.price"
+    ),
+    "changes": lambda sales, prices: prices.table().materialized_as("prices").to_stream().map_values(spend="new.price * 4"),
+    "elements": lambda sales, prices: sales.flat_map_values(each="array(qty, 1L)").map_values(spend=f"each * {BIG}"),
+    "merged streams": lambda sales, prices: sales.merge(sales.map_values(qty="qty + 1L")).map_values(spend=f"qty * {BIG}"),
+    "pairs": lambda sales, prices: sales.join(
+        prices.stream(), within=wt.join_windows(before=wt.seconds(5), after=wt.seconds(5)), spend="left.qty * right.price"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", LATER)
+def test_what_a_later_pass_refuses_has_its_bytes_where_its_records_are_kept(spark: SparkSession, way: str) -> None:
+    """Columns of a kept frame are to Spark those of the records that it was made of, whose bytes are joined to them."""
+    app = wt.App("shop")
+    prices = app.topic("prices", key="sku STRING", value="price BIGINT")
+    made = LATER[way](app.topic("sales", key="sku STRING", value="qty BIGINT").stream(), prices)
+    made.group_by_key().windowed_by(wt.sliding(difference=wt.seconds(3))).agg(spend=wt.collect_list("spend")).materialized_as("spent")
+    made.to("out")
+    topology = app.topology()
+    price = Record("prices", 0, 0, EPOCH, b"a", json.dumps({"price": BIG}).encode())
+    batch = [price, _sale(0, "a", 1, 0), _sale(1, "a", 4, 0), _sale(2, "b", 1, 0)]
+    batch = [record for record in batch if record.topic in {topic.name for topic in topology.topics}]
+    wanted = run_interpreter(topology, [batch])
+    assert wanted.quarantine
+    assert CompilerRun(tiny(spark), topology).run([batch]).differences(wanted) == []
 
 
 def _sale(offset: int, sku: str, qty: int, seconds: int) -> Record:

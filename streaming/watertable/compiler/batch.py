@@ -228,10 +228,11 @@ def _refused(run: Run, records: DataFrame, number: int, count: int) -> DataFrame
     place = ("topic", "partition", "offset")
     bad = run.frames[number].where("size(bad) > 0")
     if number > 0:
-        bad = bad.select(*place, "bad")
-        places = bad.select(*place) if count > FEW else F.broadcast(bad.select(*place))
+        bad = bad.select(*(F.col(part).alias(part) for part in place), "bad")  # a kept frame's columns are to Spark those of the records
+        places = bad.select(*place)
+        read = records.join(places if count > FEW else F.broadcast(places), [*place], "left_semi")
         raw = F.struct("timestamp", "key", "value", "headers").alias(RAW)
-        bad = bad.join(records.join(places, [*place], "left_semi").select(*place, raw), [*place], "left")
+        bad = bad.join(read.select(*place, raw), [*place], "left")
     return bad.withColumn("b", F.expr("explode(bad)")).selectExpr(
         *place, f"{RAW}.timestamp AS timestamp", f"{RAW}.key AS key", f"{RAW}.value AS value",
         "b.node AS node", "b.location AS location", "b.reason AS reason", f"{RAW}.headers AS headers",
