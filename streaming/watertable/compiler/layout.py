@@ -369,6 +369,14 @@ class Layout:
             return flow.spaces["key"]
         return flow.segment.add(named_struct(columns, flow.spaces), flow.level)
 
+    def _renamed(self, flow: Flow, own: Sequence[str], names: Sequence[str]) -> str:
+        """Give the key its columns' names of a table or another stream; where they are its own, it stays the column it is."""
+        key = flow.spaces["key"]
+        if own == names:
+            return key
+        parts = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, names, strict=True))
+        return flow.segment.add(f"CASE WHEN {key} IS NOT NULL THEN named_struct({parts}) END", flow.level)
+
     def _value(self, flow: Flow, columns: Named) -> str:
         there = _value_of(flow)
         return flow.segment.add(f"CASE WHEN {there} IS NOT NULL THEN {named_struct(columns, flow.spaces)} END", flow.level)
@@ -409,9 +417,7 @@ class Layout:
         segment, there, key = flow.segment, _value_of(flow), flow.spaces["key"]
         segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
         own, theirs = plan.key_of(node.parent).names, plan.key_of(node.right).names
-        renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, theirs, strict=True)) if not on else ""
-        made = named_struct(on, flow.spaces) if on else f"named_struct({renamed})"
-        wanted = key if not on and own == theirs else segment.add(made, flow.level)
+        wanted = self._key(on, flow, plan.key_of(node.parent)) if on else self._renamed(flow, own, theirs)
         keyless = _null_key(wanted, theirs)
         if node.how is How.LEFT:
             keyless = f"({keyless} AND NOT {_null_key(key, own)})" if on else "FALSE"
@@ -444,9 +450,7 @@ class Layout:
             else:
                 segment.count(without, label, "null_key")
             present = segment.add(f"{flow.present} AND {there} IS NOT NULL AND NOT {keyless}", flow.level)
-            renamed = ", ".join(f"'{name}', {key}.{quote(mine)}" for mine, name in zip(own, names, strict=True))
-            whole = f"CASE WHEN {key} IS NOT NULL THEN named_struct({renamed}) END" if how.alone else f"named_struct({renamed})"
-            wanted = segment.add(whole, flow.level)
+            wanted = self._renamed(flow, own, names)
             entry = segment.add(f"named_struct('ts', {flow.spaces.get('ts', 'ts')}, 'value', {there})", flow.level)
             self._need(flow, present, wanted, entry)
             fold = Fold(part.leaf, buffer.name, present, wanted, entry)

@@ -99,24 +99,22 @@ class Run:
 
         A late record is a group by itself beside those of its key; it has one window.
         """
-        windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
-        if windows is None:
+        if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
             return self.keep(self.partial(fold, self.contributions(fold, frame)[0])), None
+        first = f"{fold.slots}_first"
         here = frame.where(fold.present).selectExpr(
-            f"{fold.key} AS key", f"{fold.lifts} AS l", f"{fold.slots}_first AS first", "ts", *PLACE,
+            f"{fold.key} AS key", f"{fold.lifts} AS l", f"{first} AS open", f"{first} AS last", "ts", *PLACE,
             f"CASE WHEN {fold.slots}_missed > 0 THEN {place()} END AS late",
         )  # fmt: skip
-        each = here.withColumn("key", F.expr(windowed_key(fold, "first", "first", microseconds(windows.size))))
-        folded = (f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st")
-        kept = self.keep(grouped(each, plan.state_of(fold.root), ("key", "late"), *folded))
+        kept = self.keep(self.partial(fold, here, "late"))
         told = ("late.topic", "late.partition", "late.offset", "key.window_start", "key.window_end", "1L AS count")
         missed = kept.where("late IS NOT NULL").selectExpr(f"{literal(fold.label)} AS node", "'late' AS reason", *told)
         return kept.where("late IS NULL").drop("late"), missed
 
-    def partial(self, fold: Fold, contributions: DataFrame) -> DataFrame:
+    def partial(self, fold: Fold, contributions: DataFrame, *apart: str) -> DataFrame:
         """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`).
 
-        Of sessions, to one for each that the batch makes by itself.
+        Of sessions, to one for each that the batch makes by itself; else those that differ in the columns `apart` are kept so.
         """
         windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
         fields, each = plan.state_of(fold.root), contributions
@@ -127,7 +125,7 @@ class Run:
             each = each.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
         if isinstance(windows, SessionWindows):
             return gathered(windows, each, fields, *folded)
-        return grouped(each, fields, ("key",), *folded)
+        return grouped(each, fields, ("key", *apart), *folded)
 
     def gains(self, table: TableDef) -> bool:
         """Tell whether the batch may add to a table, as far as its first pass can say."""
