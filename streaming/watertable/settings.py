@@ -33,6 +33,8 @@ Code is compiled for the last time when it has run ten times as often as by defa
 """
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A batch has better use for the cores than a collector that works beside it."""
+BATCH_RECORDS: Final = 1_000_000
+"""Most records in one batch, by default: what a batch costs beside its data is a quarter of one of 400,000."""
 LEFT_OUT: Final = "spark.sql.optimizer.excludedRules"
 REGROUPS: Final = "org.apache.spark.sql.catalyst.optimizer.ReorderAssociativeOperator"
 """Spark's rule that makes `a + 1 + -2` into `a + -1`, and a try_add in a sum into one that fails: they overflow elsewhere or nowhere."""
@@ -91,7 +93,7 @@ class Settings(BaseSettings):
     master: str = Field(default="local[*]", description="Spark master")
     spark: dict[str, str] = Field(default_factory=dict, description="spark.* settings, over ours; secrets as env:NAME")
     trigger_seconds: float = Field(default=1.0, ge=0, description="least time between the commits of an app")
-    batch_records: int = Field(default=1_000_000, gt=0, description="most records in one batch")
+    batch_records: int = Field(default=BATCH_RECORDS, gt=0, description="most records in one batch")
     punctuate_seconds: float = Field(default=10.0, ge=0, description="least time between two looks at what is scheduled by the wall clock")
     fold_seconds: float = Field(default=30.0, gt=0, description="time between two folds of a table, as other Delta readers see it")
     tail_rows: int = Field(default=2_000_000, gt=0, description="unfolded rows that begin a fold; at twice as many the stream waits")

@@ -36,6 +36,7 @@ from watertable.acts.targets import first_begins, fork_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
+from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
 from watertable.store.changelog import batches
 from watertable.store.commits import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
@@ -280,7 +281,7 @@ def check_emits(topology: Topology, rebuilds: Collection[str]) -> None:
 
 
 def plan(
-    store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = 1_000_000,
+    store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = BATCH_RECORDS,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
     tables: Sequence[str] = (), days: DaySpan | None = None, emit: bool = False,
 ) -> RewindPlan:  # fmt: skip

@@ -80,12 +80,12 @@ class Pace:
     it; when twice as many wait, the stream does too. What is scheduled by the wall clock is looked at each `punctuate`.
     """
 
-    trigger: float = 1.0
-    records: int = 1_000_000
-    fold: float = 30.0
-    tail: int = 2_000_000
-    tidy: float = 600.0
-    punctuate: float = 10.0
+    trigger: float
+    records: int
+    fold: float
+    tail: int
+    tidy: float
+    punctuate: float
 
     @classmethod
     def of(cls, settings: Settings) -> Pace:
