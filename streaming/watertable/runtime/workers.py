@@ -88,6 +88,15 @@ class Worker:
         """Cancel the thread's Spark jobs."""
 
 
+def next_round(began: float, ended: float, every: float) -> float:
+    """Say when to fold next: `every` seconds after the last round began, and not before the stream had as long for itself as that took.
+
+    >>> next_round(began=100, ended=110, every=30), next_round(began=100, ended=125, every=30)
+    (130, 150)
+    """
+    return max(began + every, 2 * ended - began)
+
+
 class Folding(Worker):
     """Fold each table at least once per interval, at once when too many rows wait, and tidy up now and then."""
 
@@ -140,7 +149,7 @@ class Folding(Worker):
         now, finishing = time.monotonic(), self._finishing  # a fold that began before the end was asked for may lack the last commit
         if finishing or now >= self._due or self.tail > self._bound:
             self._fold()
-            self._due = time.monotonic() + self._every
+            self._due = next_round(now, time.monotonic(), self._every)
         if now >= self._tidy_due and not finishing:
             with self._group("tidy"):
                 self._store.upkeep.maintain(self._consumers())

@@ -46,7 +46,7 @@ from watertable.store.bases import (
 )
 from watertable.store.changelog import interval, told
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
-from watertable.store.deltalog import JVM_ERRORS, Snapshot, conflict
+from watertable.store.deltalog import JVM_ERRORS, Files, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import Known, View, earliest, materialise
 
@@ -59,7 +59,10 @@ _CONF: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM lists folders in so many tasks: 10,000 by default
 }
 OVERWRITE_FROM: Final = 0.3
-"""The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it."""
+"""The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it.
+
+Not where the tail is of the last windows only, in less than half of the base: those are written anew.
+"""
 SMALL_BASE: Final = 4 << 20
 """Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
 OVERWRITE_WINDOWS: Final = 4
@@ -154,15 +157,17 @@ class Folder:
         try:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
-            elif base.snapshot is None or outdated or size <= SMALL_BASE or tail > OVERWRITE_FROM * size or not _alike(base, newest):
-                self._plan_for(tail + size, tail + size)
-                frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
-                failpoints.hit("fold.before_merge")
-                self._overwrite(table, name, frame, number)
+            elif base.snapshot is None or outdated or size <= SMALL_BASE or not _alike(base, newest):
+                self._write_whole(table, view, tail + size, number)
             else:
-                if newest.epoch != position.epoch or not ancestor:
-                    self._inherit(name, newest, None if ancestor else base, position.epoch)
-                self._fold_into(table, base.snapshot, view, tail, number)
+                first = view.first_window(table) if _goes_by_time(table) else None
+                last = None if first is None else base.snapshot.files(f"window_start >= {moment(first)}")
+                if tail > OVERWRITE_FROM * size and (last is None or last.bytes > size / 2):
+                    self._write_whole(table, view, tail + size, number)
+                else:
+                    if newest.epoch != position.epoch or not ancestor:
+                        self._inherit(name, newest, None if ancestor else base, position.epoch)
+                    self._fold_into(table, view, first, last, number)
         except Fenced:
             return None
         except JVM_ERRORS as error:
@@ -198,24 +203,28 @@ class Folder:
         rows = newest.snapshot.frame().limit(0)
         self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note)
 
-    def _fold_into(self, table: TableDef, base: Snapshot, view: View, tail: int, number: int) -> None:
+    def _write_whole(self, table: TableDef, view: View, size: int, number: int) -> None:
+        """Write a base anew, made of so many bytes."""
+        self._plan_for(size, size)
+        frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
+        failpoints.hit("fold.before_merge")
+        self._overwrite(table, base_name(table), frame, number)
+
+    def _fold_into(self, table: TableDef, view: View, first: datetime | None, last: Files | None, number: int) -> None:
         """Write the last windows of a windowed table anew, from the first one in the tail on, where they are few; else merge the tail.
 
         Time goes on, so most of a tail is windows that the base hasn't, or that are its last ones. What is written is absolute, and has all
         that any fold up to an earlier seq has written: so the order of folds is as irrelevant as where whole tables are written.
         """
-        first = None
-        if isinstance(table.windows, TimeWindows) and not (hides(table) or forgets(table) or is_open(table)):
-            first = view.first_window(table)
+        tail, base = view.tail_bytes(table), view.bases[table.name].snapshot
+        if isinstance(table.windows, TimeWindows) and first is not None and last is not None:
             rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
-        if first is not None:
-            last = base.files(f"window_start >= {moment(first)}")
             if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
                 self._plan_for(rows + last.bytes, rows + last.bytes)
                 frame = _shaped(table, view.states_from(table, first, last)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 return self._overwrite(table, base_name(table), frame, number, since=first)
-        self._plan_for(tail, tail + base.bytes)
+        self._plan_for(tail, tail + (base.bytes if base is not None else 0))
         return self._merge(table, view, number, first)
 
     def _plan_for(self, changed: int, whole: int) -> None:
@@ -380,6 +389,11 @@ class Folder:
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise  # a start that adds columns has won; the folds are found by their transactions
+
+
+def _goes_by_time(table: TableDef) -> bool:
+    """Tell whether a base's rows are those of windows that are known by when they start, all of them to stay."""
+    return isinstance(table.windows, TimeWindows) and not (hides(table) or forgets(table) or is_open(table))
 
 
 def _alike(*bases: Base) -> bool:
