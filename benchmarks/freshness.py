@@ -1,8 +1,8 @@
 """Measure how soon the retail app shows what was produced, at a steady rate, its folds and a reader running.
 
-Three watch at once: each batch's commit; a reader that does nothing but `wt.read` one table and sum it; a plain Delta reader
-(delta-rs, no JVM) that asks what the table on disk has folded. Each sees offsets, and the harness knows when each was produced, so each
-record has its own freshness: produced → committed, and produced → in the result of a read that has returned. The reader's sum is
+Three watch at once: each batch's commit; a reader that does `wt.read` and sums one table whenever there is a new commit; a plain Delta
+reader (delta-rs, no JVM) that asks what the table on disk has folded. Each sees offsets, and the harness knows when each was produced, so
+each record has its own freshness: produced → committed, and produced → in the result of a read that has returned. The reader's sum is
 checked against the offsets of its own position at every read.
 
 Arguments: a JSON object with `bootstrap`, `app` (folder), `seconds`, `work`, `fold_seconds`.
@@ -48,6 +48,7 @@ class Watch:
         self.reads: list[dict[str, Any]] = []
         self.plain: list[dict[str, Any]] = []
         self.error: BaseException | None = None
+        self._seen = -1
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._guard, args=(act,), daemon=True) for act in (self._read, self._read_plain)]
 
@@ -73,7 +74,12 @@ class Watch:
 
     def _read(self) -> None:
         began = time.time()
-        view = Reader(self.spark, self.ours.warehouse_uri, self.topology.app, self.topology.tables).view([TABLE])
+        reader = Reader(self.spark, self.ours.warehouse_uri, self.topology.app, self.topology.tables)
+        newest = reader.changelog.log.latest()
+        if newest is None or newest.version == self._seen:
+            return
+        self._seen = newest.version
+        view = reader.view([TABLE])
         if view.head.last is None:
             return
         row = view.rows(self.topology.table(TABLE)).agg(F.sum("lines")).first()
