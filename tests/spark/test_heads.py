@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.ledger import Ledger
 from watertable.store import changelog, fold
-from watertable.store.changelog import Changelog
+from watertable.store.changelog import Changelog, Extent
 from watertable.store.commits import CommitInfo, Head, Position
 from watertable.store.deltalog import Snapshot
 from watertable.store.reader import Reader
@@ -78,6 +78,13 @@ def test_a_head_that_is_remembered_is_what_a_new_process_finds_after_every_kind_
         fresh = _fresh(log)
         assert replace(found, folds=()) == replace(fresh, folds=()), name
         assert {*fresh.folds} >= {*found.folds}, name
+        snapshot, upto = log.snapshot(), found.position.seq
+        for after, kind in ((0, "batch"), (0, "fold"), (1, "batch"), (1, "fold"), (upto - 1, "batch")):
+            seen = log.seen(snapshot, found.lineage, after, upto, kind)
+            looked_up = log.rows(snapshot, f"c.kind = '{kind}' AND {found.lineage.where(after, upto)}")
+            assert (seen is None and name == "trim") or sorted(seen or [], key=repr) == sorted(looked_up, key=repr), (name, kind, after)
+            counted = Extent(len(looked_up), min((row.seq for row in looked_up), default=None), 0)
+            assert kind == "fold" or replace(log.extent(snapshot, found.lineage, after, upto), records=0) == counted, (name, after)
 
 
 def test_what_was_committed_without_a_word_in_the_log_is_looked_up(ledger: Ledger, looks: list[str]) -> None:

@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pyspark.sql import functions as F
-
 from watertable import failpoints
 from watertable.acts.estimates import Estimate, estimate, eta_text
 from watertable.acts.rebuild import end_of, misfit, parse_days, rebuilt
@@ -38,7 +36,6 @@ from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
-from watertable.store.changelog import batches
 from watertable.store.commits import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
@@ -326,14 +323,14 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     lineage = of_parent.lineage
     names = [topic.name for topic in topology.topics]
     last = head.last or of_parent.last or CommitInfo()
-    here = changelog.rows(snapshot, f"c.kind = 'batch' AND {lineage.where(seq - 1, seq)}") if seq else []
+    here = changelog.commits(snapshot, lineage, seq - 1, seq) if seq else []
     if seq and not here:
         raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
     if here:
         # a fork at the parent's own end goes on behind the parent's gaps
         begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here[0].next
     else:
-        begins = first_begins(snapshot, head, last)
+        begins = first_begins(changelog, snapshot, head, last)
     begins = {p: offset for p, offset in begins.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:
@@ -352,14 +349,15 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
         begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
     on_lineage = head.lineage.common(lineage) >= seq
     upto = head.position.seq
-    commits = batches(snapshot, head.lineage, seq, upto)
-    counted = commits.agg(F.sum(F.expr("c.counters['records']"))).head() if on_lineage and upto > seq else None
-    samples = batches(snapshot, head.lineage, max(0, upto - _SAMPLES), upto).where("c.counters['ms'] > 0 AND c.counters['records'] > 0")
-    samples = samples.selectExpr("seq", "coalesce(c.counters['ms_records'], c.counters['records']) AS n", "c.counters['ms'] AS ms")
+    recent = changelog.commits(snapshot, head.lineage, max(0, upto - _SAMPLES), upto)
+    samples = [
+        (done.get("ms_records", done["records"]), done["ms"]) for done in (row.counters for row in recent)
+        if done.get("ms", 0) > 0 and done.get("records", 0) > 0
+    ]  # fmt: skip
     return Facts(
         head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
-        available, archived, renamed, int(counted[0] or 0) if counted is not None else None,
-        [(row["n"], row["ms"]) for row in samples.collect()],
+        available, archived, renamed, changelog.extent(snapshot, head.lineage, seq, upto).records if on_lineage and upto > seq else None,
+        samples,
     )  # fmt: skip
 
 

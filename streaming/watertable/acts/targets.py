@@ -22,6 +22,7 @@ from watertable.store.changelog import batches, offsets_passed, time_passed
 from watertable.store.commits import BACK, CommitInfo, Head, Position
 
 if TYPE_CHECKING:
+    from watertable.store.changelog import Changelog
     from watertable.store.deltalog import Snapshot
     from watertable.store.writer import Store
 
@@ -175,15 +176,10 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
     )
 
 
-def first_begins(snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
-    """Give the offsets at which the app began: as its oldest commit says; 0 where that isn't kept any more."""
-    row = batches(snapshot, head.lineage, 0, head.position.seq).agg(F.min("seq")).head()
-    oldest = int(row[0]) if row is not None and row[0] is not None else 0
-    if oldest != 1:
-        return dict.fromkeys(last.next, 0)
-    frame = batches(snapshot, head.lineage, 0, 1).selectExpr("explode(c.partitions) AS p").selectExpr("p.topic", "p.partition", "p.begin")
-    found = {(r["topic"], r["partition"]): r["begin"] for r in frame.collect() if r["begin"] is not None}
-    return dict.fromkeys(last.next, 0) | found
+def first_begins(changelog: Changelog, snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
+    """Give the offsets at which the app began: as its first commit says; 0 where that isn't kept any more."""
+    found = changelog.commits(snapshot, head.lineage, 0, 1)
+    return dict.fromkeys(last.next, 0) | (dict(found[0].begin) if found else {})
 
 
 def _canonical_offsets(text: str) -> str:

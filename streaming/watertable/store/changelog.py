@@ -191,6 +191,28 @@ class Changelog:
         ).select("epoch", "seq", _portable("c").alias("c"))  # fmt: skip
         return [CommitInfo.from_row(row) for row in found.collect()]
 
+    def commits(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, kind: str = "batch") -> list[CommitInfo]:
+        """Read the rows of one kind in commits (after, upto] of a lineage; a Spark job, where this process hasn't seen all of them."""
+        seen = self.seen(snapshot, lineage, after, upto, kind)
+        return self.rows(snapshot, f"c.kind = '{kind}' AND {lineage.where(after, upto)}") if seen is None else seen
+
+    def seen(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, kind: str = "batch") -> list[CommitInfo] | None:
+        """List what this process has seen of the rows that `commits` reads; None where that may not be all. No Spark job."""
+        here = self._follow(snapshot)
+        if here is None or here.since > after + 1:
+            return None
+        return [row for row in here.rows if row.kind == kind and after < row.seq <= upto and lineage.made(row.epoch, row.seq)]
+
+    def extent(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Extent:
+        """Say how many commits of (after, upto] of a lineage are kept; a Spark job, where this process hasn't seen all of them."""
+        seen = self.seen(snapshot, lineage, after, upto)
+        if seen is not None:
+            first = min((row.seq for row in seen), default=None)
+            return Extent(len(seen), first, sum(row.counters.get("records", 0) for row in seen))
+        row = batches(snapshot, lineage, after, upto).agg(F.count("*"), F.min("seq"), F.expr("sum(c.counters['records'])")).head()
+        assert row is not None
+        return Extent(row[0], row[1], row[2] or 0)
+
     def head(self, snapshot: Snapshot | None = None, *, epoch: int | None = None, since: int | None = None) -> Head:
         """Find the last commit of the current epoch, or of the one given.
 
@@ -280,7 +302,11 @@ class Changelog:
         Each recorded clock is one by itself. Those of a topic that has been created anew since are of another log. `where` is a condition
         over epoch and bucket.
         """
-        rows = self.snapshot().frame().where(f"`table` = '{COMMIT_TABLE}' AND {where}").selectExpr("commit_v1 AS c")
+        snapshot = self.snapshot()
+        here = self._follow(snapshot)
+        if here is not None and here.since <= 1 and not any(row.advances for row in here.rows):
+            return ()
+        rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {where}").selectExpr("commit_v1 AS c")
         rows = rows.where("size(c.advances) > 0")
         each = rows.selectExpr("explode(c.advances) AS a", "map_from_entries(c.topics) AS ids", "c.counters AS counters").selectExpr(
             "a.topic AS topic", "a.partition AS partition", "a.before AS before", "ids[a.topic] AS id",
@@ -366,6 +392,15 @@ class Changelog:
 
     def _wanted(self, tables: Sequence[TableDef]) -> dict[str, str]:
         return {**SYSTEM_COLUMNS, **{t.state_column: change_struct(t).sql() for t in tables}}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Hold how many commits there are of some, the seq of the first of them, and how many records they are of."""
+
+    commits: int
+    first: int | None
+    records: int
 
 
 @dataclass(frozen=True, slots=True)

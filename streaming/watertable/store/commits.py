@@ -302,6 +302,15 @@ class Lineage:
         """
         return seq == 0 or (seq > self.after and any(s.epoch == epoch and (s.upto is None or seq <= s.upto) for s in self.spans))
 
+    def made(self, epoch: int, seq: int) -> bool:
+        """Tell whether commit `seq` of an epoch is one of this lineage.
+
+        >>> lineage = Lineage((Span(1, 0, 500), Span(3, 500, None)))
+        >>> lineage.made(1, 500), lineage.made(3, 400), lineage.made(3, 501)
+        (True, False, True)
+        """
+        return any(s.epoch == epoch and s.after < seq and (s.upto is None or seq <= s.upto) for s in self.spans)
+
     def epoch_of(self, seq: int) -> int:
         """Give the epoch that made commit `seq` of this lineage."""
         return next((s.epoch for s in self.spans if s.after < seq and (s.upto is None or seq <= s.upto)), self.spans[0].epoch)

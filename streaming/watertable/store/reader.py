@@ -240,9 +240,9 @@ class Reader:
     def _older(self, table: TableDef, position: Position, lineage: Lineage, snapshot: Snapshot) -> Base:
         """Find the newest base at or below a position, by the fold rows; the empty one when Delta can't go back to any."""
         name, log = base_name(table), self.log(base_name(table))
-        for after in (max(0, position.seq - 2 * BUCKET), 0):
+        for after in dict.fromkeys((max(0, position.seq - 2 * BUCKET), 0)):
             marks = [
-                m for row in self.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(after, position.seq)}")
+                m for row in self.changelog.commits(snapshot, lineage, after, position.seq, "fold")
                 for m in row.folds if m.table == name and m.seq <= position.seq and lineage.holds(m.epoch, m.seq)
             ]  # fmt: skip
             for mark in sorted(marks, key=lambda m: -m.seq)[:1]:
@@ -258,13 +258,11 @@ class Reader:
         wanted = position.seq - max(base.seq, lineage.after)
         if wanted <= 0:
             return
-        found = batches(snapshot, lineage, base.seq, position.seq).select("seq").distinct()
-        there = found.agg(F.count("*").alias("n"), F.min("seq").alias("first")).head()
-        assert there is not None
-        if there["n"] != wanted:
+        kept = self.changelog.extent(snapshot, lineage, base.seq, position.seq)
+        if kept.commits != wanted:
             raise UnknownPosition(
                 f"{name} can't be read at {position}: no version of its Delta table at or below it can be had any more, "
-                f"and the changelog is trimmed up to seq {(there['first'] or position.seq + 1) - 1}; read at a later position"
+                f"and the changelog is trimmed up to seq {(kept.first or position.seq + 1) - 1}; read at a later position"
             )
 
     def _with_tombstones(
@@ -279,7 +277,7 @@ class Reader:
         found = best([m for m in folds if m.seq == base.seq])
         for after in (base.seq - 1, 0):  # all of them, where the fold isn't confirmed because it died right after its merge
             if not found:
-                rows = self.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(after, base.seq)}")
+                rows = self.changelog.commits(snapshot, lineage, after, base.seq, "fold")
                 found = best([m for row in rows for m in row.folds])
         return Base(base.snapshot, base.epoch, base.seq, found)
 

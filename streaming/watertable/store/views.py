@@ -67,7 +67,7 @@ class View:
         last, seq = self.head.last, self.position.seq
         if last is not None and last.seq == seq:
             return last
-        rows = self.changelog.rows(self.snapshot, f"c.kind = 'batch' AND {self.lineage.where(seq - 1, seq)}")
+        rows = self.changelog.commits(self.snapshot, self.lineage, seq - 1, seq)
         return rows[0] if rows else None
 
     def tail(self, table: TableDef, *, each: bool = False) -> DataFrame:
