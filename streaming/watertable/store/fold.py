@@ -65,6 +65,10 @@ Not where the tail is of the last windows only, in less than half of the base: t
 """
 SMALL_BASE: Final = 4 << 20
 """Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
+ONCE: Final = 8
+"""How many times that a base may be for its first fold after a rewind to write it anew: to give it its older files again, and merge, takes
+longer. A fold that comes each half a minute would leave too many dead files.
+"""
 OVERWRITE_WINDOWS: Final = 4
 """How many times its tail a windowed table's last windows may be for them to be written anew: a MERGE goes through the tail so often."""
 _OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
@@ -157,7 +161,7 @@ class Folder:
         try:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
-            elif base.snapshot is None or outdated or size <= SMALL_BASE or not _alike(base, newest):
+            elif base.snapshot is None or outdated or size <= SMALL_BASE * (1 if ancestor else ONCE) or not _alike(base, newest):
                 self._write_whole(table, view, tail + size, number)
             else:
                 first = view.first_window(table) if _goes_by_time(table) else None
