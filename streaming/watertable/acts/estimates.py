@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Final
 
-BEGIN: Final = 1.2
+BEGIN: Final = 0.5
 """Seconds from the control row to the first batch: a fence, a look at the topics, a first plan."""
 EVEN: Final = 150_000
 """Records whose data takes as long as their batch does beside it; `make bench ARGS="--only replay"` measures both."""
