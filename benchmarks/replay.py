@@ -37,10 +37,12 @@ from watertable.store.writer import Store
 
 SHARE: Final = 100
 """One record in so many is the end of the history that is rewound by itself."""
+HISTORY: Final = 100_000
+"""Records of the commits that its history is of, as those of a stream at work; a replay's may have 1,000,000."""
 PART: Final = 50_000
-"""Records of the commits that the history of one workload is of; a replay's may have 1,000,000."""
+"""And of another workload's."""
 SMALL: Final = 10_000
-"""And of another's."""
+"""And of the third's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,14 @@ def main() -> None:
     spark = spark_session(ours, app="benchmark replay", log=Path(given["work"]) / "jvm.txt")
     try:
         apps = Apps(spark, ours)
-        apps.catch_up(count_and_sum("bench_warm", given["warm_topic"]))
+        warm = count_and_sum("bench_warm", given["warm_topic"])
+        apps.catch_up(warm)
+        apps.rewind(warm, Target.parse(shift_by=1))
         load = Workload(given["topic"], given["records"], given["keys"])
         app = count_and_sum("bench_replay", load.topic)
         last = max(1, load.records // SHARE)
         load.produce(Cluster.of(ours), upto=load.records - last)
-        apps.catch_up(app)
+        apps.catch_up(app, batch_records=HISTORY)
         load.produce(Cluster.of(ours), since=load.records - last)
         apps.catch_up(app)
         hundredth = apps.rewind(app, Target.parse(shift_by=last))  # before the other, which makes large commits of all
