@@ -135,7 +135,7 @@ class CompilerRun:
     ) -> None:  # fmt: skip
         """Compile and run one batch, collecting all its frames in one job."""
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
-        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup, since, clocks)
+        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup, since, clocks, self._write)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
         more = [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
         found = collect_together(frames | {name: frame for name, frame in more if frame is not None})
@@ -164,6 +164,9 @@ class CompilerRun:
         for partition, stats in made.stats.partitions.items():
             self.carry[partition] = stats.stream_time
         made.close()
+
+    def _write(self, table: TableDef, rows: DataFrame, /) -> None:
+        self.deltas[table.name].append(collect_together({table.name: rows.select("key", "state", "st")})[table.name])
 
     def _lookup(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
         from watertable.compiler.algebra import company

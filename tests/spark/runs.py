@@ -84,7 +84,8 @@ class Run:
         self.next |= {(r.topic, r.partition): r.offset + 1 for r in records}
         tracker, group = self.spark.sparkContext.statusTracker(), f"batch {len(self.jobs)} of {id(self)}"
         self.spark.sparkContext.setJobGroup(group, group)
-        made = self.compiler.batch(as_frame(self.spark, records), self.carry, self.writer.lookup(), since, clocks_of(advances))
+        lookup, write = self.writer.lookup(), self.writer.writing(len(records))
+        made = self.compiler.batch(as_frame(self.spark, records), self.carry, lookup, since, clocks_of(advances), write)
         self.carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
         info = CommitInfo(
             begin=begin, next=dict(self.next), stream_times=dict(self.carry), topic_ids={topic: topic for topic, _ in self.next},

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -85,6 +85,28 @@ def test_a_record_that_comes_late_on_two_ways_is_told_of_twice(spark: SparkSessi
     assert fold.label == "sold", "its partial states are kept, and none of the merged records"
     assert found.differences(run_interpreter(topology, [batch])) == []
     assert found.tables["sold"]["a", EPOCH, EPOCH + timedelta(minutes=1)]["n"] == 4
+
+
+def test_a_table_that_is_all_that_reads_a_pass_is_written_by_it_and_its_records_are_counted(spark: SparkSession) -> None:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="sku STRING", value="qty BIGINT").stream()
+    sales.filter("qty > 0").group_by_key().agg(qty=wt.sum("qty")).materialized_as("sold")
+    session = tiny(spark)
+    compiler = CompilerRun(session, app.topology()).compiler
+    batch = [_sale(0, "a", 1, 0), _sale(1, "a", 4, 10), _sale(2, "b", -1, 20), Record("sales", 0, 3, EPOCH, b"a", b"no JSON")]
+    written: list[tuple[str, list[Any]]] = []
+    session.sparkContext.setJobGroup("one pass", "one pass")
+    made = compiler.batch(
+        as_frame(session, batch), {("sales", 0): None}, lambda *_: pytest.fail("no row is looked up"),
+        write=lambda table, rows: written.append((table.name, rows.select("key.sku", "state").collect())),
+    )  # fmt: skip
+    assert len(session.sparkContext.statusTracker().getJobIdsForGroup("one pass")) == 1
+    ((name, rows),) = written
+    assert (name, [(row.sku, next(iter(row.state.asDict().values()))) for row in rows]) == ("sold", [("a", 5)])
+    assert made.tables == {}
+    assert (made.stats.partitions["sales", 0].records, made.stats.quarantined) == (4, 1)
+    assert made.quarantine is not None
+    assert [row.offset for row in made.quarantine.collect()] == [3]
 
 
 def test_what_a_later_pass_refuses_has_its_bytes_though_none_of_its_records_is_kept(spark: SparkSession) -> None:

@@ -146,6 +146,25 @@ def test_a_writer_fenced_in_the_middle_of_its_write_is_refused(ledger: Ledger) -
     assert live[0].read("stock") == {"a": 11}
 
 
+def test_rows_that_are_written_ahead_of_a_commit_are_there_with_it_or_never(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    before = ledger.store.changelog.snapshot().version
+    ledger.writer.writing()(ledger.table("stock"), ledger.sums("stock", {"a": 5, "b": 1}))
+    assert ledger.read("stock") == {"a": 1}
+    ledger.commit({"low": ledger.sums("low", {"a": 5})})
+    assert dict(ledger.writer.rows) == {"stock": 2, "low": 1, "__commit": 1}
+    assert ledger.store.changelog.snapshot().version == before + 1
+    assert ledger.read("stock") == {"a": 6, "b": 1}
+    ledger.writer.writing()(ledger.table("stock"), ledger.sums("stock", {"a": 100}))
+    live = ledger.restart()
+    with pytest.raises(Fenced):
+        ledger.commit({"low": ledger.sums("low", {"a": 100})})
+    with pytest.raises(StoreError, match="failed before"):
+        ledger.writer.writing()(ledger.table("stock"), ledger.sums("stock", {"a": 100}))
+    live.sell(a=10)
+    assert live.read("stock") == {"a": 16, "b": 1}
+
+
 def test_of_two_starts_at_once_both_get_a_generation_and_one_stays(ledger: Ledger) -> None:
     others: list[Ledger] = []
     with failpoints.armed("store.fence.after_write", lambda: others.append(ledger.restart())):

@@ -6,7 +6,8 @@ micro-batch, a backfill over a range and a full rebuild. Everything but the user
 The plan's layout says which columns to compute. One pass over the batch decodes, runs every stateless operator, finds every failure,
 counts, and keeps just what tables and outputs need. What is read more than once after that (changes of a table above all) is computed
 once and kept. Per batch: one job for that pass, one for each later segment that is kept, one for each look at the old rows of a table,
-whose changes are streamed, that a stream is joined with or that a processor keeps, and the writer's.
+whose changes are streamed, that a stream is joined with or that a processor keeps, and the writer's. Where one table is all that reads
+the pass, that is written by it.
 
 `layout` composes the columns and `versions` reads histories, both as text; `algebra` merges states and finishes rows, for readers, too.
 `batch` is what others call, and counts; `segments` and `joins` make the records that each pass begins with; `run` holds what a batch is
@@ -15,6 +16,6 @@ windows of a record and call the user's functions.
 """
 
 from watertable.compiler.batch import DROPPED, OUT, QUARANTINE, Batch, BatchStats, Compiler, PartitionStats
-from watertable.compiler.run import Lookup, Partition
+from watertable.compiler.run import Lookup, Partition, Write
 
-__all__ = ["DROPPED", "OUT", "QUARANTINE", "Batch", "BatchStats", "Compiler", "Lookup", "Partition", "PartitionStats"]
+__all__ = ["DROPPED", "OUT", "QUARANTINE", "Batch", "BatchStats", "Compiler", "Lookup", "Partition", "PartitionStats", "Write"]

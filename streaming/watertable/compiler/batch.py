@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from watertable.compiler.layout import Layout, Segment, expires, literal
 from watertable.compiler.pythons import register
-from watertable.compiler.run import Lookup, Partition, Run, forget, union
+from watertable.compiler.run import Lookup, Partition, Run, Write, forget, union
 from watertable.compiler.segments import RAW, SLOT, first, later
 from watertable.plan import nodes
 from watertable.plan.nodes import Aggregate, Versioned
@@ -97,17 +97,18 @@ class Compiler:
 
     def batch(
         self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup,
-        since: Mapping[Partition, datetime | None] | None = None, clocks: Clocks = MappingProxyType({}),
+        since: Mapping[Partition, datetime | None] | None = None, clocks: Clocks = MappingProxyType({}), write: Write | None = None,
     ) -> Batch:  # fmt: skip
         """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
 
         `since` are the stream times at which the batch before ended, where advances have moved them on; `clocks` are the wall clocks that
         were recorded there, each at a stream time of its own. `lookup` gives old rows, for the tables whose changes are streamed or that
-        streams are joined with, and for what waits. Runs one job over the batch, and one for each such use of a table; all other frames
-        run when they are written. Raises `ValueError` when a record's partition isn't in `carry`.
+        streams are joined with, and for what waits. `write` takes what is made in one pass for one table, as it's made; the table isn't
+        among the batch's then. Runs one job over the batch, and one for each such use of a table; all other frames run when they are
+        written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
         self._teach(records.sparkSession)
-        run, tally = Run(self.layout, carry, lookup, carry if since is None else since, clocks), _Tally()
+        run, tally = Run(self.layout, carry, lookup, carry if since is None else since, clocks, write), _Tally()
         run.frames[0] = first(run, records)
         seen, figures = _watched(run, run.frames[0], tally)
         self._keep(run, self.layout.segments[0], seen)
@@ -123,6 +124,8 @@ class Compiler:
         partial: dict[nodes.Leaf, DataFrame] = {}
         late: list[DataFrame] = []
         for root, (segment, fold) in self.layout.folds.items():
+            if root in run.written:
+                continue
             if root in run.folded:
                 partial[root], missed = run.folded[root]
             else:
@@ -131,8 +134,9 @@ class Compiler:
             if missed is not None and tally.dropped[fold.label, "late"]:
                 late.append(missed)
         partial |= run.waits
+        tables = (*self.topology.tables, *self.layout.buffers)
         return Batch(
-            tables={table.name: run.deltas(table, partial) for table in (*self.topology.tables, *self.layout.buffers)},
+            tables={table.name: run.deltas(table, partial) for table in tables if table.root not in run.written},
             outbox=_outbox(run),
             quarantine=_all([_refused(run, records, number, count) for number, count in tally.quarantined.items() if count]),
             dropped=_all([*late, *_dropped(records.sparkSession, tally)]),
@@ -144,6 +148,9 @@ class Compiler:
         """Compute what a segment makes, in one job: its frame, or what the only table that reads it makes of that."""
         if (fold := self.layout.alone(segment)) is None:
             run.frames[segment.number] = run.keep(seen)
+        elif run.write is not None and (table := self.layout.whole(fold)) is not None:
+            run.write(table, run.partial(fold, run.contributions(fold, seen)[0]))
+            run.written.add(fold.root)
         else:
             run.folded[fold.root] = run.at_once(fold, seen)
 

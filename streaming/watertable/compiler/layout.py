@@ -187,6 +187,12 @@ class Layout:
         of_table = any(fold.root in plan.leaves_of(table.root) for table in self.topology.tables)
         return fold if of_table and fold.root not in self.sought else None
 
+    def whole(self, fold: Fold) -> plan.TableDef | None:
+        """Give the table whose changes are what a fold makes, all of it: of windows, some may be of late records."""
+        if isinstance(fold.root, Aggregate) and fold.root.windows is not None:
+            return None
+        return next((table for table in self.topology.tables if table.root is fold.root), None)
+
     def shared(self, segment: Segment) -> bool:
         """Tell whether what a segment makes is computed at once: it is read more than once, or its figures are wanted.
 

@@ -37,6 +37,13 @@ class Lookup(Protocol):
         ...
 
 
+class Write(Protocol):
+    """Take what a batch adds to a table (`key`, `state`, `st`), in one job, to be committed with the rest of the batch."""
+
+    def __call__(self, table: TableDef, rows: DataFrame, /) -> None:  # noqa: D102
+        ...
+
+
 @dataclass(slots=True)
 class Run:
     """Hold what one batch needs beside the compiled plan; `frames` are its segments as far as they are made, by number."""
@@ -46,6 +53,7 @@ class Run:
     lookup: Lookup
     since: Mapping[Partition, datetime | None]
     clocks: Clocks
+    write: Write | None = None
     slots: Mapping[Partition, int] = field(default_factory=dict)
     """A number for each partition that the batch may have records of."""
     frames: dict[int, DataFrame] = field(default_factory=dict)
@@ -56,6 +64,8 @@ class Run:
     """How many records of the topics add to a table that streams look their keys up in, where that is known: of the first segment."""
     folded: dict[nodes.Leaf, tuple[DataFrame, DataFrame | None]] = field(default_factory=dict)
     """Partial states, and the windows that were missed, of the tables for which their records aren't kept."""
+    written: set[nodes.Leaf] = field(default_factory=set)
+    """Those whose table's rows are written."""
     waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
     done: dict[str, DataFrame] = field(default_factory=dict)
     """What outer joins of streams have paired or given in this batch, by the name of what they keep."""

@@ -443,7 +443,8 @@ class _Job:
             since = {p: self.stream_times.get(p) for p in self.offsets}
             advances = self.advances.due(self.offsets, since)
             carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
-            batch = self.compiler.batch(records, carry, self.writer.lookup(records_at_most), since, clocks_of(advances))
+            lookup, write = self.writer.lookup(records_at_most), self.writer.writing(records_at_most)
+            batch = self.compiler.batch(records, carry, lookup, since, clocks_of(advances), write)
             try:
                 failpoints.hit("job.batch.compiled")
                 self._commit(batch, end, advances)
@@ -666,5 +667,9 @@ def _failed(error: WatertableError, job: _Job | None) -> Failed:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    """Say in a line what is at the bottom of an error: above it there is only who was at work."""
+    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while found is not None and (below := found.getCause()) is not None:
+        found = below
+    text = str(error if found is None else found.toString())
     return (text.strip().splitlines() or [type(error).__name__])[0][:500]

@@ -373,22 +373,9 @@ class Changelog:
         return self.spark.range(0, 1, 1, 1).select(struct.alias("commit_v1"))
 
     def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
-        """Bring the rows of one commit into the changelog's shape, the `__commit` row among them.
-
-        Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
-        """
-        # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
-        seq = F.expr(f"array({info.seq}L)[least(spark_partition_id(), 0)] AS seq")
-        epoch, bucketed = F.expr(f"{info.epoch} AS epoch"), F.expr(f"{info.seq // BUCKET if bucket is None else bucket}L AS bucket")
-        every = [*parts, Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")]
-        nothing = {part.column: F.lit(None).cast(part.kind).alias(part.column) for part in every}
-        shaped = [
-            part.frame.select(
-                epoch, F.expr(f"{part.table} AS `table`"), bucketed, seq,
-                *(F.expr(part.struct()) if column == part.column else null for column, null in nothing.items()),
-            ) for part in every
-        ]  # fmt: skip
-        return reduce(DataFrame.union, shaped)
+        """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
+        own = Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
+        return shaped([*parts, own], info.epoch, info.seq, info.seq // BUCKET if bucket is None else bucket)
 
     def _wanted(self, tables: Sequence[TableDef]) -> dict[str, str]:
         return {**SYSTEM_COLUMNS, **{t.state_column: change_struct(t).sql() for t in tables}}
@@ -442,6 +429,23 @@ def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped
         (dropped, "dropped_v1", f"'{DROPPED_TABLE}'"),
     ]  # fmt: skip
     return [Part(frame, column, table) for frame, column, table in found if frame is not None]
+
+
+def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int) -> DataFrame:
+    """Bring the rows of parts of one commit into the changelog's shape.
+
+    Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
+    """
+    # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
+    number = F.expr(f"array({seq}L)[least(spark_partition_id(), 0)] AS seq")
+    of_epoch, bucketed = F.expr(f"{epoch} AS epoch"), F.expr(f"{bucket}L AS bucket")
+    nothing = {part.column: F.lit(None).cast(part.kind).alias(part.column) for part in parts}
+    return reduce(DataFrame.union, [
+        part.frame.select(
+            of_epoch, F.expr(f"{part.table} AS `table`"), bucketed, number,
+            *(F.expr(part.struct()) if column == part.column else null for column, null in nothing.items()),
+        ) for part in parts
+    ])  # fmt: skip
 
 
 def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> DataFrame:

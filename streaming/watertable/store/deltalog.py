@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -257,33 +258,26 @@ class DeltaLog:
         self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = "",
         also: Mapping[str, int] | None = None, tags: Mapping[str, str] | None = None,
     ) -> Commit:  # fmt: skip
-        """Append rows in one blind commit, with `tags` for who reads the log; return it.
+        """Append rows in one blind commit, with `tags` for who reads the log; return it. The rest is as for `draft`."""
+        draft = self.draft(line=line, number=number, since=since, note=note, point=point, also=also)
+        draft.write(frame)
+        return draft.commit(tags)
+
+    def draft(
+        self, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = "",
+        also: Mapping[str, int] | None = None,
+    ) -> Draft:  # fmt: skip
+        """Begin a blind append.
 
         `line` and `number` name the transaction; `also` names others that the same commit is of. `since` is the newest version known to be
         consistent with it: any commit of one of its lines after that raises `Fenced`, whether it was there before this append began or
-        lands while it runs. `point` prefixes the failpoints on the way.
+        lands before its end. `point` prefixes the failpoints on the way.
         """
         lines = ({} if line is None else {line: number}) | dict(also or {})
-        none = self._jvm.scala.Option.empty()
-        write = getattr(self._jvm_delta, "DeltaOperations$Write")
-        save = self._jvm.org.apache.spark.sql.SaveMode.Append
-        described_as = write(save, none, none, self._jvm.scala.Option.apply(note), none, none, none, none, none)
-        txn = self._begin(lines, since, note)
-        try:
-            if point:
-                failpoints.hit(f"{point}.before_write")
-            files = txn.writeFiles(frame._jdf).toList()
-            if point:
-                failpoints.hit(f"{point}.after_write")
-            version = self._end(txn, files, lines, described_as, tags or {})
-        except JVM_ERRORS as error:
-            if lines and conflict(error) in _FENCED:
-                raise Fenced(f"{self.path}: another writer of {line!r} committed while this one was writing {note}") from None
-            raise
-        commit = self.commit(version)
-        if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in lines.items()):
-            raise StoreError(f"{self.path}: version {version} isn't the blind append {note} that was to be written there: {commit}")
-        return commit
+        draft = Draft(self, self._begin(lines, since, note), lines, note, point)
+        if point:
+            failpoints.hit(f"{point}.before_write")
+        return draft
 
     def take_back(self, to: Snapshot, *, line: str, number: int, since: int) -> None:
         """Give the table the files again that it had at an older version, in one commit of a transaction line; no row is read or written.
@@ -323,6 +317,50 @@ class DeltaLog:
         for name, own in lines.items():
             actions = actions.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
         return int(txn.commit(actions, described_as, self._jvm.PythonUtils.toScalaMap(dict(tags))))
+
+
+@dataclass(slots=True)
+class Draft:
+    """Hold a blind append that has begun: what is written to it is in the table once it's committed, all at one time, or never."""
+
+    _log: DeltaLog
+    _txn: Any
+    _lines: Mapping[str, int]
+    _note: str
+    _point: str
+    _files: Any = None
+
+    def write(self, frame: DataFrame) -> None:
+        """Write rows, in one Spark job; columns of the table that the frame hasn't are null in them, and take no room."""
+        with self._fenced():
+            files = self._txn.writeFiles(frame._jdf).toList()
+            self._files = files if self._files is None else self._files.appendedAll(files)
+
+    def commit(self, tags: Mapping[str, str] | None = None) -> Commit:
+        """Make what is written the table's, with `tags` for who reads the log; return the commit."""
+        log, jvm = self._log, self._log._jvm
+        none = jvm.scala.Option.empty()
+        write = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Write")
+        save = jvm.org.apache.spark.sql.SaveMode.Append
+        described_as = write(save, none, none, jvm.scala.Option.apply(self._note), none, none, none, none, none)
+        with self._fenced():
+            if self._point:
+                failpoints.hit(f"{self._point}.after_write")
+            version = log._end(self._txn, self._files, self._lines, described_as, tags or {})
+        commit = log.commit(version)
+        if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in self._lines.items()):
+            raise StoreError(f"{log.path}: version {version} isn't the blind append {self._note} that was to be written there: {commit}")
+        return commit
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        try:
+            yield
+        except JVM_ERRORS as error:
+            if self._lines and conflict(error) in _FENCED:
+                line = next(iter(self._lines))
+                raise Fenced(f"{self._log.path}: another writer of {line!r} committed while this one was writing {self._note}") from None
+            raise
 
 
 def _identity(file: Any) -> tuple[str, str]:

@@ -24,8 +24,8 @@ from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
 from watertable.store.bases import number_of
-from watertable.store.changelog import Changelog, system_parts, table_part, told
-from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
+from watertable.store.changelog import Changelog, shaped, system_parts, table_part, told
+from watertable.store.commits import BUCKET, CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
@@ -34,8 +34,8 @@ from watertable.store.views import Known, materialise
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from watertable.compiler import Lookup
-    from watertable.store.deltalog import Commit, Snapshot
+    from watertable.compiler import Lookup, Write
+    from watertable.store.deltalog import Commit, Draft, Snapshot
 
 WRITER_LINE: Final = "watertable/writer"
 EPOCH_LINE: Final = "watertable/epoch"
@@ -252,6 +252,7 @@ class Writer:
         self.rows: Mapping[str, int] = {}
         """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
         self._usable = True
+        self._draft: Draft | None = None
 
     @property
     def last(self) -> CommitInfo | None:
@@ -284,21 +285,49 @@ class Writer:
 
         Raises `Fenced` when another writer has taken over, `StoreError` when an offset range doesn't begin where the last one ended.
         """
-        if not self._usable:
-            raise StoreError(f"this writer of {self._store.app} failed before; start a new one to find out what it had committed")
+        self._check_usable()
         changelog, info = self._store.changelog, self._complete(commit)
-        self._usable = False
         parts = [table_part(self._table(name), frame) for name, frame in frames.items()]
-        rows = changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info)
-        position = Position(self._store.app, info.epoch, info.seq)
-        made = changelog.log.append(
-            rows.coalesce(1) if records <= SMALL_BATCH else rows, line=self._line, number=number_of(info.generation, info.seq),
-            since=self._version, note=_note("batch", position, info, self._beside), point="store.commit", tags=told(info),
-        )  # fmt: skip
+        self._write(changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info), records)
+        draft, self._draft, self._usable = self._draft, None, False
+        assert draft is not None
+        made = draft.commit(told(info))
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows
-        self._last, self.position, self._usable = info, position, True
-        return position
+        self._last, self.position, self._usable = info, self._next, True
+        return self.position
+
+    def writing(self, records: int = 0) -> Write:
+        """Give what writes the rows of a table ahead of the commit of a batch, of so many records at most: they are the table's with it.
+
+        If none comes, they never are.
+        """
+
+        def write(table: TableDef, rows: DataFrame, /) -> None:
+            position = self._next
+            self._write(shaped([table_part(table, rows)], position.epoch, position.seq, position.seq // BUCKET), records)
+
+        return write
+
+    def _write(self, rows: DataFrame, records: int) -> None:
+        """Write rows of the next commit, which begins with the first of them."""
+        self._check_usable()
+        self._usable, position = False, self._next
+        if self._draft is None:
+            self._draft = self._store.changelog.log.draft(
+                line=self._line, number=number_of(self.generation, position.seq), since=self._version,
+                note=_note("batch", position, self._fence, self._beside), point="store.commit",
+            )  # fmt: skip
+        self._draft.write(rows.coalesce(1) if records <= SMALL_BATCH else rows)
+        self._usable = True
+
+    def _check_usable(self) -> None:
+        if not self._usable:
+            raise StoreError(f"this writer of {self._store.app} failed before; start a new one to find out what it had committed")
+
+    @property
+    def _next(self) -> Position:
+        return replace(self.position, seq=self.position.seq + 1)
 
     def check(self) -> None:
         """Raise `Fenced` when another writer has taken over; reads what was committed since the last look, and no more."""
