@@ -375,7 +375,7 @@ class Changelog:
     def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
         """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
         own = Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
-        return shaped([*parts, own], info.epoch, info.seq, info.seq // BUCKET if bucket is None else bucket)
+        return shaped([*parts, own], info.epoch, info.seq, bucket)
 
     def _wanted(self, tables: Sequence[TableDef]) -> dict[str, str]:
         return {**SYSTEM_COLUMNS, **{t.state_column: change_struct(t).sql() for t in tables}}
@@ -431,14 +431,14 @@ def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped
     return [Part(frame, column, table) for frame, column, table in found if frame is not None]
 
 
-def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int) -> DataFrame:
-    """Bring the rows of parts of one commit into the changelog's shape.
+def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = None) -> DataFrame:
+    """Bring the rows of parts of one commit into the changelog's shape; `bucket` is for those that lie in none of their seq.
 
     Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
     """
     # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
     number = F.expr(f"array({seq}L)[least(spark_partition_id(), 0)] AS seq")
-    of_epoch, bucketed = F.expr(f"{epoch} AS epoch"), F.expr(f"{bucket}L AS bucket")
+    of_epoch, bucketed = F.expr(f"{epoch} AS epoch"), F.expr(f"{seq // BUCKET if bucket is None else bucket}L AS bucket")
     nothing = {part.column: F.lit(None).cast(part.kind).alias(part.column) for part in parts}
     return reduce(DataFrame.union, [
         part.frame.select(

@@ -25,7 +25,7 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
 from watertable.store.bases import number_of
 from watertable.store.changelog import Changelog, shaped, system_parts, table_part, told
-from watertable.store.commits import BUCKET, CommitInfo, Head, Partition, Position, now_after
+from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
@@ -305,7 +305,7 @@ class Writer:
 
         def write(table: TableDef, rows: DataFrame, /) -> None:
             position = self._next
-            self._write(shaped([table_part(table, rows)], position.epoch, position.seq, position.seq // BUCKET), records)
+            self._write(shaped([table_part(table, rows)], position.epoch, position.seq), records)
 
         return write
 
