@@ -18,7 +18,7 @@ from watertable.compiler.pythons import register
 from watertable.compiler.run import Lookup, Partition, Run, Write, forget, union
 from watertable.compiler.segments import RAW, SLOT, first, later
 from watertable.plan import nodes
-from watertable.plan.nodes import Aggregate, Versioned
+from watertable.plan.nodes import Versioned
 from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
 from watertable.processing import Clocks
@@ -205,7 +205,7 @@ def _counted(
         sums[f"f{number}"] = _sum(flags)
         names[f"f{number}"] = name
     for number, fold in enumerate(segment.folds):
-        if isinstance(fold.root, Aggregate) and fold.root.windows:
+        if fold.windows is not None:
             sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.slots}_missed ELSE 0 END)"
             names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
         elif isinstance(fold.root, Versioned) and segment.number == 0:  # later ones have a flag for it

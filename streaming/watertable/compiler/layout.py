@@ -20,7 +20,7 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, microseconds
+from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, Windows, microseconds
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr
 
@@ -104,6 +104,11 @@ class Fold:
     slots: str = ""
     """What the names of the columns begin with that say in which windows a record is."""
 
+    @property
+    def windows(self) -> Windows | None:
+        """Give the windows of a windowed table."""
+        return self.root.windows if isinstance(self.root, Aggregate) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Half:
@@ -181,7 +186,7 @@ class Layout:
         if isinstance(segment.origin, nodes.Process) or len(segment.folds) != 1 or self._uses(segment) != 1:
             return None
         (fold,) = segment.folds
-        windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
+        windows = fold.windows
         if isinstance(windows, SessionWindows | SlidingWindows) or (windows is not None and windows.per_record > 1):
             return None
         of_table = any(fold.root in plan.leaves_of(table.root) for table in self.topology.tables)
@@ -189,7 +194,7 @@ class Layout:
 
     def whole(self, fold: Fold) -> plan.TableDef | None:
         """Give the table whose changes are what a fold makes, all of it: of windows, some may be of late records."""
-        if isinstance(fold.root, Aggregate) and fold.root.windows is not None:
+        if fold.windows is not None:
             return None
         return next((table for table in self.topology.tables if table.root is fold.root), None)
 

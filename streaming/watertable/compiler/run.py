@@ -14,7 +14,7 @@ from watertable.compiler.algebra import gathered, grouped, leaf_state, lifted, p
 from watertable.compiler.layout import Fold, Layout, expires, literal
 from watertable.compiler.windowing import sliding_key, windowed_key
 from watertable.plan import nodes, plan
-from watertable.plan.nodes import Aggregate, TableAggregate
+from watertable.plan.nodes import TableAggregate
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import SessionWindows, SlidingWindows, microseconds
 from watertable.processing import PLACE, Clocks
@@ -90,10 +90,10 @@ class Run:
             each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE)
             return each.withColumn("ord", F.expr("ord * 2 + n")), None
         keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
-        if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
+        if fold.windows is None:
             return here.selectExpr(keys, lifts, "ts", *PLACE), None
         names = [f"{fold.slots}_{part}" for part in ("first", "open", "last")]
-        size, advance = (microseconds(d) for d in (fold.root.windows.size, fold.root.windows.advance))
+        size, advance = (microseconds(d) for d in (fold.windows.size, fold.windows.advance))
         taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
             keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE
         )
@@ -109,7 +109,7 @@ class Run:
 
         A late record is a group by itself beside those of its key; it has one window.
         """
-        if not isinstance(fold.root, Aggregate) or fold.root.windows is None:
+        if fold.windows is None:
             return self.keep(self.partial(fold, self.contributions(fold, frame)[0])), None
         first = f"{fold.slots}_first"
         here = frame.where(fold.present).selectExpr(
@@ -126,7 +126,7 @@ class Run:
 
         Of sessions, to one for each that the batch makes by itself; else those that differ in the columns `apart` are kept so.
         """
-        windows = fold.root.windows if isinstance(fold.root, Aggregate) else None
+        windows = fold.windows
         fields, each = plan.state_of(fold.root), contributions
         folded = [f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st"]
         if isinstance(windows, SlidingWindows):

@@ -17,7 +17,7 @@ from watertable.compiler.telling import final_rows, foreign_changes, session_cha
 from watertable.compiler.windowing import window_starts
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import TimedField
-from watertable.plan.nodes import Aggregate, Versioned
+from watertable.plan.nodes import Versioned
 from watertable.plan.places import FAN_OUT
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.windows import EPOCH
@@ -210,6 +210,6 @@ def _slots(spark: SparkSession, partitions: int) -> list[int]:
 def _in_windows(segment: Segment, frame: DataFrame) -> DataFrame:
     """Say of each record in which windows of the segment's tables it is."""
     for fold in segment.folds:
-        if isinstance(fold.root, Aggregate) and fold.root.windows:
+        if fold.windows is not None:
             frame = frame.selectExpr("*", *window_starts(fold))
     return frame

@@ -288,9 +288,8 @@ class Writer:
         self._check_usable()
         changelog, info = self._store.changelog, self._complete(commit)
         parts = [table_part(self._table(name), frame) for name, frame in frames.items()]
-        self._write(changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info), records)
-        draft, self._draft, self._usable = self._draft, None, False
-        assert draft is not None
+        draft = self._write(changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info), records)
+        self._draft, self._usable = None, False
         made = draft.commit(told(info))
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows
@@ -309,8 +308,8 @@ class Writer:
 
         return write
 
-    def _write(self, rows: DataFrame, records: int) -> None:
-        """Write rows of the next commit, which begins with the first of them."""
+    def _write(self, rows: DataFrame, records: int) -> Draft:
+        """Write rows of the next commit, which begins with the first of them, and give what is to be committed."""
         self._check_usable()
         self._usable, position = False, self._next
         if self._draft is None:
@@ -320,6 +319,7 @@ class Writer:
             )  # fmt: skip
         self._draft.write(rows.coalesce(1) if records <= SMALL_BATCH else rows)
         self._usable = True
+        return self._draft
 
     def _check_usable(self) -> None:
         if not self._usable:
