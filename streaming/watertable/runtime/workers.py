@@ -148,7 +148,7 @@ class Folding(Worker):
     def _work(self) -> None:
         now, finishing = time.monotonic(), self._finishing  # a fold that began before the end was asked for may lack the last commit
         if finishing or now >= self._due or self.tail > self._bound:
-            self._fold()
+            self._fold(beside=not finishing)
             self._due = next_round(now, time.monotonic(), self._every)
         if now >= self._tidy_due and not finishing:
             with self._group("tidy"):
@@ -158,7 +158,7 @@ class Folding(Worker):
             self._finishing = False
             self._idle.set()
 
-    def _fold(self) -> None:
+    def _fold(self, *, beside: bool) -> None:
         with self._lock:
             oldest, self._oldest = self._oldest, None
             self._waiting, known = {}, self._known
@@ -166,7 +166,7 @@ class Folding(Worker):
             return  # nothing was ever committed
         began = time.monotonic()
         with self._group("fold"):
-            done = self._store.fold_all(known, self._closed.is_set)
+            done = self._store.fold_all(known, self._closed.is_set, beside=beside)
         if done:
             lag = 0.0 if oldest is None else time.monotonic() - oldest
             folded = str(known.position)

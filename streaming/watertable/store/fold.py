@@ -76,7 +76,10 @@ _LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
 """The properties of a base that say which columns it has."""
 _TASKS: Final = "spark.sql.shuffle.partitions"
 SMALL_FOLD: Final = 64 << 20
-"""Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves."""
+"""Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves.
+
+Nor is it more than one task beside a stream, each short task of which would wait for the end of a long one if those were on all cores.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +117,22 @@ class Folder:
         return done.mark.seq if done else None
 
     def fold_all(
-        self, tables: Sequence[str] | None = None, known: Known | None = None, stop: Callable[[], bool] = lambda: False
-    ) -> Mapping[str, TableFold]:
+        self, tables: Sequence[str] | None = None, known: Known | None = None, stop: Callable[[], bool] = lambda: False,
+        *, beside: bool = False,
+    ) -> Mapping[str, TableFold]:  # fmt: skip
         """Fold several tables, all by default, to one position, and confirm them in one commit; give those that were folded.
 
-        `known` is what the app's writer remembers, which spares looking for it; `stop` ends the round before its next table.
+        `known` is what the app's writer remembers, which spares looking for it; `stop` ends the round before its next table. `beside` says
+        that a stream is at work, which is to have all cores but one wherever one is enough for a fold.
         """
         names = list(self.reader.tables) if tables is None else tables
         if known is None:
-            return self._round(self.reader.view(names), stop)
-        marks = (m for m in self._marks if known.head.lineage.holds(m.epoch, m.seq))
-        head = replace(known.head, folds=(*known.head.folds, *marks))
-        return self._round(self.reader.view_for(names, replace(known, head=head)), stop)
+            view = self.reader.view(names)
+        else:
+            marks = (m for m in self._marks if known.head.lineage.holds(m.epoch, m.seq))
+            head = replace(known.head, folds=(*known.head.folds, *marks))
+            view = self.reader.view_for(names, replace(known, head=head))
+        return self._round(replace(view, one_task=SMALL_FOLD) if beside else view, stop)
 
     def _round(self, view: View, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
         failpoints.hit("fold.after_pin")
@@ -209,7 +216,7 @@ class Folder:
 
     def _write_whole(self, table: TableDef, view: View, size: int, number: int) -> None:
         """Write a base anew, made of so many bytes."""
-        self._plan_for(size, size)
+        self._plan_for(view, size, size)
         frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
         failpoints.hit("fold.before_merge")
         self._overwrite(table, base_name(table), frame, number)
@@ -224,16 +231,17 @@ class Folder:
         if isinstance(table.windows, TimeWindows) and first is not None and last is not None:
             rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
             if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
-                self._plan_for(rows + last.bytes, rows + last.bytes)
-                frame = _shaped(table, view.states_from(table, first, last)).where("_wt_alive").drop("_wt_alive")
+                size = rows + last.bytes
+                self._plan_for(view, size, size)
+                frame = _shaped(table, view.states_from(table, first, last, size)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 return self._overwrite(table, base_name(table), frame, number, since=first)
-        self._plan_for(tail, tail + (base.bytes if base is not None else 0))
+        self._plan_for(view, tail, tail + (base.bytes if base is not None else 0))
         return self._merge(table, view, number, first)
 
-    def _plan_for(self, changed: int, whole: int) -> None:
+    def _plan_for(self, view: View, changed: int, whole: int) -> None:
         """Plan the next fold for so many bytes: in one task where the whole is small, as Spark finds out on the way where much changes."""
-        self.spark.conf.set(_TASKS, "1" if whole <= SMALL_BASE else self._tasks)
+        self.spark.conf.set(_TASKS, "1" if whole <= view.one_task else self._tasks)
         self.spark.conf.set("spark.sql.adaptive.enabled", str(changed > SMALL_FOLD).lower())
 
     def _publish(self, table: TableDef) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _DUE_STEP: Final = timedelta(minutes=1)
 WHOLE_BASE: Final = 4 << 20
 """Bytes of a base up to which it is read whole, whatever is asked of it."""
+ONE_TASK: Final = 4 << 20
+"""Bytes of a base and its tail up to which they are merged in one task."""
 SMALL_TAIL: Final = 16 << 20
 """Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
 
@@ -55,6 +57,8 @@ class View:
     bases: Mapping[str, Base]
     often: bool = False
     """Whether its bases are read again and again between two folds, so that their files are listed once, however many."""
+    one_task: int = ONE_TASK
+    """Bytes up to which a table's rows are merged in one task."""
     _listed: dict[tuple[str, int, int], Files] = field(default_factory=dict, compare=False, repr=False)
 
     def along(self, table: TableDef) -> Lineage:
@@ -93,6 +97,11 @@ class View:
             size += self._files(table, max(0, base.tombstones_from - 1), base.seq).bytes
         return size
 
+    def whole_bytes(self, table: TableDef) -> int:
+        """Add up the files of the base and of the tail."""
+        base = self.bases[table.name].snapshot
+        return self.tail_bytes(table) + (0 if base is None else base.whole.bytes if self.often else base.bytes)
+
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
 
@@ -105,19 +114,29 @@ class View:
             return base
         tail = self.tail(table).select("key", "state", "epoch", "seq")
         tail = tail if keys is None or of_tail else only(tail, keys, "left_semi")
-        return merge(table, tail if base is None else base.unionByName(tail))
+        return merge(table, self._at_hand(tail if base is None else base.unionByName(tail), self.whole_bytes(table)))
+
+    def states_since(self, table: TableDef, seq: int, states: DataFrame) -> DataFrame:
+        """Give the absolute states of all keys (`key`, `state`) from those at an earlier seq, over the same base, which are data."""
+        if not self._files(table, seq, self.position.seq).bytes:
+            return states
+        came = self.changes(table, seq, self.position.seq).select("key", "state")
+        return materialise(merge(table, self._at_hand(states.unionByName(came), self.whole_bytes(table))))
 
     def first_window(self, table: TableDef) -> datetime | None:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
         return earliest(self.deltas(table, self.bases[table.name].seq, self.position.seq), "key.window_start")
 
-    def states_from(self, table: TableDef, first: datetime, files: Files) -> DataFrame:
-        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its."""
+    def states_from(self, table: TableDef, first: datetime, files: Files, size: int) -> DataFrame:
+        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its.
+
+        Tail and files are so many bytes, with each delta in all its windows.
+        """
         rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
         if base is not None and files.number:
             kept = states_in(base, table, "window_start", files=files).where(f"window_start >= {moment(first)}").drop("window_start")
             rows = kept.unionByName(rows)
-        return merge(table, rows)
+        return merge(table, self._at_hand(rows, size))
 
     def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
         """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
@@ -212,6 +231,10 @@ class View:
     def whole(self, table: TableDef) -> DataFrame:
         """Give all that a table without a base keeps as the changes of one commit: `key`, `state`, `st`."""
         return merge(table, self.deltas(table, 0, self.position.seq), "max(st) AS st").select("key", "state", "st")
+
+    def _at_hand(self, rows: DataFrame, size: int) -> DataFrame:
+        """Bring rows of so many bytes together in one task where they are few: what is made of them by key then needs no shuffle."""
+        return rows.coalesce(1) if size <= self.one_task else rows
 
     def _of_base(self, table: TableDef) -> Files | None:
         """List the files of a base that is small or read often; of others, Delta leaves out those that the query on it doesn't need."""

@@ -27,9 +27,10 @@ from watertable.store.bases import number_of
 from watertable.store.changelog import Changelog, shaped, system_parts, table_part, told
 from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
+from watertable.store.lookups import Lookups
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
-from watertable.store.views import Known, materialise
+from watertable.store.views import Known
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,11 +43,6 @@ EPOCH_LINE: Final = "watertable/epoch"
 """The transaction line of whatever begins or ends an epoch; the number is the epoch's."""
 SMALL_BATCH: Final = 50_000
 """Records up to which a commit is written by one task: one file a table, and no second stage."""
-SHORT_TAIL: Final = 2 << 20
-"""Bytes of a tail up to which looking up is quicker without cutting it to the keys that are wanted."""
-SHORT_TABLE: Final = 256 << 10
-BYTES_A_RECORD: Final = 16
-"""Bytes of a whole table up to which looking up is quicker without finding out which keys are wanted: so many, or these for each record."""
 HOLD_MS: Final = "hold_ms"
 """In the counters of a hold: for how many milliseconds a writer waits."""
 _TRIES: Final = 5
@@ -218,9 +214,11 @@ class Store:
             return None
         return classify(self.reader.deployed(head.last.fingerprint), topology)
 
-    def fold_all(self, known: Known | None = None, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
+    def fold_all(
+        self, known: Known | None = None, stop: Callable[[], bool] = lambda: False, *, beside: bool = False
+    ) -> Mapping[str, TableFold]:
         """Fold all tables to one position; see `Folder.fold_all`."""
-        return self.folder.fold_all(None, known, stop)
+        return self.folder.fold_all(None, known, stop, beside=beside)
 
     def fold(self, table: str, upto: int | None = None) -> int | None:
         """Fold a table's tail into its Delta table; see `Folder.fold`."""
@@ -253,6 +251,7 @@ class Writer:
         """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
         self._usable = True
         self._draft: Draft | None = None
+        self._lookups = Lookups(store.reader, lambda: self.known)
 
     @property
     def last(self) -> CommitInfo | None:
@@ -340,23 +339,8 @@ class Writer:
             self._version = version
 
     def lookup(self, records: int = 0) -> Lookup:
-        """Give the look-up of old rows for one batch: (table, frame with distinct `key`, or all) → `key`, `state`, with its lineage cut.
-
-        A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more. So is a table that is small by
-        itself, or beside a batch of so many `records`: to find out which keys are in the batch would take another.
-        """
-
-        def look(table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
-            view = self._store.reader.view_for([table.name], self.known)
-            if due is not None and keys is not None:
-                return materialise(view.waiting(table, keys, due).select("key", "state"))
-            tail = view.tail_bytes(table)
-            base = view.bases[table.name].snapshot
-            if tail + (base.whole.bytes if base is not None else 0) <= max(SHORT_TABLE, BYTES_A_RECORD * records):
-                keys = None
-            return materialise(view.states(table, keys, of_tail=tail <= SHORT_TAIL).select("key", "state"))
-
-        return look
+        """Give the look-up of old rows for a batch of so many records at most; see `Lookups.of`."""
+        return self._lookups.of(records)
 
     def _complete(self, commit: CommitInfo) -> CommitInfo:
         last = self._last or CommitInfo()
