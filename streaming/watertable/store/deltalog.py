@@ -107,8 +107,14 @@ class Snapshot:
 
         One Spark job; none where the version wrote the table anew, so that the log has them all in one place.
         """
+        written = self._written
+        return self.files("true") if written is None else self._log.files(written)
+
+    @cached_property
+    def _written(self) -> tuple[Added, ...] | None:
+        """List what the log tells of the files of a version that wrote the table anew; None for any other."""
         commit = self._log.commit(self.version)
-        return self._log.files(commit.added) if commit is not None and commit.replaces else self.files("true")
+        return commit.added if commit is not None and commit.replaces else None
 
     def files(self, where: str) -> Files:
         """List the files that can hold rows for which the condition is true; one Spark job over the log's state."""
@@ -135,8 +141,9 @@ class Snapshot:
 
     @cached_property
     def bytes(self) -> int:
-        """Add up the table's files; a Spark job."""
-        return int(self._snapshot.sizeInBytes())
+        """Add up the table's files; a Spark job, unless the version wrote the table anew."""
+        written = self._written
+        return int(self._snapshot.sizeInBytes()) if written is None else sum(file.bytes for file in written)
 
     @property
     def timestamp(self) -> int:

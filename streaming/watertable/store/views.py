@@ -100,7 +100,7 @@ class View:
     def whole_bytes(self, table: TableDef) -> int:
         """Add up the files of the base and of the tail."""
         base = self.bases[table.name].snapshot
-        return self.tail_bytes(table) + (0 if base is None else base.whole.bytes if self.often else base.bytes)
+        return self.tail_bytes(table) + (0 if base is None else base.bytes)
 
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
@@ -198,7 +198,7 @@ class View:
     def rows(self, table: TableDef) -> DataFrame:
         """Read the table as its columns.
 
-        A small tail leaves the base unshuffled: rows whose key isn't in the tail are read as they are.
+        Few rows are merged in one task. Of more, a small tail leaves the base unshuffled: rows of keys that it hasn't are read as they are.
         """
         base = self.bases[table.name].snapshot
         size = self.tail_bytes(table)
@@ -207,7 +207,7 @@ class View:
         kept = base.frame(self._of_base(table)).select(*(quote(n) for n in table.columns.names))
         if size == 0:
             return kept
-        if size > SMALL_TAIL:
+        if size > SMALL_TAIL or self.whole_bytes(table) <= self.one_task:
             return shown(finish(table, self.states(table)))
         touched = self.touched(table)
         untouched = only(kept, touched, "left_anti", of="")
