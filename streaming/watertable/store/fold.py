@@ -228,12 +228,11 @@ class Folder:
         that any fold up to an earlier seq has written: so the order of folds is as irrelevant as where whole tables are written.
         """
         tail, base = view.tail_bytes(table), view.bases[table.name].snapshot
-        if isinstance(table.windows, TimeWindows) and first is not None and last is not None:
-            rows = tail * (table.windows.size // table.windows.advance)  # a delta is for all windows that its records are in
-            if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * rows):
-                size = rows + last.bytes
-                self._plan_for(view, size, size)
-                frame = _shaped(table, view.states_from(table, first, last, size)).where("_wt_alive").drop("_wt_alive")
+        if first is not None and last is not None:
+            spread = view.spread_bytes(table)
+            if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * spread):
+                self._plan_for(view, spread + last.bytes, spread + last.bytes)
+                frame = _shaped(table, view.states_from(table, first, last)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 return self._overwrite(table, base_name(table), frame, number, since=first)
         self._plan_for(view, tail, tail + (base.bytes if base is not None else 0))

@@ -97,10 +97,14 @@ class View:
             size += self._files(table, max(0, base.tombstones_from - 1), base.seq).bytes
         return size
 
+    def spread_bytes(self, table: TableDef) -> int:
+        """Add up the files of the tail, each as often as a delta in it may be for a window of its own."""
+        return self.tail_bytes(table) * (1 if table.windows is None else table.windows.per_record)
+
     def whole_bytes(self, table: TableDef) -> int:
-        """Add up the files of the base and of the tail."""
-        base = self.bases[table.name].snapshot
-        return self.tail_bytes(table) + (0 if base is None else base.bytes)
+        """Add up the files of the base and of the tail, spread to its windows."""
+        base, files = self.bases[table.name].snapshot, self._of_base(table)
+        return self.spread_bytes(table) + (files.bytes if files is not None else 0 if base is None else base.bytes)
 
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
@@ -127,16 +131,13 @@ class View:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
         return earliest(self.deltas(table, self.bases[table.name].seq, self.position.seq), "key.window_start")
 
-    def states_from(self, table: TableDef, first: datetime, files: Files, size: int) -> DataFrame:
-        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its.
-
-        Tail and files are so many bytes, with each delta in all its windows.
-        """
+    def states_from(self, table: TableDef, first: datetime, files: Files) -> DataFrame:
+        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its."""
         rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
         if base is not None and files.number:
             kept = states_in(base, table, "window_start", files=files).where(f"window_start >= {moment(first)}").drop("window_start")
             rows = kept.unionByName(rows)
-        return merge(table, self._at_hand(rows, size))
+        return merge(table, self._at_hand(rows, self.spread_bytes(table) + files.bytes))
 
     def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
         """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
