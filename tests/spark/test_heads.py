@@ -193,6 +193,7 @@ def test_the_files_of_a_base_are_those_that_delta_lists(ledger: Ledger, monkeypa
         assert commit.replaces or small < 0
         assert {row.qty for row in base.frame(base.whole).collect()} == {row.qty for row in base.frame().collect()} == {ledger.stock["a"]}
         assert (base.whole.number, base.whole.bytes) == ((listed := base.files("true")).number, listed.bytes)
+        assert base.bytes == base._snapshot.sizeInBytes()
     assert commit.replaces == (small > 0)
 
 

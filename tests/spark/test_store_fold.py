@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import polars
@@ -13,12 +14,14 @@ import watertable as wt
 from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints
 from watertable.errors import StoreError
+from watertable.plan.plan import TableDef
 from watertable.store import fold
 from watertable.store.fold import Folder
+from watertable.store.reader import Reader
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -234,6 +237,24 @@ def test_where_time_went_on_the_last_windows_are_written_anew_and_earlier_files_
     assert bool(table.history(1)[0]["operationParameters"].get("predicate")) == (overwrite_from > 1), "the whole table where much waits"
     seen = polars.scan_delta(f"{ledger.store.warehouse}/shop/hourly").select("window_start", "n").collect()
     assert sorted(seen["n"].to_list()) == sorted((known | {1: 11}).values())
+
+
+def test_beside_a_stream_a_fold_is_one_task_and_gives_the_rows_that_any_fold_gives(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    view_for, overwrite, tasks = Reader.view_for, Folder._overwrite, list[int]()
+
+    def written(folder: Folder, table: TableDef, name: str, rows: DataFrame, *args: Any) -> None:
+        tasks.append(rows.rdd.getNumPartitions())
+        overwrite(folder, table, name, rows, *args)
+
+    monkeypatch.setattr(Reader, "view_for", lambda *args: replace(view_for(*args), one_task=-1))  # nothing is small by itself
+    monkeypatch.setattr(Folder, "_overwrite", written)
+    for beside in (True, False):
+        for _ in range(2):
+            tasks.clear()
+            ledger.commit({"stock": ledger.sums("stock", {"a": 1, "b": 2, "c": -1})})
+            ledger.store.folder.fold_all(["stock"], ledger.writer.known, beside=beside)
+        assert (max(tasks) == 1) is beside
+    assert plain(ledger, "stock") == ledger.read("stock") == {"a": 4, "b": 8, "c": -4}
 
 
 def test_a_sum_that_leaves_its_type_stops_folds_with_the_tables_name_and_the_way_out(ledger: Ledger) -> None:
