@@ -169,12 +169,12 @@ class Folder:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
             elif base.snapshot is None or outdated or size <= SMALL_BASE * (1 if ancestor else ONCE) or not _alike(base, newest):
-                self._write_whole(table, view, tail + size, number)
+                self._write_whole(table, view, number)
             else:
                 first = view.first_window(table) if _goes_by_time(table) else None
                 last = None if first is None else base.snapshot.files(f"window_start >= {moment(first)}")
                 if tail > OVERWRITE_FROM * size and (last is None or last.bytes > size / 2):
-                    self._write_whole(table, view, tail + size, number)
+                    self._write_whole(table, view, number)
                 else:
                     if newest.epoch != position.epoch or not ancestor:
                         self._inherit(name, newest, None if ancestor else base, position.epoch)
@@ -214,8 +214,9 @@ class Folder:
         rows = newest.snapshot.frame().limit(0)
         self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note)
 
-    def _write_whole(self, table: TableDef, view: View, size: int, number: int) -> None:
-        """Write a base anew, made of so many bytes."""
+    def _write_whole(self, table: TableDef, view: View, number: int) -> None:
+        """Write a base anew."""
+        size = view.whole_bytes(table)
         self._plan_for(view, size, size)
         frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
         failpoints.hit("fold.before_merge")

@@ -32,7 +32,7 @@ BYTES_A_RECORD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Remembered:
     """Remember the states (`key`, `state`) of a whole table at a seq, over a base."""
 
     base: Base
@@ -45,7 +45,7 @@ class Lookups:
 
     def __init__(self, reader: Reader, known: Callable[[], Known]) -> None:
         self._reader, self._known = reader, known
-        self._seen: dict[str, _Seen] = {}
+        self._remembered: dict[str, _Remembered] = {}
 
     def of(self, records: int = 0) -> Lookup:
         """Give the look-up of old rows for one batch: (table, frame with distinct `key`, or all) → `key`, `state`, with its lineage cut.
@@ -61,7 +61,7 @@ class Lookups:
             tail, size = view.tail_bytes(table), view.whole_bytes(table)
             if size <= SHORT_TABLE:
                 return self._whole(view, table)
-            self._seen.pop(table.name, None)
+            self._remembered.pop(table.name, None)
             keys = None if size <= BYTES_A_RECORD * records else keys
             return materialise(view.states(table, keys, of_tail=tail <= SHORT_TAIL).select("key", "state"))
 
@@ -69,12 +69,12 @@ class Lookups:
 
     def _whole(self, view: View, table: TableDef) -> DataFrame:
         """Give all states of a table: those that were given before, with what has been committed since then."""
-        base, seq, seen = view.bases[table.name], view.position.seq, self._seen.get(table.name)
+        base, seq, seen = view.bases[table.name], view.position.seq, self._remembered.get(table.name)
         if seen is None or seen.base != base:
             states = materialise(view.states(table).select("key", "state"))
         elif seen.seq == seq:
             return seen.states
         else:
             states = view.states_since(table, seen.seq, seen.states)
-        self._seen[table.name] = _Seen(base, seq, states)
+        self._remembered[table.name] = _Remembered(base, seq, states)
         return states
