@@ -59,7 +59,7 @@ class Deed:
             return None if self.delay else False
         if self.point.startswith("rewind."):
             return True
-        return self.act != "promote"  # its replay comes before its row, any other's after it
+        return self.act not in ("promote", "join")  # their replay comes before their row, any other's after it
 
 
 @dataclass(frozen=True, slots=True)
