@@ -24,7 +24,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from tests.crash.campaign import Chain, Child, last_words, runs
+from tests.crash.campaign import Chain, Child, last_words
 from tests.crash.ledger import topology
 from tests.crash.verify import FOLD_LINE, SEQ_MASK, Lake, Partition, Verdict, fold, verify_outputs
 from watertable.interpreter import Interpreter
@@ -226,7 +226,7 @@ class ActChain(Chain):
         verify_outputs(self.lake.topology, records, self.ledger.records(self.ledger.outputs), verdict)
         ends = self.ledger.ends()
         verdict.same("mirrored position", Admin(self.cluster).mirrored(self.lake.topology.app, ends), ends)
-        verdict.same("JVMs that outlived their Python", [pid for pid in self.jvms if runs(pid)], [])
+        self.verify_ended(verdict)
         return verdict
 
     def verify_acts(self, verdict: Verdict) -> None:

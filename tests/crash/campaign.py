@@ -29,6 +29,7 @@ from tests.crash.verify import Lake, Verdict, verify_counts, verify_outputs, ver
 from watertable.failpoints import POINTS
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
+from watertable_platform.orchestration.child import alive, birth
 
 CHILD = Path(__file__).with_name("child.py")
 WAYS = ("kill-python", "kill-jvm", "kill-both")
@@ -131,7 +132,8 @@ class Chain:
     archive: str = ""
     ledger: Ledger = field(init=False)
     lake: Lake = field(init=False)
-    jvms: list[int] = field(default_factory=list)
+    jvms: list[tuple[int, str]] = field(default_factory=list)
+    """Process and birth: a grid of kills starts so many that ids are used again."""
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -199,11 +201,15 @@ class Chain:
         verdict.same("mirrored position", Admin(self.cluster).mirrored(self.lake.topology.app, ends), ends)
         if seen.exists():
             self._verify_reader(json.loads(seen.read_text()), verdict)
+        self.verify_ended(verdict)
+        return verdict
+
+    def verify_ended(self, verdict: Verdict) -> None:
+        """Make sure that no JVM is left behind; the last one may take a moment to end after its Python."""
         deadline = time.monotonic() + 30
-        while (left := [pid for pid in self.jvms if runs(pid)]) and time.monotonic() < deadline:
+        while (left := [pid for pid, born in self.jvms if alive(pid, born)]) and time.monotonic() < deadline:
             time.sleep(0.2)
         verdict.same("JVMs that outlived their Python", left, [])
-        return verdict
 
     def verify(self) -> Verdict:
         """Compare the store as it is now with what it should hold at its own position."""
@@ -221,7 +227,7 @@ class Chain:
         child = Child(script, self.home / "child.log")
         child.follow("child")
         if child.jvm is not None:
-            self.jvms.append(child.jvm)
+            self.jvms.append((child.jvm, birth(child.jvm)))
         return child
 
     def waiting(self) -> int:
