@@ -116,7 +116,7 @@ class Child:
     def kill(self) -> None:
         """End what may be left of it."""
         for pid in (self.process.pid, self.jvm):
-            if pid is not None and runs(pid):
+            if pid is not None and alive(pid, ""):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -248,14 +248,6 @@ class Chain:
     def _with(result: Result, state: str, why: str, began: float) -> Result:
         result.state, result.why, result.seconds = state, why, time.monotonic() - began
         return result
-
-
-def runs(pid: int) -> bool:
-    """Tell whether a process runs: one that ended and isn't waited for doesn't."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
 
 
 def grid(results: Sequence[Result]) -> str:

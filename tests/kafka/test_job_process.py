@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 
 from watertable.kafka.config import Cluster
 from watertable.kafka.feed import begin
+from watertable_platform.orchestration.child import alive
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.e2e]
 PATIENCE = 300.0
@@ -65,18 +66,11 @@ class Run:
         raise AssertionError("the run has no JVM")
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
-
-
 def _gone(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while _runs(pid) and time.monotonic() < deadline:
+    while alive(pid, "") and time.monotonic() < deadline:
         time.sleep(0.1)
-    return not _runs(pid)
+    return not alive(pid, "")
 
 
 @pytest.fixture
@@ -110,7 +104,7 @@ def test_sigterm_ends_a_run_within_seconds_with_exit_code_0_and_leaves_no_proces
     code, said = run.end()
     assert (code, said[-1]["event"]) == (0, "stopped")
     assert time.monotonic() - began < 20
-    assert not _runs(jvm)
+    assert not alive(jvm, "")
 
 
 @pytest.mark.slow
