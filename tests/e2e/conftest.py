@@ -84,6 +84,14 @@ class Project:
                 continue
         return found
 
+    def kill(self) -> None:
+        """End every process of the project at once, as a machine that dies does."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
     def env(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("WATERTABLE_", "DAGSTER_"))}
         caches = {n: v for n, v in os.environ.items() if n in ("WATERTABLE_CACHE", "WATERTABLE_MAVEN_MIRROR")}
@@ -299,8 +307,4 @@ def dagster(project: Project) -> Iterator[Dagster]:
         yield running
     finally:
         running.stop()
-        for pid in project.processes():  # only where a test failed half-way
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        project.kill()  # only where a test failed half-way

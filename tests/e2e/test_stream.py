@@ -96,11 +96,12 @@ def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(proje
         dagster.launch_stream()
     third = dagster.until("the stream runs", lambda: live(dagster))
 
-    # its worker killed outright: the run is a ghost, and is buried, by the sensor or, if that looks first, by Dagster; it comes back
-    lease = leases_of(project)
-    os.kill(lease["pid"], signal.SIGKILL)
-    ended = dagster.until("the ghost is buried", lambda: (r := dagster.run(third["runId"]))["status"] in ("CANCELED", "FAILURE") and r)
-    assert (ended["status"], ended["tags"]["watertable/ended"]) in (("CANCELED", "ghost"), ("FAILURE", ""))
+    # its worker killed outright: the run is a ghost, and is buried, whoever sees it first, the sensor or Dagster; it comes back
+    os.kill(leases_of(project)["pid"], signal.SIGKILL)
+    reached = leases_of(project)["position"]
+    ghost = dagster.until("the ghost is seen", lambda: (r := dagster.run(third["runId"]))["tags"].get("watertable/ended") == "ghost" and r)
+    assert reached in ("", ghost["tags"]["watertable/position"])
+    dagster.until("it is buried", lambda: dagster.run(third["runId"])["status"] in ("CANCELED", "FAILURE"))
     fourth = dagster.until("it came back", lambda: live(dagster))
     assert fourth["runId"] != third["runId"]
     assert fourth["tags"]["watertable/started_by"] == "supervisor"
@@ -134,6 +135,25 @@ def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(proje
     crashes = [r for r in dagster.runs("stream__shop") if r["status"] == "FAILURE"]
     assert len([r for r in crashes if "RecordFailed" in r["tags"].get("watertable/crash", "")]) == 5
     assert drivers(project) == []
+    ticks(dagster, "reconcile_streams")  # not one of them failed
+
+
+@pytest.mark.slow
+def test_a_stream_comes_back_after_its_whole_machine_died(project: Project, dagster: Dagster) -> None:
+    if live(dagster) is None:
+        dagster.launch_stream()
+    before = dagster.until("the stream runs", lambda: live(dagster))
+
+    project.kill()  # the page, the daemon, the code server, the worker and its driver, none of which may say a word
+    dagster.stop()
+    dagster.start()
+
+    ended = dagster.until("the ghost is buried", lambda: (r := dagster.run(before["runId"]))["status"] != "STARTED" and r)
+    assert (ended["status"], ended["tags"]["watertable/ended"]) == ("CANCELED", "ghost")
+    after = dagster.until("it came back", lambda: live(dagster))
+    assert after["tags"]["watertable/started_by"] == "supervisor"
+    assert len(drivers(project)) == 1
+    ticks(dagster, "reconcile_streams")
 
 
 @pytest.mark.slow

@@ -1,13 +1,19 @@
-"""What Dagster's records and the app's own say about the code that a stream runs."""
+"""What Dagster's records and the app's own say about a stream: by which code it runs, and how its runs ended."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import dagster as dg
+import pytest
+
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration.history import breaking_code
+from watertable_platform.orchestration.history import attempts, breaking_code, job_name
+from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.sensors import build_reconcile_sensor
+from watertable_platform.orchestration.supervisor import Ended, Tag
 
 APP = """
 import watertable as wt
@@ -32,3 +38,48 @@ def test_code_that_would_make_tables_wrong_is_known_from_what_was_recorded(tmp_p
     assert breaking_code(settings, loaded()) == ""
     assert breaking_code(settings, loaded(more='sales.group_by("item").count().materialized_as("counts")')) == ""
     assert "stock: a filter was put in" in breaking_code(settings, loaded(".filter('qty > 0')"))
+
+
+FAILED = dg.DagsterRunStatus.FAILURE
+STARTED = dg.DagsterRunStatus.STARTED
+CANCELED = dg.DagsterRunStatus.CANCELED
+GONE = "an earlier process's"
+"""The birth of a worker that has this process's id, and isn't it."""
+
+
+@pytest.mark.parametrize(("before", "after"), [(STARTED, CANCELED), (FAILED, FAILED)], ids=["by the sensor", "by Dagster"])
+def test_a_ghost_is_told_as_one_with_its_last_position_whoever_ended_it(
+    tmp_path: Path, before: dg.DagsterRunStatus, after: dg.DagsterRunStatus
+) -> None:
+    settings = Settings.load(tmp_path, kafka="127.0.0.1:1")
+    file = tmp_path / "assets" / "shop" / "app.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(APP.format(filter="", more=""))
+    app = load_apps(settings).app("shop")
+    sensor = build_reconcile_sensor({"shop": app}, [], settings, loaded_at=0.0)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="ghost", status=before, tags={Tag.POSITION: "shop@1.3"}))
+        leases.renew(settings, Lease(app="shop", run_id="ghost", environment="here", pid_birth=GONE, position="shop@1.7"))
+
+        first = sensor(dg.build_sensor_context(instance=instance))
+        run = instance.get_run_by_id("ghost")
+        assert run is not None
+        assert run.status is after
+        assert (run.tags[Tag.ENDED], run.tags[Tag.POSITION]) == (Ended.GHOST, "shop@1.7")
+        assert isinstance(first, dg.SensorResult)
+        assert not first.run_requests  # its end is told first, then it comes back
+
+        [attempt] = attempts(instance, settings, "shop")
+        assert (attempt.ended, attempt.position, attempt.worker_gone, attempt.crashed) == (Ended.GHOST, "shop@1.7", False, True)
+
+
+@pytest.mark.parametrize("lease", [{"released": True}, {"run_id": "another"}, {}], ids=["gave its lease back", "another's lease", "lives"])
+def test_a_run_that_failed_by_itself_is_no_ghost(tmp_path: Path, lease: dict[str, object]) -> None:
+    settings = Settings.load(tmp_path, kafka="127.0.0.1:1")
+    held = {"app": "shop", "run_id": "failed", "environment": "here"} | ({"pid_birth": GONE} if lease else {}) | lease
+    leases.renew(settings, Lease(**held))  # type: ignore[arg-type]
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="failed", status=FAILED))
+        [attempt] = attempts(instance, settings, "shop")
+        assert not attempt.worker_gone
+        assert attempt.ended is None

@@ -59,7 +59,7 @@ def _attempt(record: dg.RunRecord, held: Lease | None) -> Attempt:
         ended_at=record.end_time or 0.0,
         crash=Crash.from_tag(crash) if crash else None,
         handing_over=Tag.HAND_OVER in tags,
-        worker_gone=run.status in _RUNNING and _worker_gone(record, held),
+        worker_gone=_worker_gone(record, held),
     )
 
 
@@ -76,10 +76,14 @@ def _status(status: dg.DagsterRunStatus) -> Status:
 
 
 def _worker_gone(record: dg.RunRecord, held: Lease | None) -> bool:
-    """Tell whether nobody carries out a run that Dagster believes to be running.
+    """Tell whether nobody carries out a run that Dagster believes to be running, or that Dagster itself failed for want of a worker.
 
-    Its lease tells; a run that never got so far as to take one is given `SILENT` seconds.
+    Its lease tells: a worker that ends by itself gives it back. A run that never got so far as to take one is given `SILENT` seconds.
     """
-    if held is not None and held.run_id == record.dagster_run.run_id:
-        return not held.worker_lives
-    return time.time() - (record.start_time or record.create_timestamp.timestamp()) > SILENT
+    run = record.dagster_run
+    lease = leases.of_run(held, run.run_id)
+    if run.status in _RUNNING:
+        began = record.start_time or record.create_timestamp.timestamp()
+        return time.time() - began > SILENT if lease is None else not lease.worker_lives
+    unsaid = run.status is dg.DagsterRunStatus.FAILURE and not run.tags.get(Tag.ENDED)
+    return unsaid and lease is not None and not lease.released and not lease.worker_lives

@@ -75,6 +75,11 @@ def read(settings: Settings, app: str) -> Lease | None:
         return None
 
 
+def of_run(lease: Lease | None, run_id: str) -> Lease | None:
+    """Give an app's lease if it is that run's; None else."""
+    return lease if lease is not None and lease.run_id == run_id else None
+
+
 def take(settings: Settings, lease: Lease, *, take_over: bool = False) -> Lease:
     """Take the app for a run; raise `JobError` when another run holds it, or when it is another environment's.
 

@@ -157,18 +157,22 @@ def _config(instance: dg.DagsterInstance, past: Sequence[Attempt]) -> Mapping[st
 
 def _bury(run_id: str, app: LoadedApp, settings: Settings, instance: dg.DagsterInstance) -> None:
     """Record the end of a run whose worker is gone, and end its driver should that still be there."""
-    held = leases.read(settings, app.name)
-    if held is not None and held.run_id == run_id and not held.worker_lives and alive(held.driver, held.driver_birth):
+    lease = leases.of_run(leases.read(settings, app.name), run_id)
+    if lease is not None and not lease.worker_lives and alive(lease.driver, lease.driver_birth):
         try:
-            os.killpg(held.driver, signal.SIGKILL)
+            os.killpg(lease.driver, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
     run = instance.get_run_by_id(run_id)
-    if run is None or run.is_finished:
-        return
+    if run is None or (run.is_finished and (run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(Tag.ENDED))):
+        return  # it ended by itself since, and has said why
     if run.status is not dg.DagsterRunStatus.CANCELING:  # a person who wanted it stopped still does
-        instance.add_run_tags(run_id, {Tag.ENDED: Ended.GHOST, Tag.POSITION: held.position if held else ""})
-    instance.report_run_canceled(run, message="its worker is gone; marked as ended by the reconcile sensor")
+        tags: dict[str, str] = {Tag.ENDED: str(Ended.GHOST)}  # a tag takes text, and no enum
+        if lease is not None and lease.position:  # else it is where it began, and its tag has that
+            tags[Tag.POSITION] = lease.position
+        instance.add_run_tags(run_id, tags)
+    if not run.is_finished:  # Dagster's own look at its workers may have come first
+        instance.report_run_canceled(run, message="its worker is gone; marked as ended by the reconcile sensor")
 
 
 def _evaluations(app: LoadedApp, name: str, verdict: checks.Verdict) -> list[dg.AssetCheckEvaluation]:
