@@ -143,6 +143,9 @@ def test_a_stream_comes_back_after_its_whole_machine_died(project: Project, dags
     if live(dagster) is None:
         dagster.launch_stream()
     before = dagster.until("the stream runs", lambda: live(dagster))
+    plan = {"ops": {"rewind_shop": {"config": {"to": "earliest"}}}}
+    act = dagster.launch("rewind__shop", config=plan)
+    dagster.until("an act is under way", lambda: dagster.run(act)["tags"].get("watertable/worker/shop"))
 
     project.kill()  # the page, the daemon, the code server, the worker and its driver, none of which may say a word
     dagster.stop()
@@ -153,6 +156,9 @@ def test_a_stream_comes_back_after_its_whole_machine_died(project: Project, dags
     after = dagster.until("it came back", lambda: live(dagster))
     assert after["tags"]["watertable/started_by"] == "supervisor"
     assert len(drivers(project)) == 1
+    assert dagster.run(act)["status"] == "FAILURE"
+    act = dagster.launch("rewind__shop", config=plan)
+    dagster.until("the act's place is free", lambda: dagster.run(act)["status"] == "SUCCESS")
     ticks(dagster, "reconcile_streams")
 
 

@@ -26,6 +26,7 @@ from watertable.errors import WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration import workers
 from watertable_platform.orchestration.child import Child, Event, birth, run_command
 from watertable_platform.orchestration.days import Days
 from watertable_platform.orchestration.lease import Lease
@@ -105,22 +106,28 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
     def materialize(context: dg.AssetExecutionContext, config: ActConfig) -> Iterator[dg.MaterializeResult[Any]]:
         asked = sorted(context.partition_keys) if context.has_partition_key or RANGE in context.run.tags else ()
         act = _Act(context, config, app, settings, days, asked)
-        if asked:
-            _backfill(act)
-            return
-        if config.dry_run:
-            context.log.info("a dry run without days: there is nothing to plan, and nothing is changed")
-            return
-        held = leases.read(settings, app.name)
-        told = _wait_for_stream(context, config, app, settings) if held is not None and held.is_held else _run_bounded(act)
-        for key in act.selected:
+        with workers.marked(context.instance, context.run.run_id, app.name):
+            told = _backfill(act) if asked else _materialize(act)
+        for key in act.selected if told else ():
             yield dg.MaterializeResult(asset_key=key, metadata=told, data_version=dg.DataVersion(str(told["position"])))
 
     return materialize
 
 
-def _backfill(act: _Act) -> None:
-    """Make the windows of the days anew, or rewind the app to the start of them and see it replayed; report the days that are closed."""
+def _materialize(act: _Act) -> Mapping[str, Any]:
+    """Bring the app to the head of its topics, or see its live stream there; give what is to be told of it, nothing for a dry run."""
+    if act.config.dry_run:
+        act.context.log.info("a dry run without days: there is nothing to plan, and nothing is changed")
+        return {}
+    held = leases.read(act.settings, act.app.name)
+    return _wait_for_stream(act) if held is not None and held.is_held else _run_bounded(act)
+
+
+def _backfill(act: _Act) -> Mapping[str, Any]:
+    """Make the windows of the days anew, or rewind the app to the start of them and see it replayed.
+
+    It reports the days that are closed by itself, and gives nothing to be told of the tables as such.
+    """
     from watertable.store.commits import Position
 
     context, app, settings = act.context, act.app, act.settings
@@ -145,17 +152,18 @@ def _backfill(act: _Act) -> None:
     else:
         if done is None:
             context.log.info("a dry run: nothing is changed")
-            return
+            return {}
         context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}. {_words(act)}")
         becomes = Position.parse(done["position"])
         if done["event"] == "rewound":
             records = int(said["plan"]["records"])
             act.replay = Progress(records, time.monotonic(), records)
     if act.config.dry_run:
-        return
+        return {}
     held = leases.read(settings, app.name)
     told = _follow_stream(act, becomes) if held is not None and held.is_held else _run_bounded(act)
     _report_days(act, told)
+    return {}
 
 
 def _words(act: _Act) -> str:
@@ -239,7 +247,7 @@ def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
         time.sleep(1.0)
 
 
-def _wait_for_stream(context: dg.AssetExecutionContext, config: ActConfig, app: LoadedApp, settings: Settings) -> Mapping[str, Any]:
+def _wait_for_stream(act: _Act) -> Mapping[str, Any]:
     """Wait until the live stream has read what is there now; return where it stands.
 
     Raises `Failure` when the time is over, or when the stream ends meanwhile.
@@ -247,6 +255,7 @@ def _wait_for_stream(context: dg.AssetExecutionContext, config: ActConfig, app: 
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
 
+    context, config, app, settings = act.context, act.config, act.app, act.settings
     admin = Admin(Cluster.of(settings))
     goal = admin.latest(admin.partitions([topic.name for topic in app.topology.topics]))
     deadline = time.monotonic() + config.wait_seconds

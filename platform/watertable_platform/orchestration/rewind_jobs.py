@@ -18,6 +18,7 @@ from pydantic import Field
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration import workers
 from watertable_platform.orchestration.child import Child, Event, command
 from watertable_platform.orchestration.supervisor import Tag
 from watertable_platform.orchestration.translator import table_key
@@ -145,7 +146,8 @@ def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act
         elif event["event"] == "batch":
             context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
 
-    _, done = carry_out(app, settings, act, options, heard)
+    with workers.marked(context.instance, context.run_id, app.name):
+        _, done = carry_out(app, settings, act, options, heard)
     context.add_output_metadata(kept)
     if done is None:
         context.log.info("a dry run: nothing is changed; launch it with dry_run: false to do it")

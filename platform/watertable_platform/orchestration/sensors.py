@@ -19,7 +19,7 @@ import dagster as dg
 from watertable.errors import KafkaError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
-from watertable_platform.orchestration import checks, topics
+from watertable_platform.orchestration import checks, topics, workers
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.child import alive
 from watertable_platform.orchestration.history import attempts, breaking_code, job_name, recorded_code
@@ -61,11 +61,12 @@ def build_reconcile_sensor(
         jobs=jobs,
         minimum_interval_seconds=RECONCILE_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Keeps every launched stream running: restarts what crashed, hands over to new code, buries runs whose worker is gone.",
+        description="Keeps every launched stream running: restarts what crashed, hands over to new code, ends runs whose worker is gone.",
     )
     def reconcile_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         told: dict[str, Any] = json.loads(context.cursor or "{}")
         outcome = _Outcome()
+        outcome.says += [f"run {run_id}: {workers.GONE}" for run_id in workers.bury(context.instance)]
         for app in apps.values():
             past = attempts(context.instance, settings, app.name)
             breaking = breaking_code(settings, app)

@@ -20,7 +20,7 @@ LONGEST_WAIT: Final = 300.0
 
 
 class Tag(StrEnum):
-    """Name the tags that a stream's run carries."""
+    """Name the tags that a stream's run carries, and an act's."""
 
     APP = "watertable/app"
     BY = "watertable/started_by"  # "supervisor", or absent: a person
@@ -30,6 +30,7 @@ class Tag(StrEnum):
     CRASH = "watertable/crash"  # JSON of `Crash`
     HELD = "watertable/held"  # why the loaded code isn't handed over to: what it would break, and the way out
     HAND_OVER = "watertable/hand_over"  # a fingerprint: the sensor asks the run to make way for it
+    WORKER = "watertable/worker"  # with "/" and the app: which process carries out an act of it
 
 
 class Ended(StrEnum):
