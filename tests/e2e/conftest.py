@@ -71,6 +71,12 @@ class Project:
             producer.produce("sales", json.dumps({"qty": qty, "at": at}), key=item, partition=partition)
         assert producer.flush(20) == 0
 
+    def end(self, topic: str, partition: int = 0) -> int:
+        """Give the offset of the next record."""
+        from watertable.kafka.admin import Admin
+
+        return Admin(self.cluster).latest([(topic, partition)])[topic, partition]
+
     def processes(self) -> dict[int, str]:
         """Find every process that descends from this project: they all inherit its mark."""
         found = {}

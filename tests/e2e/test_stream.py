@@ -90,7 +90,7 @@ def test_a_stream_is_launched_watched_stopped_and_comes_back(project: Project, d
 
 
 @pytest.mark.slow
-def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(project: Project, dagster: Dagster) -> None:
+def test_a_stream_survives_its_worker_and_takes_new_code(project: Project, dagster: Dagster) -> None:
     if live(dagster) is None:  # asked for by itself: it has what the test before would have sent
         project.send(*[(f"i{n % 10}", n) for n in range(1000)], ("i1", 5))
         dagster.launch_stream()
@@ -111,7 +111,7 @@ def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(proje
     project.write("app", project.app + "    sales.group_by('item').agg(most=wt.max('qty')).materialized_as('most')\n")
     dagster.reload()
     dagster.until("it hands over", lambda: dagster.run(fourth["runId"])["tags"].get("watertable/ended") == "hand-over")
-    fifth = dagster.until("the new code runs", lambda: live(dagster))
+    fifth = dagster.until("the new code runs", lambda: (now := live(dagster)) and now["runId"] != fourth["runId"] and now)
     assert fifth["tags"]["watertable/fingerprint"] != fourth["tags"]["watertable/fingerprint"]
     dagster.until("the code is deployed", lambda: dagster.check("stock", "deployed_code").get("success"))
     project.write("app", project.app)
@@ -124,17 +124,6 @@ def test_a_stream_survives_its_worker_takes_new_code_and_stops_at_a_record(proje
     dagster.until("the batch asset is made", lambda: dagster.run(batch)["status"] in ("SUCCESS", "FAILURE"))
     assert dagster.run(batch)["status"] == "SUCCESS"
     assert dagster.materializations("shop", "totals")[0]["metadata"] == {"items": 10, "sales": 1001}
-
-    # broken at one record five times: stopped, and the check names the record
-    project.send(("boom", 2**62), ("boom", 2**62))
-    verdict = dagster.until(
-        "it is given up", lambda: (v := dagster.check("stock", "stream_alive")) and "Way out" in (v.get("description") or "") and v, 1500
-    )
-    assert verdict["success"] is False
-    assert "topic sales, partition 0, offset 1002" in verdict["description"]
-    crashes = [r for r in dagster.runs("stream__shop") if r["status"] == "FAILURE"]
-    assert len([r for r in crashes if "RecordFailed" in r["tags"].get("watertable/crash", "")]) == 5
-    assert drivers(project) == []
     ticks(dagster, "reconcile_streams")  # not one of them failed
 
 
@@ -188,6 +177,24 @@ def test_a_live_stream_is_rewound_and_taken_back_from_dagster(project: Project, 
     dagster.until("it goes on from where it was", lambda: at_epoch(dagster, 3))
     assert (live(dagster) or {}).get("runId") == running["runId"]
     assert len(drivers(project)) == 1
+
+
+@pytest.mark.slow
+def test_a_stream_that_breaks_five_times_at_one_record_stops_and_names_it(project: Project, dagster: Dagster) -> None:
+    if live(dagster) is None:
+        dagster.launch_stream()
+    dagster.until("the stream runs", lambda: live(dagster))
+    project.send(("boom", 2**62), ("boom", 2**62))
+    last = project.end("sales") - 1
+    verdict = dagster.until(
+        "it is given up", lambda: (v := dagster.check("stock", "stream_alive")) and "Way out" in (v.get("description") or "") and v, 1500
+    )
+    assert verdict["success"] is False
+    assert f"topic sales, partition 0, offset {last}" in verdict["description"]
+    crashes = [r for r in dagster.runs("stream__shop") if r["status"] == "FAILURE"]
+    assert len([r for r in crashes if "RecordFailed" in r["tags"].get("watertable/crash", "")]) == 5
+    assert drivers(project) == []
+    ticks(dagster, "reconcile_streams")
 
 
 def test_nothing_is_left_behind(project: Project, dagster: Dagster) -> None:
