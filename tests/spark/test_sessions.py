@@ -40,6 +40,7 @@ def site() -> Topology:
              "last": wt.last("x"), "kinds": wt.count_distinct("x"), "all": wt.collect_list("x"), "top": wt.top_k(2, "x", "y")}  # fmt: skip
     visits = views.group_by_key().windowed_by(windows).agg(**every).materialized_as("visits")
     visits.to_stream().to("told")
+    visits.to_stream().filter("new.n > 0").map_values(n="new.n").to_table().materialized_as("seen")
     visits.filter("n > 1").materialized_as("longer")
     visits.group_by("n").agg(visits=wt.count(), whose=wt.collect_set("who")).materialized_as("sizes")
     both = views.group_by_key().cogroup(views=wt.count()).cogroup(buys.group_by_key(), buys=wt.sum("x")).windowed_by(windows).agg()

@@ -59,6 +59,14 @@ def test_a_session_that_grows_ends_and_another_begins_and_one_that_does_not_is_o
     assert told == [(0, 0, None, 1), (16, 16, None, 1), (0, 0, 1, None), (16, 16, 1, None), (0, 16, None, 3), (0, 16, 3, 4)]
 
 
+def test_a_table_of_what_sessions_were_keeps_each_by_its_own_bounds() -> None:
+    app, visits = clicks()
+    visits.to_stream().filter("new.n > 0").map_values(n="new.n").to_table().materialized_as("seen")
+    driver = drive(app, (0, "a"), (8, "b"))
+    assert [(*seconds(row), row["n"]) for row in driver.windows("visits", "ann")] == [(0, 8, 2)]
+    assert [(*seconds(row), row["n"]) for row in driver.windows("seen", "ann")] == [(0, 0, 1), (0, 8, 2)]
+
+
 def test_a_record_is_late_when_the_session_that_it_makes_by_itself_is() -> None:
     app, _ = clicks(grace=5)
     driver = drive(app, (100, "a"), (85, "on time"), (84, "late"), (92, "joins"))

@@ -92,6 +92,14 @@ def test_a_record_out_of_order_changes_what_it_is_in_and_brings_the_window_right
     assert {n: row["windows"] for n, row in driver.table("sizes").items()} == {1: 2, 2: 2, 3: 1}
 
 
+def test_a_table_of_what_windows_were_keeps_each_by_its_own_bounds() -> None:
+    app, hot = alarms()
+    hot.to_stream().map_values(n="new.n").to_table().materialized_as("seen")
+    driver = drive(app, 20, 25, 27)
+    ends = [((r["window_end"] - EPOCH) // timedelta(milliseconds=1), r["n"]) for r in driver.windows("seen", "attic")]  # type: ignore[operator]
+    assert ends == [(20, 1), (25, 2), (27, 3), (31, 2), (36, 1)]
+
+
 def test_rows_are_filtered_and_cogrouped_streams_share_windows() -> None:
     app = wt.App("house")
     grouped = [app.topic(name, key="room STRING", value="c INT").stream().group_by_key() for name in ("heat", "smoke")]

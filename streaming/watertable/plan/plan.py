@@ -139,13 +139,13 @@ class TableDef:
     @property
     def sessions(self) -> SessionWindows | None:
         """Give the windows of a table of sessions: its states meet by group and nearness, and their keys' bounds move as they do."""
-        windows = self.windows
+        windows = _folded_into(self.root)
         return windows if isinstance(windows, SessionWindows) else None
 
     @property
     def sliding(self) -> SlidingWindows | None:
         """Give the windows of a table of sliding ones: its states are of moments, and each is in every window that holds its moment."""
-        windows = self.windows
+        windows = _folded_into(self.root)
         return windows if isinstance(windows, SlidingWindows) else None
 
     @property
@@ -354,7 +354,7 @@ def kept_by(root: Root) -> Schema:
     Of sliding windows they are the group's, the millisecond, and the end of the first window that isn't closed to what is kept there.
     """
     leaf = leaves_of(root)[0]
-    if isinstance(leaf, Aggregate) and isinstance(leaf.windows, SlidingWindows):
+    if isinstance(leaf, Aggregate) and isinstance(_folded_into(root), SlidingWindows):
         return _schema(leaf.group) + SLIDING_KEY
     return key_of(root.left if isinstance(root, ForeignJoin) else root)
 
@@ -404,6 +404,12 @@ def windows_of(node: Stream | Table) -> Windows | None:
             return max((windows for windows in both if windows), key=lambda windows: windows.grace, default=None)
         case _:
             return windows_of(node.parent)
+
+
+def _folded_into(root: Root) -> Windows | None:
+    """Give the windows into which a table node folds records; None where its keys are windows from above, if they are windows at all."""
+    leaf = leaves_of(root)[0]
+    return leaf.windows if isinstance(leaf, Aggregate) else None
 
 
 def buffer_of(join: StreamStreamJoin) -> TableDef:
