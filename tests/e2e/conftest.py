@@ -242,7 +242,7 @@ class Dagster:
         said = self.query("mutation { reloadWorkspace { __typename ... on PythonError { message } } }")["reloadWorkspace"]
         assert said["__typename"] == "Workspace", said
 
-    def until(self, what: str, probe: Callable[[], T], seconds: float = 300) -> T:
+    def until(self, what: str, probe: Callable[[], T | None], seconds: float = 300) -> T:
         """Wait until a probe gives something true, and return it; fail with what Dagster printed last."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

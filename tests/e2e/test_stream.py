@@ -20,6 +20,13 @@ def live(dagster: Dagster) -> dict[str, Any] | None:
     return found[0] if found and found[0]["tags"].get("watertable/fingerprint") else None
 
 
+def running(dagster: Dagster) -> dict[str, Any]:
+    """Give the stream's run, launched if there is none: a test can be asked for by itself."""
+    if live(dagster) is None:
+        dagster.launch_stream()
+    return dagster.until("the stream runs", lambda: live(dagster))
+
+
 def drivers(project: Project) -> list[int]:
     return [pid for pid, command in project.processes().items() if " run shop --json" in command]
 
@@ -93,8 +100,7 @@ def test_a_stream_is_launched_watched_stopped_and_comes_back(project: Project, d
 def test_a_stream_survives_its_worker_and_takes_new_code(project: Project, dagster: Dagster) -> None:
     if live(dagster) is None:  # asked for by itself: it has what the test before would have sent
         project.send(*[(f"i{n % 10}", n) for n in range(1000)], ("i1", 5))
-        dagster.launch_stream()
-    third = dagster.until("the stream runs", lambda: live(dagster))
+    third = running(dagster)
 
     # its worker killed outright: the run is a ghost, and is buried, whoever sees it first, the sensor or Dagster; it comes back
     os.kill(leases_of(project)["pid"], signal.SIGKILL)
@@ -129,9 +135,7 @@ def test_a_stream_survives_its_worker_and_takes_new_code(project: Project, dagst
 
 @pytest.mark.slow
 def test_a_stream_comes_back_after_its_whole_machine_died(project: Project, dagster: Dagster) -> None:
-    if live(dagster) is None:
-        dagster.launch_stream()
-    before = dagster.until("the stream runs", lambda: live(dagster))
+    before = running(dagster)
     plan = {"ops": {"rewind_shop": {"config": {"to": "earliest"}}}}
     act = dagster.launch("rewind__shop", config=plan)
     dagster.until("an act is under way", lambda: dagster.run(act)["tags"].get("watertable/worker/shop"))
@@ -153,9 +157,7 @@ def test_a_stream_comes_back_after_its_whole_machine_died(project: Project, dags
 
 @pytest.mark.slow
 def test_a_live_stream_is_rewound_and_taken_back_from_dagster(project: Project, dagster: Dagster) -> None:
-    if live(dagster) is None:
-        dagster.launch_stream()
-    running = dagster.until("the stream runs", lambda: live(dagster))
+    before = running(dagster)
     project.send(("i1", 7))
     dagster.until("it has committed", lambda: at_epoch(dagster, 1))
 
@@ -175,15 +177,13 @@ def test_a_live_stream_is_rewound_and_taken_back_from_dagster(project: Project, 
     dagster.until("it is undone", lambda: dagster.run(undone)["status"] == "SUCCESS")
     project.send(("i1", -7))
     dagster.until("it goes on from where it was", lambda: at_epoch(dagster, 3))
-    assert (live(dagster) or {}).get("runId") == running["runId"]
+    assert (live(dagster) or {}).get("runId") == before["runId"]
     assert len(drivers(project)) == 1
 
 
 @pytest.mark.slow
 def test_a_stream_that_breaks_five_times_at_one_record_stops_and_names_it(project: Project, dagster: Dagster) -> None:
-    if live(dagster) is None:
-        dagster.launch_stream()
-    dagster.until("the stream runs", lambda: live(dagster))
+    running(dagster)
     project.send(("boom", 2**62), ("boom", 2**62))
     last = project.end("sales") - 1
     verdict = dagster.until(
@@ -198,9 +198,9 @@ def test_a_stream_that_breaks_five_times_at_one_record_stops_and_names_it(projec
 
 
 def test_nothing_is_left_behind(project: Project, dagster: Dagster) -> None:
-    if (running := live(dagster)) is not None:  # Dagster ends with a stream in it
+    if (run := live(dagster)) is not None:  # Dagster ends with a stream in it
         assert drivers(project)
-        assert running["status"] == "STARTED"
+        assert run["status"] == "STARTED"
     dagster.stop()
     dagster.process = None
     dagster.until("no process is left", lambda: not project.processes())

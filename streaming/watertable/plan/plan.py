@@ -354,7 +354,7 @@ def kept_by(root: Root) -> Schema:
     Of sliding windows they are the group's, the millisecond, and the end of the first window that isn't closed to what is kept there.
     """
     leaf = leaves_of(root)[0]
-    if isinstance(leaf, Aggregate) and isinstance(_folded_into(root), SlidingWindows):
+    if isinstance(leaf, Aggregate) and isinstance(leaf.windows, SlidingWindows):
         return _schema(leaf.group) + SLIDING_KEY
     return key_of(root.left if isinstance(root, ForeignJoin) else root)
 
