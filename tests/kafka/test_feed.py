@@ -57,13 +57,16 @@ def test_each_record_lands_in_its_place(broker: Cluster) -> None:
 def test_a_feed_that_is_stopped_continues_where_the_topic_ends(broker: Cluster) -> None:
     stop, total = threading.Event(), 20_000
 
-    def stop_soon(sent: int, at: datetime) -> None:
-        if sent > 100:
-            stop.set()
+    def until(number: int) -> Iterator[Record]:
+        for sent, record in enumerate(sequence("stopped", total)):
+            if sent == number:  # by its place, not by the clock: all of them may be sent before that ticks
+                stop.set()
+            yield record
 
+    told: list[int] = []
     begin(broker, {"stopped": PARTITIONS})
-    first = feed(broker, sequence("stopped", total), stop=stop, progress=stop_soon)
-    assert 100 < first < total
+    first = feed(broker, until(1000), stop=stop, progress=lambda sent, at: told.append(sent))
+    assert first == told[-1] == 1000
     second = feed(broker, sequence("stopped", total, begin(broker, {"stopped": PARTITIONS})))
     assert first + second == total
     assert read(broker, "stopped") == {(r.partition, r.offset): r.value for r in sequence("stopped", total)}
