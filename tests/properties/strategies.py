@@ -33,7 +33,7 @@ from watertable.plan import nodes, plan
 from watertable.plan.nodes import Format
 from watertable.plan.plan import Topology
 from watertable.plan.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
-from watertable.plan.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows
+from watertable.plan.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows, shape_of
 from watertable.records import Record
 from watertable.schema import Type
 from watertable.sql.expressions import Scope
@@ -352,6 +352,13 @@ def elapsed(draw: st.DrawFn, table: Table, *, calm: bool) -> Table:
 
 
 @st.composite
+def told(draw: st.DrawFn, table: Table) -> Table:
+    """Keep what a table's changes tell of each key, windows or not, and derive another from it at times."""
+    changes = table.to_stream()
+    return draw(derived(changes.map_values(**draw(basic(scope_of(changes.node)))).to_table()))
+
+
+@st.composite
 def derived(draw: st.DrawFn, table: Table) -> Table:
     """Derive another table at times."""
     match draw(st.integers(0, 7)):
@@ -386,10 +393,12 @@ def joined(draw: st.DrawFn, table: Table, kept: Sequence[Table], stream: Stream)
 
     def kind(table: Table) -> object:
         windows = plan.windows_of(table.node)
-        return [c.type for c in table.key], windows and (windows.size, windows.advance)
+        return [c.type for c in table.key], windows and shape_of(windows)
 
     alike = [t for t in kept if _found_by_key(t) and kind(t) == kind(table)]
-    fresh = [draw(partners(table, stream))] if "window_start" not in table.key.names or plan.windows_of(table.node) else []
+    windows = plan.windows_of(table.node)
+    apart = isinstance(windows, SessionWindows | SlidingWindows) or (windows is None and "window_start" in table.key.names)
+    fresh = [] if apart else [draw(partners(table, stream))]
     other = draw(derived(draw(st.sampled_from([*fresh, *fresh, *alike, *alike, table]))))
     left, right = (table, other) if draw(st.booleans()) else (other, table)
     scope = join_scope(left.node, right.node)
@@ -497,6 +506,11 @@ def _topologies(draw: st.DrawFn) -> Topology:
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
         plain = isinstance(plan.root_of(table.node), nodes.Latest) and not plan.windows_of(table.node)
         kept.append(table.materialized_as(f"t{number}", history=draw(histories()) if plain else None))
+        if plan.windows_of(table.node) and _level(table.node) < MAX_DEPTH and draw(st.integers(0, 2)):
+            again = draw(told(kept[-1]))
+            again = draw(joined(again, kept, draw(st.sampled_from(level)))) if draw(st.booleans()) else again
+            kept.append(again.materialized_as(f"told{number}"))
+            depth = _level(again.node)
         if draw(st.booleans()):
             pool.append((depth + 1, kept[-1].to_stream()))
     outputs = draw(st.integers(0, 2)) if kept else draw(st.integers(0, 1))
@@ -512,8 +526,8 @@ def _topologies(draw: st.DrawFn) -> Topology:
 
 def _found_by_key(table: Table) -> bool:
     """Tell whether a table's rows can be found by their keys: those of sessions, sliding windows and foreign-key joins can't."""
-    moving = isinstance(plan.windows_of(table.node), SessionWindows | SlidingWindows)
-    return not moving and not isinstance(plan.root_of(table.node), nodes.ForeignJoin)
+    root = plan.root_of(table.node)
+    return not isinstance(root, nodes.ForeignJoin) and not isinstance(plan.folded_into(root), SessionWindows | SlidingWindows)
 
 
 def _level(node: nodes.Stream | nodes.Table) -> int:

@@ -38,7 +38,9 @@ def house() -> Topology:
              "kinds": wt.count_distinct("x"), "all": wt.collect_list("x"), "top": wt.top_k(2, "x", "y")}  # fmt: skip
     hot = heat.group_by_key().windowed_by(windows).agg(**every).materialized_as("hot")
     hot.to_stream().to("told")
-    hot.to_stream().map_values(n="new.n").to_table().materialized_as("seen")
+    seen = hot.to_stream().map_values(n="new.n").to_table().materialized_as("seen")
+    some = hot.to_stream().filter("key.room > 'a'").map_values(n="new.n").to_table()
+    seen.left_join(some, n="left.n", some="right.n").materialized_as("matched")
     hot.group_by("n").agg(windows=wt.count(), rooms=wt.collect_set("room")).materialized_as("sizes")
     both = heat.group_by_key().cogroup(heat=wt.sum("x")).cogroup(smoke.group_by_key(), smoke=wt.count()).windowed_by(windows).agg()
     both.filter("smoke > 0").materialized_as("alarms").to_stream().to("alarmed")

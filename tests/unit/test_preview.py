@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import cast
 
 import watertable as wt
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.tools.preview import Pair, last, preview
+from watertable.store.commits import Position
+from watertable.store.reader import Reader
+from watertable.tools.preview import Live, Pair, last, preview
+
+NO_READER = cast("Reader", object())
+"""Stands where nothing may be read."""
 
 
 def test_the_last_records_are_shared_by_the_partitions_as_far_as_each_has_them() -> None:
@@ -55,3 +61,19 @@ def test_rows_whose_states_have_other_keys_are_shown_by_their_own() -> None:
         found[name] = [(list(pair.key.values()), pair.here) for pair in seen.pairs]
     window = [EPOCH + timedelta(seconds=3), EPOCH + timedelta(seconds=5)]
     assert found == {"soon": [(["a", *window], {"n": 1})], "beside": [(["a"], {"room": 7})]}
+
+
+def test_rows_of_which_a_part_came_before_these_records_are_not_compared() -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT").stream()
+    stock = moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    stock.to_stream().map_values(qty="new.qty").to_table().materialized_as("told")
+    hours = moves.join(stock, of="right.qty").group_by_key().windowed_by(wt.tumbling(hours=1))
+    hours.agg(of=wt.max("of")).materialized_as("by_hour")
+    topology, at = app.topology(), {("moves", 0): 7}
+    record = Record("moves", 0, 7, EPOCH, b"a", b'{"qty": 1}')
+    live = Live(Position("shop", 1, 9), 3, {("moves", 0): 8}, ("sku", "qty", "of", "window_start", "window_end"))
+    for name in ("told", "by_hour"):
+        seen = preview(NO_READER, topology, topology.table(name), at, {("moves", 0): 8}, [record], live)
+        assert [pair.mark for pair in seen.pairs] == ["not compared"]
+        assert "something remembers what came before these records" in seen.says

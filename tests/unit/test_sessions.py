@@ -114,6 +114,28 @@ def test_sessions_are_not_found_by_key(join: Any) -> None:
         join(visits, visits, stream)
 
 
+def test_rows_of_a_table_of_their_changes_are_joined_by_their_bounds_and_go_when_a_session_grows() -> None:
+    app, visits = clicks()
+    told = visits.to_stream().filter("new.n > 1 OR new IS NULL").map_values(n="new.n").to_table().materialized_as("told")
+    every = visits.to_stream().map_values(pages="new.pages").to_table()
+    every.left_join(told, pages="left.pages", n="right.n").materialized_as("both")
+    driver = drive(app, (10, "a"), (14, "b"), (50, "c"))
+    assert [(seconds(row), row["pages"], row["n"]) for row in driver.windows("both", "ann")] == [
+        ((10, 14), ["a", "b"], 2),
+        ((50, 50), ["c"], None),
+    ]
+
+
+def test_sessions_of_other_gaps_are_no_partners() -> None:
+    app, visits = clicks()
+    longer = app.topic("more", key="who STRING", value="page STRING").stream().group_by_key().windowed_by(wt.sessions(gap=wt.seconds(20)))
+    ours, theirs = (
+        table.to_stream().map_values(n="new.n").to_table() for table in (visits, longer.agg(n=wt.count()).materialized_as("longer"))
+    )
+    with pytest.raises(DefinitionError, match="join wants the same windows: sessions gap 10s here, sessions gap 20s there"):
+        ours.join(theirs, n="left.n")
+
+
 @pytest.mark.parametrize(("gap", "grace", "says"), [(0, 0, "gap must be longer than zero"), (1, -1, "grace must not be negative")])
 def test_impossible_sessions_are_refused(gap: int, grace: int, says: str) -> None:
     with pytest.raises(DefinitionError, match=says):

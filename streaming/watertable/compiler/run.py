@@ -159,11 +159,11 @@ class Run:
         for number, part in enumerate(table.parts):
             segment, fold = self.layout.folds[part.leaf]
             rows, _ = self.contributions(fold, self.frames[segment.number])
-            if table.windows is not None:
-                size, advance = microseconds(table.windows.size), microseconds(table.windows.advance)
+            if fold.windows is not None:
+                size, advance = microseconds(fold.windows.size), microseconds(fold.windows.advance)
                 each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
-                numbered = each.withColumn("ord", F.expr(f"ord * {table.windows.per_record} + (s - first) div {advance}L"))
-                slot = windowed_key(fold, "s", "s", size) if table.sliding is None else sliding_key(fold, table.sliding)
+                numbered = each.withColumn("ord", F.expr(f"ord * {fold.windows.per_record} + (s - first) div {advance}L"))
+                slot = sliding_key(fold, fold.windows) if isinstance(fold.windows, SlidingWindows) else windowed_key(fold, "s", "s", size)
                 rows = numbered.withColumn("key", F.expr(slot))
             steps = ["paired", "step"] if moves else []
             if moves and not isinstance(part.leaf, TableAggregate):

@@ -11,6 +11,7 @@ from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import sortable
 from watertable.plan.nodes import Format, Header
+from watertable.plan.purity import of_records_alone
 from watertable.plan.scopes import is_change
 from watertable.plan.windows import SessionWindows, SlidingWindows
 from watertable.schema import Schema, check_identifier
@@ -109,8 +110,7 @@ def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, wher
         raise DefinitionError(f"{where}: {operator}: grace must not be negative; got {grace}")
     if grace > versioned.history:
         raise DefinitionError(f"{where}: {operator}: a grace of {grace} is longer than the table's history of {versioned.history}")
-    stateful = nodes.ToStream | nodes.StreamJoin | nodes.StreamStreamJoin | nodes.FinalRows | nodes.Process
-    if any(isinstance(node, stateful) for node in plan.walk(versioned)):
+    if not of_records_alone(versioned):
         raise DefinitionError(
             f"{where}: {operator}: grace= waits for the time of topics, and a table's changes, a join or a processor is on the way to this "
             "table; leave grace= out to look it up as it is known on arrival"
@@ -128,10 +128,15 @@ def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, wher
 
 
 def check_found_by_key(node: nodes.Table, where: str, operator: str) -> None:
-    """Refuse sessions, and sliding windows, where rows are found by their key: its bounds move as records come."""
+    """Refuse sessions, and sliding windows, where rows are found by their key: its bounds move as records come.
+
+    Rows of a table of their changes are found: there a session whose bounds move is deleted, and comes anew.
+    """
     if isinstance(plan.root_of(node), nodes.ForeignJoin):
         raise DefinitionError(f"{where}: {operator} can't find rows of a join with on= by their key; join tables with on= to them instead")
-    if isinstance(plan.windows_of(node), SlidingWindows):
-        raise DefinitionError(f"{where}: {operator} can't find sliding windows by key: they come with their records; group_by them first")
-    if isinstance(plan.windows_of(node), SessionWindows):
-        raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; group_by them first")
+    windows = plan.folded_into(plan.root_of(node))
+    instead = "group_by them first, or take a table of their changes: to_stream, then to_table"
+    if isinstance(windows, SlidingWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sliding windows by key: they come with their records; {instead}")
+    if isinstance(windows, SessionWindows):
+        raise DefinitionError(f"{where}: {operator} can't find sessions by key: their bounds move with each record; {instead}")

@@ -16,7 +16,7 @@ from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_cou
 from watertable.plan.plan import TableDef
 from watertable.plan.scopes import join_scope, scope_of
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses
+from watertable.plan.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses, shape_of
 from watertable.schema import Schema
 from watertable.sql.expressions import Scope, parse, parse_negation, parse_predicate
 
@@ -90,7 +90,7 @@ class Table:
         for table in (self, other):
             check_found_by_key(table.node, where, how.operator)
         windows = [plan.windows_of(table.node) for table in (self, other)]
-        if len({w and (w.size, w.advance) for w in windows}) != 1:
+        if len({w and shape_of(w) for w in windows}) != 1:
             mine, theirs = (w or "none" for w in windows)
             raise DefinitionError(f"{where}: {how.operator} wants the same windows: {mine} here, {theirs} there")
         made = named_exprs(columns, join_scope(self.node, other.node), where)

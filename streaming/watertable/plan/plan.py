@@ -139,13 +139,13 @@ class TableDef:
     @property
     def sessions(self) -> SessionWindows | None:
         """Give the windows of a table of sessions: its states meet by group and nearness, and their keys' bounds move as they do."""
-        windows = _folded_into(self.root)
+        windows = folded_into(self.root)
         return windows if isinstance(windows, SessionWindows) else None
 
     @property
     def sliding(self) -> SlidingWindows | None:
         """Give the windows of a table of sliding ones: its states are of moments, and each is in every window that holds its moment."""
-        windows = _folded_into(self.root)
+        windows = folded_into(self.root)
         return windows if isinstance(windows, SlidingWindows) else None
 
     @property
@@ -406,7 +406,7 @@ def windows_of(node: Stream | Table) -> Windows | None:
             return windows_of(node.parent)
 
 
-def _folded_into(root: Root) -> Windows | None:
+def folded_into(root: Root) -> Windows | None:
     """Give the windows into which a table node folds records; None where its keys are windows from above, if they are windows at all."""
     leaf = leaves_of(root)[0]
     return leaf.windows if isinstance(leaf, Aggregate) else None

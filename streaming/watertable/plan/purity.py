@@ -15,6 +15,7 @@ from watertable.plan.nodes import (
     Source,
     Stream,
     StreamJoin,
+    StreamStreamJoin,
     Table,
     TableAggregate,
     ToStream,
@@ -81,3 +82,8 @@ def of_one_topic(node: Stream | Table) -> bool:
     nodes = tuple(walk(node))
     late = Map | WaitingJoin | OuterStreamJoin | FinalRows
     return not any(isinstance(n, late) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
+
+
+def of_records_alone(node: Stream | Table) -> bool:
+    """Tell whether each record comes to a node as itself: no table, join or processor on the way puts what came before into it."""
+    return not any(isinstance(n, ToStream | StreamJoin | StreamStreamJoin | FinalRows | Process) for n in walk(node))

@@ -18,7 +18,7 @@ stream time is that of its source partition as the record was read. A late recor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from watertable.errors import DefinitionError
@@ -298,6 +298,15 @@ class Lifetimes(SessionWindows):
 
 
 Windows = TimeWindows | UnlimitedWindows | SessionWindows | SlidingWindows
+
+
+def shape_of(windows: Windows) -> Windows:
+    """Give the windows without their grace: those of one shape cut time alike, however long they are open.
+
+    >>> shape_of(tumbling(hours=1, grace=minutes(10))) == shape_of(tumbling(hours=1))
+    True
+    """
+    return windows if isinstance(windows, UnlimitedWindows) else replace(windows, grace=_ZERO)
 
 
 def of_stream_time(windows: Windows) -> bool:

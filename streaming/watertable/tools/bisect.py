@@ -28,7 +28,6 @@ from watertable.plan.aggregates import Merge, StateField
 from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, TableAggregate, TableJoin
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.scopes import scope_of
-from watertable.plan.windows import TimeWindows, UnlimitedWindows
 from watertable.records import Advance, Key, Place, Record, Row
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr, parse_predicate
@@ -236,9 +235,8 @@ class _States:
 
 def _by_key(table: TableDef) -> bool:
     """Tell whether a table's states are folded key by key, under the keys of its rows."""
-    return type(table.root) in (Aggregate, Cogroup, Latest, TableAggregate, TableJoin) and (
-        table.windows is None or type(table.windows) in (TimeWindows, UnlimitedWindows)
-    )
+    by_moments = table.sessions is not None or table.sliding is not None
+    return type(table.root) in (Aggregate, Cogroup, Latest, TableAggregate, TableJoin) and not by_moments
 
 
 def _from_the_beginning(view: View, reader: Reader, table: TableDef) -> View:

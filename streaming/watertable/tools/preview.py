@@ -7,6 +7,8 @@ makes of these records, not what the table would hold: a sum over the last thous
 - of a table that keeps the last record of each of a topic's keys, the keys that occur;
 - of a windowed table, the windows that begin after the stream time of every partition where these records begin.
 
+The last two only where no table, join of streams or processor is on the way, which would have to know what came before.
+
 The live table is read as it was folded, whatever code made it, in the columns that both have.
 """
 
@@ -23,7 +25,7 @@ from pyspark.sql import functions as F
 from watertable.interpreter import Interpreter
 from watertable.plan.nodes import Latest
 from watertable.plan.plan import TableDef, Topology
-from watertable.plan.purity import of_one_topic
+from watertable.plan.purity import of_one_topic, of_records_alone
 from watertable.records import Key, Record, Row
 from watertable.schema import Schema, quote
 from watertable.store.changelog import batches
@@ -155,6 +157,11 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
         return None, f"The live table has no key column {', '.join(lacking)}, so no row of it can be found again: nothing is compared."
     if not any(begin.values()):
         return (lambda _: True), "These are all records that there ever were: the rows are the whole table, and all are compared."
+    if not of_records_alone(table.node):
+        return None, (
+            "On the way to this table something remembers what came before these records: a table whose changes or rows it takes, a join "
+            "of streams, or a processor. So nothing is compared; ask for all records, with a greater --last."
+        )
     if type(table.node) is Latest and of_one_topic(table.node):
         return (lambda _: True), (
             "A row is its key's last record, and the last of each key that occurs is among these: every row here is compared. "
