@@ -115,7 +115,7 @@ class Interpreter:
         self._given: dict[str, dict[Place, Waiting]] = {}
         self._ended: dict[str, dict[Place, Event]] = {}
         self._partitions = set(partitions)
-        self._moments: dict[tuple[str, Key], dict[Key, Row]] = {}
+        self._moments: dict[tuple[str, Key], set[Key]] = {}
         above = {self._number[id(n)]: n for root in roots for n in plan.walk(root)}
         self._histories = Histories(
             {n: node for n, node in above.items() if isinstance(node, nodes.Versioned)},
@@ -277,7 +277,8 @@ class Interpreter:
     def _rows(self, table: _Kept) -> Iterator[tuple[Key, Row]]:
         if table.sliding is not None:
             groups = (moments for (name, _), moments in self._moments.items() if name == table.name)
-            windows = (found for moments in groups for found in slid(table.sliding, table.state, moments).items())
+            states = self.states[table.name]
+            windows = (found for moments in groups for found in slid(table.sliding, table.state, states, moments).items())
             made = ((key, self._finish(table, key, state)) for key, state in windows)
         else:
             made = ((key, self._row(table, key)) for key in self.states[table.name])
@@ -622,12 +623,13 @@ class Interpreter:
 
     def _slide(self, table: _Kept, windows: SlidingWindows, key: Key, state: Row, event: Event) -> Iterator[Event]:
         """Merge a record into its moment; give the Changes of the windows that it is in, and of the one after it that it may bring."""
-        states, moments = self.states[table.name], self._moments.setdefault((table.name, key[:-2]), {})
+        states, moments = self.states[table.name], self._moments.setdefault((table.name, key[:-2]), set())
         at, since = cast("tuple[datetime, datetime]", key[-2:])
         near = (at - windows.difference - MILLISECOND, at + windows.difference + MILLISECOND)
-        old = slid(windows, table.state, moments, near) if table.watched else {}
-        moments[key] = states[key] = merged(table.state, states[key], state) if key in states else state
-        new = slid(windows, table.state, moments, near) if table.watched else {}
+        old = slid(windows, table.state, states, moments, near) if table.watched else {}
+        states[key] = merged(table.state, states[key], state) if key in states else state
+        moments.add(key)
+        new = slid(windows, table.state, states, moments, near) if table.watched else {}
         touched = sorted(w for w in new if w not in old or (w[-2] <= at and since <= w[-1]))  # type: ignore[operator]
         for n, window in enumerate(touched):
             place = event.place.nth(n)

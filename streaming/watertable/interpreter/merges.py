@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from functools import cache
@@ -118,11 +118,12 @@ def merged(fields: tuple[StateField, ...], a: Row, b: Row) -> Row:
 def slid(
     windows: SlidingWindows,
     fields: tuple[StateField, ...],
-    moments: Mapping[Key, Row],
+    states: Mapping[Key, Row],
+    moments: Iterable[Key],
     near: tuple[datetime, datetime] | None = None,
 ) -> dict[Key, Row]:
     """Give the sliding windows of a group, with their states: those made of the moments between two times, if any are given."""
-    held: list[tuple[Any, Row]] = [(key, state) for key, state in moments.items() if near is None or near[0] <= key[-2] <= near[1]]  # type: ignore[operator]
+    held: list[tuple[Any, Row]] = [(key, states[key]) for key in moments if near is None or near[0] <= key[-2] <= near[1]]  # type: ignore[operator]
     found: dict[Key, Row] = {}
     for end in {end for key, _ in held for end in windows.ends(key[-2]) if key[-1] <= end and (near is None or end <= near[1])}:
         start, _ = windows.span(end)

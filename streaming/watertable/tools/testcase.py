@@ -122,7 +122,7 @@ def _needed(
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
     """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
     part = topology.above({table.name})
-    engine, topics = Interpreter(part), {topic.name for topic in part.topics}
+    engine, topics = Interpreter(part, watch=frozenset({table.name})), {topic.name for topic in part.topics}
     seen: dict[Offset | Place, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}
     stepped = {(step.topic, step.partition, step.offset) for step in told.steps}
@@ -139,12 +139,13 @@ def _needed(
 
     def note(name: str, what: str) -> Callable[[Key], None]:
         def noted(key: Key) -> None:
-            own = name == table.name and len(key) == len(table.key)  # a join by a foreign key keeps states that are no rows
-            if own and not is_of(dict(zip(table.key.names, key, strict=True)), wanted):
+            row = key[-len(table.key) :]  # a join by a foreign key keeps a row under what it names, and beside it what that has
+            own = name == table.name and row[0] is not None
+            if own and not is_of(dict(zip(table.key.names, row, strict=True)), wanted):
                 return
             getattr(current(), what).add((name, key))
             if own and what == "changed":
-                keys.add(key)
+                keys.add(row)
 
         return noted
 
