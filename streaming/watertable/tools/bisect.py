@@ -114,12 +114,12 @@ def find(reader: Reader, table: TableDef, condition: Condition, key: Sequence[st
     """Find the first commit of the app's lineage after which a row met the condition, of one key or of any.
 
     A row that met it only between two records of one commit was never to be seen, and doesn't count. Raises `TableNotFound`, and
-    `UnknownPosition` for a table whose states aren't of its rows' keys: sessions, joins by a foreign key.
+    `UnknownPosition` for a table whose states aren't its rows, key by key: sessions, sliding windows, versions, stores, joins with `on=`.
     """
     if not _by_key(table):
         raise UnknownPosition(
-            f"table {table.name!r} keeps states that are no rows of one key each (sessions, joins by a foreign key): "
-            "there is no row to follow through its changes. `watertable explain` tells the story of a key"
+            f"table {table.name!r} keeps states that are no rows of one key each (sessions, sliding windows, versions, stores, joins with "
+            "on=): there is no row to follow through its changes. `watertable explain` tells the story of a key"
         )
     view = _from_the_beginning(reader.view([table.name]), reader, table)
     start = view.bases[table.name].seq
