@@ -13,7 +13,9 @@ from watertable import failpoints
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.schema import Schema
 from watertable.store import changelog
+from watertable.store.bases import STATE_PROPERTY
 from watertable.store.commits import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
+from watertable.store.deltalog import DeltaLog
 from watertable.store.reader import Reader
 
 if TYPE_CHECKING:
@@ -70,6 +72,37 @@ def test_a_store_whose_rows_lack_a_member_is_given_it_when_its_app_starts(
     ((*_, headers),) = again.store.changelog.outbox(again.store.changelog.snapshot(), again.store.head().lineage, 0, 2)
     assert headers == (("h", b"\x03"),)
     assert again.read("stock") == {"a": 2}
+
+
+def test_who_dies_while_it_makes_a_table_leaves_a_folder_in_which_the_next_one_makes_it(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ("changelog", "stock"):
+        (tmp_path / "shop" / name / "_delta_log").mkdir(parents=True)
+    ledger = Ledger.open(spark, str(tmp_path))
+    ledger.sell(a=5)
+    assert ledger.store.fold("stock") == 1
+    stock = ledger.restart().store.reader.log("stock").latest()
+    assert stock is not None
+    assert stock.property(STATE_PROPERTY) == ledger.table("stock").state_column
+    assert stock.property("delta.enableDeletionVectors") == "true"
+
+
+def test_of_two_that_make_a_table_at_once_one_does_and_the_other_finds_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, slow = (DeltaLog(spark, f"{tmp_path}/t") for _ in range(2))
+    read = DeltaLog._action
+
+    def overtaken(log: DeltaLog, text: str) -> object:
+        if log is slow:
+            quick.create(["a INT"], {"by": "quick"})
+        return read(log, text)
+
+    monkeypatch.setattr(DeltaLog, "_action", overtaken)
+    slow.create(["b INT"], {"by": "slow"})
+    slow.create(["b INT"], {"by": "slow"})
+    made = slow.latest()
+    assert made is not None
+    assert (made.version, made.columns, made.property("by")) == (0, ("a",), "quick")
 
 
 def test_the_number_of_tables_does_not_change_the_number_of_spark_jobs(ledger: Ledger, spark: SparkSession) -> None:

@@ -209,16 +209,12 @@ class Archive:
         failpoints.hit("archive.after_commit")
 
     def _create(self) -> None:
-        columns = ", ".join(f"{quote(name)} {kind}" for name, kind in (c.strip().split(" ", 1) for c in _DDL))
-        try:
-            self.log.spark.sql(
-                f"CREATE TABLE delta.{quote(self.log.path)} ({columns}) USING delta PARTITIONED BY (topic_id) TBLPROPERTIES ("
-                "'delta.appendOnly' = 'true', 'delta.checkpointInterval' = '100', "
-                f"'delta.dataSkippingStatsColumns' = 'partition,offset,timestamp', 'watertable.format' = '{FORMAT}')"
-            )
-        except Exception:  # another app was quicker
-            if not self.log.exists():
-                raise
+        columns = [f"{quote(name)} {kind}" for name, kind in (c.strip().split(" ", 1) for c in _DDL)]
+        properties = {
+            "delta.appendOnly": "true", "delta.checkpointInterval": "100", "delta.dataSkippingStatsColumns": "partition,offset,timestamp",
+            "watertable.format": str(FORMAT),
+        }  # fmt: skip
+        self.log.create(columns, properties, ("topic_id",))
 
 
 _DDL: Final = ("topic_id STRING", *RECORDS.split(", ", 6))

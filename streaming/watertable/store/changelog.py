@@ -148,16 +148,11 @@ class Changelog:
         columns = ["epoch INT", "`table` STRING", "bucket BIGINT", "seq BIGINT"]
         columns += [f"{quote(n)} {ddl}" for n, ddl in self._wanted(tables).items()]
         days = interval(retention)
-        try:
-            self.spark.sql(
-                f"CREATE TABLE delta.{quote(self.path)} ({', '.join(columns)}) USING delta PARTITIONED BY (epoch, `table`, bucket) "
-                "TBLPROPERTIES ('delta.checkpointInterval' = '100', 'delta.dataSkippingStatsColumns' = 'seq', "
-                f"'delta.deletedFileRetentionDuration' = '{days}', 'delta.logRetentionDuration' = '{days}', "
-                f"'watertable.format' = '{FORMAT}')"
-            )
-        except Exception:
-            if not self.log.exists():
-                raise
+        properties = {
+            "delta.checkpointInterval": "100", "delta.dataSkippingStatsColumns": "seq", "delta.deletedFileRetentionDuration": days,
+            "delta.logRetentionDuration": days, "watertable.format": str(FORMAT),
+        }  # fmt: skip
+        self.log.create(columns, properties, ("epoch", "table", "bucket"))
 
     def evolve(self, tables: Sequence[TableDef]) -> None:
         """Add columns of new tables, of new state versions, and those that an older release lacked; only while no other writer runs."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -225,8 +226,11 @@ class DeltaLog:
 
     def files(self, added: Sequence[Added]) -> Files:
         """Take files as the log tells of them; no Spark job."""
-        read = getattr(getattr(self._jvm_delta.actions, "Action$"), "MODULE$").fromJson
-        return Files(tuple(read(file.action) for file in added), len(added), sum(file.bytes for file in added), whole=True)
+        return Files(tuple(self._action(file.action) for file in added), len(added), sum(file.bytes for file in added), whole=True)
+
+    def _action(self, text: str) -> Any:
+        """Read an action as the log writes it."""
+        return getattr(getattr(self._jvm_delta.actions, "Action$"), "MODULE$").fromJson(text)
 
     def commit(self, version: int) -> Commit | None:
         """Read what one commit says about itself; None when log clean-up has removed it."""
@@ -260,6 +264,30 @@ class DeltaLog:
             else:
                 version -= 1
         return None
+
+    def create(self, columns: Iterable[str], properties: Mapping[str, str], partitioned_by: Sequence[str] = ()) -> None:
+        """Create the table, empty, of columns as DDL says them; where another process is quicker, or it is there, nothing is done.
+
+        Whoever dies in the middle leaves the folder of a log with nothing in it. Spark's CREATE TABLE takes that for a table: it makes none
+        for ever after, and with IF NOT EXISTS it doesn't say so. Here a log without a version is no table.
+        """
+        jvm, none = self._jvm, self._jvm.scala.Option.empty()
+        txn = self._begin({}, -1, "")
+        if txn.readVersion() >= 0:
+            return
+        described = {
+            "id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "partitionColumns": list(partitioned_by),
+            "schemaString": jvm.org.apache.spark.sql.types.StructType.fromDDL(", ".join(columns)).json(),
+            "configuration": dict(properties), "createdTime": int(time.time() * 1000),
+        }  # fmt: skip
+        metadata = self._action(json.dumps({"metaData": described}))
+        nothing = jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toList()
+        try:
+            txn.updateMetadataForNewTable(metadata)
+            self._end(txn, nothing, {}, getattr(self._jvm_delta, "DeltaOperations$CreateTable")(metadata, False, False, none), {})
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise
 
     def append(
         self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = "",

@@ -46,7 +46,7 @@ from watertable.store.bases import (
 )
 from watertable.store.changelog import interval, told
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
-from watertable.store.deltalog import JVM_ERRORS, Files, conflict
+from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Files, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import Known, View, earliest, materialise
 
@@ -337,7 +337,7 @@ class Folder:
         path, log = self.changelog.base_path(name), self.reader.log(name)
         made = log.latest()
         if made is None:
-            self._create(table, path, frame)
+            self._create(table, log, frame)
         elif made.property(STATE_PROPERTY) != table.state_column:  # only a rewind leads here: what it left is read at its own versions
             self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{STATE_PROPERTY}' = '{table.state_column}')")
         writer = frame.write.format("delta").mode("overwrite").option("txnAppId", FOLD_LINE).option("txnVersion", str(number))
@@ -349,7 +349,7 @@ class Folder:
             pairs = f"'{ROWS_PROPERTY}' = '{table.fingerprint}', '{PLAN_PROPERTY}' = '{OutlinedTable.of(table).packed()}'"
             self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ({pairs})")
 
-    def _create(self, table: TableDef, path: str, frame: DataFrame) -> None:
+    def _create(self, table: TableDef, log: DeltaLog, frame: DataFrame) -> None:
         """Create an empty base with its properties; losing the race to do so is no error."""
         keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
         properties = {
@@ -357,9 +357,7 @@ class Folder:
             "delta.logRetentionDuration": keep, STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint,
             PLAN_PROPERTY: OutlinedTable.of(table).packed(),
         }  # fmt: skip
-        columns = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields)
-        pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-        self.spark.sql(f"CREATE TABLE IF NOT EXISTS delta.{quote(path)} ({columns}) USING delta TBLPROPERTIES ({pairs})")
+        log.create((f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields), properties)
 
     def _made(self, name: str, number: int) -> int | None:
         """Find the version that holds this fold; None when a newer fold made it superfluous."""
