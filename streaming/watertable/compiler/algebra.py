@@ -350,9 +350,10 @@ def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame
     key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread,
     unless the delta of `each` commit is wanted.
     """
-    if table.windows is None or table.windows.per_record == 1:
+    windows = plan.folded_into(table.root)
+    if windows is None or windows.per_record == 1:
         return rows
-    size, advance = (microseconds(duration) for duration in (table.windows.size, table.windows.advance))
+    size, advance = microseconds(windows.size), microseconds(windows.advance)
     spans = rows if each else merge(table, rows, "max(st) AS st")
     starts = f"sequence(unix_micros(key.window_start), unix_micros(key.window_end) - {size}L, {advance}L)"
     key = _windowed("key", table.key.names[:-2], "timestamp_micros(s)", f"timestamp_micros(s + {size}L)")

@@ -408,8 +408,7 @@ def windows_of(node: Stream | Table) -> Windows | None:
 
 def folded_into(root: Root) -> Windows | None:
     """Give the windows into which a table node folds records; None where its keys are windows from above, if they are windows at all."""
-    leaf = leaves_of(root)[0]
-    return leaf.windows if isinstance(leaf, Aggregate) else None
+    return next((leaf.windows for leaf in leaves_of(root) if isinstance(leaf, Aggregate) and leaf.windows), None)
 
 
 def buffer_of(join: StreamStreamJoin) -> TableDef:

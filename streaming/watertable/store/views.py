@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from watertable.compiler.algebra import change_struct, finish, home, merge, spread, state_struct
 from watertable.compiler.layout import moment
 from watertable.plan.nodes import Stored
-from watertable.plan.plan import TableDef, closing_of, is_open
+from watertable.plan.plan import TableDef, closing_of, folded_into, is_open
 from watertable.plan.windows import EPOCH
 from watertable.schema import quote
 from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, forgets, hides, states_in
@@ -99,7 +99,8 @@ class View:
 
     def spread_bytes(self, table: TableDef) -> int:
         """Add up the files of the tail, each as often as a delta in it may be for a window of its own."""
-        return self.tail_bytes(table) * (1 if table.windows is None else table.windows.per_record)
+        windows = folded_into(table.root)
+        return self.tail_bytes(table) * (1 if windows is None else windows.per_record)
 
     def whole_bytes(self, table: TableDef) -> int:
         """Add up the files of the base and of the tail, spread to its windows."""
