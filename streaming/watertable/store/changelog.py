@@ -143,8 +143,6 @@ class Changelog:
 
     def create(self, tables: Sequence[TableDef], retention: timedelta) -> None:
         """Create the changelog where there is none; another process doing the same at the same time is no error."""
-        if self.log.exists():
-            return
         columns = ["epoch INT", "`table` STRING", "bucket BIGINT", "seq BIGINT"]
         columns += [f"{quote(n)} {ddl}" for n, ddl in self._wanted(tables).items()]
         days = interval(retention)

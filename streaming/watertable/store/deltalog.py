@@ -85,19 +85,12 @@ class Snapshot:
 
     def frame(self, files: Files | None = None) -> DataFrame:
         """Read the table at this version, or these files of it."""
-        jvm: Any = self.spark._jvm
-        option, lists = jvm.scala.Option, jvm.scala.jdk.javaapi.CollectionConverters
+        option = self._log._jvm.scala.Option
         if files is None:
-            nil = lists.asScala(jvm.java.util.ArrayList()).toSeq()
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
-            relation = self._log.java.createRelation(nil, option.apply(self._snapshot), option.empty(), True)
+            relation = self._log.java.createRelation(self._log._listed(()), option.apply(self._snapshot), option.empty(), True)
         else:
-            described = files.described
-            if isinstance(described, tuple):
-                gathered = jvm.java.util.ArrayList()
-                for file in described:
-                    gathered.add(file)
-                described = lists.asScala(gathered).toSeq()
+            described = self._log._listed(files.described) if isinstance(files.described, tuple) else files.described
             plan = self._log.java.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
@@ -228,6 +221,13 @@ class DeltaLog:
         """Take files as the log tells of them; no Spark job."""
         return Files(tuple(self._action(file.action) for file in added), len(added), sum(file.bytes for file in added), whole=True)
 
+    def _listed(self, items: Iterable[Any]) -> Any:
+        """Make a list as Scala has it."""
+        gathered = self._jvm.java.util.ArrayList()
+        for item in items:
+            gathered.add(item)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(gathered).toList()
+
     def _action(self, text: str) -> Any:
         """Read an action as the log writes it."""
         return getattr(getattr(self._jvm_delta.actions, "Action$"), "MODULE$").fromJson(text)
@@ -281,10 +281,10 @@ class DeltaLog:
             "configuration": dict(properties), "createdTime": int(time.time() * 1000),
         }  # fmt: skip
         metadata = self._action(json.dumps({"metaData": described}))
-        nothing = jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toList()
+        made = getattr(self._jvm_delta, "DeltaOperations$CreateTable")(metadata, False, False, none)
         try:
             txn.updateMetadataForNewTable(metadata)
-            self._end(txn, nothing, {}, getattr(self._jvm_delta, "DeltaOperations$CreateTable")(metadata, False, False, none), {})
+            self._end(txn, self._listed(()), {}, made, {})
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise
@@ -327,9 +327,8 @@ class DeltaLog:
         txn = self._begin({line: number}, since, note)
         now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to._snapshot))
         added = [Added(None, 0, _changing(file.json())) for identity, file in then.items() if identity not in now]
-        actions = jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.ArrayList()).toList()
-        for action in (*self.files(added).described, *(file.remove() for identity, file in now.items() if identity not in then)):
-            actions = actions.appended(action)
+        removed = (file.remove() for identity, file in now.items() if identity not in then)
+        actions = self._listed((*self.files(added).described, *removed))
         self._end(txn, actions, {line: number}, restore(version, jvm.scala.Option.empty()), {})
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
