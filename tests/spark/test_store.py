@@ -227,7 +227,7 @@ def test_an_idle_app_keeps_its_position_through_optimize_vacuum_and_log_clean_up
     ledger.sell(a=1)
     ledger.store.upkeep.maintain()
     for log in (ledger.store.changelog.log, ledger.store.reader.log("stock")):
-        log._log.checkpoint()
+        log.java.checkpoint()
         newest = log.latest()
         assert newest is not None
         for commit in Path(log.path, "_delta_log").glob("*.json"):
