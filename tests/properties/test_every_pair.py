@@ -1,204 +1,31 @@
 """Each kind of table under each operator that takes one: what a definition accepts, Spark computes, and as the interpreter does.
 
-Random plans draw operators as they come, and many pairs never meet in them. Here each pair is an app of its own, on the same records:
-several partitions, two topics, late ones, tombstones and nulls, cut into batches.
+Random plans draw operators as they come, and many pairs never meet in them. Here each pair is an app of its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
-from tests.spark.runs import cut
-from watertable.dsl.streams import Stream
-from watertable.dsl.tables import Table
-from watertable.errors import DefinitionError
+from tests.properties.pairs import batches, pairs
 from watertable.interpreter import Interpreter
 from watertable.plan.nodes import FinalRows
 from watertable.plan.plan import Topology, walk
-from watertable.plan.processors import StoreShape
 from watertable.plan.purity import Purity, purity_of
-from watertable.plan.windows import Windows
-from watertable.records import Record
 from watertable.tools.explain import explain
 from watertable.tools.testcase import as_test
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-START = datetime(2024, 3, 1, 12, tzinfo=UTC)
-GRACE = wt.seconds(20)
-WINDOWS: Mapping[str, Windows] = {
-    "tumbling": wt.tumbling(seconds=10, grace=GRACE),
-    "hopping": wt.hopping(seconds=10, every=wt.seconds(4), grace=GRACE),
-    "unlimited": wt.unlimited(start=START),
-    "sessions": wt.sessions(gap=wt.seconds(5), grace=GRACE),
-    "sliding": wt.sliding(difference=wt.seconds(6), grace=GRACE),
-}  # fmt: skip
-SUMS = {"n": wt.count(), "g": wt.last("g")}
-
-
-def put(record: wt.Record, context: wt.Context) -> None:
-    if record.value is not None:
-        context.store("store").put({"n": record.value["n"], "g": record.value["g"]})
-
-
-class Scene:
-    """Hold an app of two topics and what tables are made of; every table that it makes has the columns n and g."""
-
-    def __init__(self) -> None:
-        self.app = wt.App("pairs")
-        self.left, self.right = (self.app.topic(name, key="k STRING", value="g STRING, n BIGINT") for name in ("left", "right"))
-        self.stream = self.left.stream()
-
-    def counted(self, windows: str = "", stream: Stream | None = None) -> Table:
-        grouped = (stream or self.stream).group_by_key()
-        return (grouped.windowed_by(WINDOWS[windows]) if windows else grouped).agg(**SUMS)
-
-    def cogrouped(self, windows: str = "") -> Table:
-        both = self.stream.group_by_key().cogroup(**SUMS).cogroup(self.right.stream().group_by_key(), m=wt.sum("n"))
-        return (both.windowed_by(WINDOWS[windows]) if windows else both).agg()
-
-    def told(self, table: Table, name: str = "before") -> Table:
-        return table.materialized_as(name).to_stream().map_values(n="new.n", g="new.g").to_table()
-
-    def joined(self, one: Table, other: Table, join: Callable[..., Table] = Table.outer_join) -> Table:
-        return join(one, other, n="coalesce(left.n, 0) + coalesce(right.n, 0)", g="coalesce(left.g, right.g)")
-
-    def kept(self, shape: StoreShape) -> Table:
-        return self.stream.process(put, stores={"store": shape}, children={"out": "n BIGINT"}).tables["store"]
-
-
-TABLES: Mapping[str, Callable[[Scene], Table]] = {
-    "a topic's": lambda s: s.left.table(),
-    "versioned": lambda s: s.left.table().materialized_as("old", history=wt.seconds(30)),
-    "of a stream": lambda s: s.stream.map_values(n="n + 1", g="g").to_table(),
-    "filtered": lambda s: s.counted().filter("n > 1"),
-    "mapped": lambda s: s.counted().map_values(n="n * 2", g="concat(g, '!')"),
-    "reduced": lambda s: s.stream.group_by_key().reduce(n="acc.n + n", g="value.g"),
-    "counted": lambda s: s.counted(),
-    "cogrouped": lambda s: s.cogrouped(),
-    "grouped": lambda s: s.counted().materialized_as("first").group_by(k="g").agg(n=wt.sum("n"), g=wt.max("g")),
-    "grouped windows": lambda s: s.counted("sliding").materialized_as("first").group_by(k="g").agg(n=wt.sum("n"), g=wt.max("g")),
-    **{name: partial(Scene.counted, windows=name) for name in WINDOWS},
-    **{f"cogrouped {name}": partial(Scene.cogrouped, windows=name) for name in ("hopping", "sessions", "sliding")},
-    **{f"told of {name}": partial(lambda s, name: s.told(s.counted(name)), name=name) for name in WINDOWS},
-    "told": lambda s: s.told(s.counted()),
-    "joined": lambda s: s.joined(s.counted(), s.right.table()),
-    "joined with itself": lambda s: (lambda t: s.joined(t, t, Table.join))(s.counted()),
-    "joined windows": lambda s: s.joined(s.counted("hopping"), s.counted("hopping", s.right.stream()), Table.left_join),
-    "joined with told": lambda s: (lambda t: s.joined(t, s.told(t)))(s.counted("hopping")),
-    "joined by name": lambda s: s.counted().materialized_as("rows").left_join(
-        s.right.table().materialized_as("names"), on="g", n="left.n", g="coalesce(right.g, left.g)"),
-    "final": lambda s: s.counted("tumbling").suppress(wt.until_window_closes()),
-    "final sessions": lambda s: s.counted("sessions").suppress(wt.until_window_closes()),
-    "calm": lambda s: s.counted().materialized_as("first").suppress(wt.until_time_limit(wt.seconds(8))),
-    "calm windows": lambda s: s.counted("sliding").materialized_as("first").suppress(wt.until_time_limit(wt.seconds(8))),
-    "mortal": lambda s: s.counted().materialized_as("first").ttl(wt.seconds(12)),
-    "mortal windows": lambda s: s.counted("hopping").materialized_as("first").ttl(wt.seconds(12)),
-    "deduped": lambda s: s.stream.dedupe(name="seen", within=wt.seconds(10), grace=GRACE).to_table(),
-    "a store": lambda s: s.kept(wt.key_value_store("n BIGINT, g STRING")),
-    "a store by time": lambda s: s.kept(wt.window_store("n BIGINT, g STRING", retention=wt.seconds(30))),
-    "a versioned store": lambda s: s.kept(wt.versioned_store("n BIGINT, g STRING", history=wt.seconds(30))),
-}  # fmt: skip
-
-
-def changes(table: Table) -> Stream:
-    return table.to_stream().map_values(n="new.n", g="new.g")
-
-
-def remember(record: wt.Record, context: wt.Context) -> None:
-    store = context.store("told")
-    seen = (store.get() or {"seen": 0})["seen"] + 1
-    store.put({"seen": seen})
-    context.forward({"seen": seen})
-
-
-def processed(s: Scene, table: Table) -> None:
-    made = changes(table).process(remember, stores={"told": wt.key_value_store("seen INT")}, children={"out": "seen INT"})
-    made.children["out"].to("out")
-
-
-def counted(s: Scene, table: Table, windows: str) -> None:
-    changes(table).group_by(by="g").windowed_by(WINDOWS[windows]).agg(**SUMS).materialized_as("last")
-
-
-def paired(s: Scene, table: Table) -> None:
-    within = wt.join_windows(before=wt.seconds(4), after=wt.seconds(4))
-    changes(table).outer_join(changes(table).filter("n > 1"), within=within, n="left.n", m="right.n").to("out")
-
-
-USES: Mapping[str, Callable[[Scene, Table], object]] = {
-    "read": lambda s, t: s.app,
-    "streamed": lambda s, t: t.to_stream().to("out"),
-    "told": lambda s, t: changes(t).to_table().materialized_as("last"),
-    "told and streamed": lambda s, t: changes(t).to_table().materialized_as("last").to_stream().to("out"),
-    "merged": lambda s, t: changes(t).merge(changes(t).filter("n > 1")).to("out"),
-    "taken apart": lambda s, t: changes(t).map_values(g="g", each="array(n, n + 1)").flat_map_values(g="g", each="each").to("out"),
-    "counted by another key": lambda s, t: t.to_stream().group_by(by="new.g").agg(n=wt.count(), m=wt.max("old.n")).materialized_as("last"),
-    **{f"counted in {name}": partial(counted, windows=name) for name in WINDOWS},
-    "grouped": lambda s, t: t.group_by(by="g").agg(n=wt.sum("n"), m=wt.count()).materialized_as("last"),
-    "grouped and streamed": lambda s, t: t.group_by(by="g").agg(n=wt.sum("n"), m=wt.count()).materialized_as("last").to_stream().to("out"),
-    "joined with itself": lambda s, t: s.joined(t, t, Table.join).materialized_as("last").to_stream().to("out"),
-    "joined with its changes": lambda s, t: s.joined(t, changes(t).to_table()).materialized_as("last").to_stream().to("out"),
-    "beside names": lambda s, t: t.join(s.right.table().materialized_as("beside"), on="g", n="left.n", m="right.n").materialized_as("last"),
-    "named": lambda s, t: s.right.table().materialized_as("naming").left_join(t, on="g", n="left.n", m="right.n").materialized_as("last"),
-    "looked up by its changes": lambda s, t: changes(t).left_join(t, n="value.n", m="right.n").to("out"),
-    "looked up by a stream": lambda s, t: s.right.stream().left_join(t, n="value.n", m="right.n").to("out"),
-    "as of then": lambda s, t: s.right.stream().left_join(t, n="value.n", m="right.n", grace=wt.seconds(5)).to("out"),
-    "paired": paired,
-    "final": lambda s, t: t.suppress(wt.until_window_closes()).materialized_as("last").to_stream().to("out"),
-    "calm": lambda s, t: t.suppress(wt.until_time_limit(wt.seconds(8))).materialized_as("last"),
-    "mortal": lambda s, t: t.ttl(wt.seconds(12)).materialized_as("last").to_stream().to("out"),
-    "deduped": lambda s, t: changes(t).dedupe(name="seen_too", within=wt.seconds(10), grace=GRACE, by="g").to("out"),
-    "processed": processed,
-}  # fmt: skip
-
-
-def topology(table: str, use: str) -> Topology | str:
-    """Write the app of a pair; or say why it is refused."""
-    scene = Scene()
-    try:
-        made = TABLES[table](scene)
-        USES[use](scene, made if made.name else made.materialized_as("kept"))
-        return scene.app.topology()
-    except DefinitionError as error:
-        return str(error)
-
-
-def batches(topics: set[str], seed: int) -> list[list[Record]]:
-    """Write records of two partitions a topic, about in order, and cut them anywhere."""
-    rng = random.Random(seed)
-    records, offsets = [], dict.fromkeys(((topic, number) for topic in ("left", "right") for number in range(2)), 0)
-    for number in range(36):
-        key = rng.choice("abc")
-        place = (rng.choice(["left", "left", "right"]), ord(key) % 2)
-        value = {"g": rng.choice(["a", "b", "c", None]), "n": rng.choice([1, 2, 5, None])}
-        data = None if rng.random() < 0.15 else json.dumps(value).encode()
-        when = START + timedelta(seconds=2 * number - rng.choice([0, 0, 0, 3, 9, 50]))
-        records.append(Record(*place, offsets[place], when, None if rng.random() < 0.05 else key.encode(), data))
-        offsets[place] += 1
-    return cut([record for record in records if record.topic in topics], rng, 3)
-
-
-def pairs(*uses: str) -> dict[str, Topology]:
-    """Write the apps of all pairs that are no bad definitions; of all uses, unless some are named."""
-    made = {f"{table}: {use}": topology(table, use) for table in TABLES for use in uses or USES}
-    return {name: app for name, app in made.items() if isinstance(app, Topology)}
-
 
 def differences(spark: SparkSession, app: Topology) -> str:
-    given = batches({topic.name for topic in app.topics}, 1)
+    given = batches({topic.name for topic in app.topics})
     wanted = run_interpreter(app, given)
     if not any(wanted.tables.values()) or (app.sinks and not any(wanted.outputs.values())):
         return "nothing is made of these records, so nothing is proven"
@@ -215,7 +42,7 @@ def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str)
         table = app.tables[-1]
         if purity_of(table.node) is Purity.ARRIVAL or any(isinstance(node, FinalRows) for node in walk(table.node)):
             continue
-        given = [r for batch in batches({topic.name for topic in app.above({table.name}).topics}, 1) for r in batch]
+        given = [r for batch in batches({topic.name for topic in app.above({table.name}).topics}) for r in batch]
         engine = Interpreter(app)
         engine.read(given)
         rows = engine.tables[table.name]
