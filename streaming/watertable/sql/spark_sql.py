@@ -235,6 +235,8 @@ def _canonical(term: Term) -> str:
             return f"${name}"
         case Lambda(params=params, body=body):
             return f"(lambda {' '.join(p.name for p in params)} {_canonical(body)})"
+        case Call(function=function, args=(Ref(namespace=namespace, path=()),)) if function.name == "isnull":
+            return f"(isnull {namespace})"  # whether a record is there is no matter of its columns
         case Call(function=function, args=args, type=kind, signature=signature):
             # what the user's CAST says, of a cast or of a function that only Spark knows
             said = function.name in ("cast", "try_cast", "coerce") or (function.nulls is not Nulls.LAZY and signature.python is None)
