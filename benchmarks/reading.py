@@ -39,7 +39,7 @@ class Filled:
         self.spark, self.warehouse, self.topology, self.keys = spark, warehouse, topology, keys
         self.store = Store.open(spark, warehouse, topology.app, topology.tables)
         self._compiler = Compiler(topology)
-        self._writer = self.store.start_writer(topology.fingerprint)
+        self._writer = self.store.start_writer(topology)
         self.records = 0
 
     def add(self, count: int) -> None:

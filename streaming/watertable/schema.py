@@ -8,7 +8,7 @@ expressions; those are typed in `expressions`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -137,6 +137,10 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         """List the column names in order."""
         return tuple(column.name for column in self.columns)
+
+    def take(self, names: Collection[str]) -> Schema:
+        """Give those of the columns that are named, in their order here."""
+        return Schema(tuple(column for column in self.columns if column.name in names))
 
     def sql(self) -> str:
         """Write the schema as a DDL string that Spark reads."""

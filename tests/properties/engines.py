@@ -115,7 +115,7 @@ class CompilerRun:
         """Run every batch, then read the tables; advances come before the records of their batch."""
         batches = list(batches)
         note("cuts" if len(batches) > 1 else "one batch", self.topology)
-        self.carry |= dict.fromkeys(partitions_of(batches))
+        self.carry = dict.fromkeys(partitions_of(batches)) | self.carry
         for batch in batches:
             since, clocks = dict(self.carry), dict[tuple[str, int], list[tuple[datetime, datetime]]]()
             for item in batch:

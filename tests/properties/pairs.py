@@ -43,19 +43,28 @@ def put(record: wt.Record, context: wt.Context) -> None:
 
 
 class Scene:
-    """Hold an app of two topics and what tables are made of; every table that it makes has the columns n and g."""
+    """Hold an app of two topics and what tables are made of; every table that it makes has the columns n and g.
 
-    def __init__(self) -> None:
+    `new` are changes of its code that change nothing which it computes: `watched` (a peek, a rule that warns, an archive, an output and a
+    table besides) and `wider` (a column more in its topics).
+    """
+
+    def __init__(self, *new: str) -> None:
         self.app = wt.App("pairs")
-        self.left, self.right = (self.app.topic(name, key="k STRING", value="g STRING, n BIGINT") for name in ("left", "right"))
-        self.stream = self.left.stream()
+        value, watched = ("early INT, " if "wider" in new else "") + "g STRING, n BIGINT", "watched" in new
+        self.left, self.right = (self.app.topic(name, key="k STRING", value=value, archive=watched) for name in ("left", "right"))
+        self.stream, self.other = self.left.stream(), self.right.stream()
+        if watched:
+            self.stream, self.other = (s.peek("seen").expect("small", "n < 3", on_fail="warn") for s in (self.stream, self.other))
+            self.stream.filter("n > 4").to("more")
+            self.stream.group_by(by="g").agg(n=wt.count()).materialized_as("more")
 
     def counted(self, windows: str = "", stream: Stream | None = None) -> Table:
         grouped = (stream or self.stream).group_by_key()
         return (grouped.windowed_by(WINDOWS[windows]) if windows else grouped).agg(**SUMS)
 
     def cogrouped(self, windows: str = "") -> Table:
-        both = self.stream.group_by_key().cogroup(**SUMS).cogroup(self.right.stream().group_by_key(), m=wt.sum("n"))
+        both = self.stream.group_by_key().cogroup(**SUMS).cogroup(self.other.group_by_key(), m=wt.sum("n"))
         return (both.windowed_by(WINDOWS[windows]) if windows else both).agg()
 
     def told(self, table: Table) -> Table:
@@ -85,7 +94,7 @@ TABLES: Mapping[str, Callable[[Scene], Table]] = {
     "told": lambda s: s.told(s.counted()),
     "joined": lambda s: s.joined(s.counted(), s.right.table()),
     "joined with itself": lambda s: (lambda t: s.joined(t, t, Table.join))(s.counted()),
-    "joined windows": lambda s: s.joined(s.counted("hopping"), s.counted("hopping", s.right.stream()), Table.left_join),
+    "joined windows": lambda s: s.joined(s.counted("hopping"), s.counted("hopping", s.other), Table.left_join),
     "joined with told": lambda s: (lambda t: s.joined(t, s.told(t)))(s.counted("hopping")),
     "joined by name": lambda s: s.counted().materialized_as("rows").left_join(
         s.right.table().materialized_as("names"), on="g", n="left.n", g="coalesce(right.g, left.g)"),
@@ -139,8 +148,8 @@ USES: Mapping[str, Callable[[Scene, Table], object]] = {
     "beside names": lambda s, t: t.join(s.right.table().materialized_as("beside"), on="g", n="left.n", m="right.n").materialized_as("last"),
     "named": lambda s, t: s.right.table().materialized_as("naming").left_join(t, on="g", n="left.n", m="right.n").materialized_as("last"),
     "looked up by its changes": lambda s, t: changes(t).left_join(t, n="value.n", m="right.n").to("out"),
-    "looked up by a stream": lambda s, t: s.right.stream().left_join(t, n="value.n", m="right.n").to("out"),
-    "as of then": lambda s, t: s.right.stream().left_join(t, n="value.n", m="right.n", grace=wt.seconds(5)).to("out"),
+    "looked up by a stream": lambda s, t: s.other.left_join(t, n="value.n", m="right.n").to("out"),
+    "as of then": lambda s, t: s.other.left_join(t, n="value.n", m="right.n", grace=wt.seconds(5)).to("out"),
     "paired": paired,
     "final": lambda s, t: t.suppress(wt.until_window_closes()).materialized_as("last").to_stream().to("out"),
     "calm": lambda s, t: t.suppress(wt.until_time_limit(wt.seconds(8))).materialized_as("last"),
@@ -150,9 +159,9 @@ USES: Mapping[str, Callable[[Scene, Table], object]] = {
 }  # fmt: skip
 
 
-def topology(table: str, use: str) -> Topology | str:
-    """Write the app of a pair; or say why it is refused."""
-    scene = Scene()
+def topology(table: str, use: str, *new: str) -> Topology | str:
+    """Write the app of a pair, with new code where it is wanted; or say why it is refused."""
+    scene = Scene(*new)
     try:
         made = TABLES[table](scene)
         USES[use](scene, made if made.name else made.materialized_as("kept"))

@@ -61,7 +61,7 @@ class Ledger:
         """Open a new or an old store, of the shop if not of another topology of that name, and fence it."""
         topology = topology or shop()
         store = Store.open(spark, warehouse, "shop", topology.tables, retention)
-        ledger = cls(spark, store, topology, store.start_writer(topology.fingerprint))
+        ledger = cls(spark, store, topology, store.start_writer(topology))
         if (last := ledger.writer.last) is not None:
             ledger.offsets = dict(last.next)
         return ledger

@@ -69,7 +69,7 @@ class Run:
     def open(self) -> None:
         """Begin to write."""
         self.store = Store.open(self.spark, str(self.warehouse), self.topology.app, self.topology.kept)
-        self.writer = self.store.start_writer(self.topology.fingerprint)
+        self.writer = self.store.start_writer(self.topology)
         last = self.writer.last or CommitInfo()
         self.next = dict.fromkeys(self.partitions, 0) | dict(last.next)
         self.carry: dict[tuple[str, int], datetime | None] = dict.fromkeys(self.partitions) | dict(last.stream_times)

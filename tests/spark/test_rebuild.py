@@ -102,7 +102,7 @@ class Beside(Run):
         row = shadow.current(self.store_of(self.topology))
         part = self.topology.above(row.of) if row.of else self.topology
         self.store, self.compiler = self.store_of(part), Compiler(part)
-        self.writer = self.store.start_writer(self.topology.fingerprint, shadow=True)
+        self.writer = self.store.start_writer(self.topology, shadow=True)
         last, topics = self.writer.last or CommitInfo(), {topic.name for topic in part.topics}
         self.partitions = [p for p in self.partitions if p[0] in topics]
         self.next = dict.fromkeys(self.partitions, 0) | dict(last.next)

@@ -589,18 +589,18 @@ def test_changed_code_starts_over_from_earliest_even_where_it_keeps_another_stat
 
     old, new = shop("qty"), shop("top")
     session = tiny(spark)
-    ledger = Ledger(session, store := Store.open(session, str(tmp_path), "shop", old.tables), old, store.start_writer(old.fingerprint))
+    ledger = Ledger(session, store := Store.open(session, str(tmp_path), "shop", old.tables), old, store.start_writer(old))
     ledger.commit({"stock": ledger.sums("stock", {"a": 3})})
     store.folder.fold_all(["stock"])
     changed = Store.open(session, str(tmp_path), "shop", new.tables)
-    changed.start_writer(new.fingerprint)
+    changed.start_writer(new)
     with pytest.raises(StoreError, match="--to earliest"):
         changed.reader.read("stock")
     ahead = rewind.plan(changed, new, Kafka(), Target.parse(to="1"))  # type: ignore[arg-type]
     assert "Rewind to earliest" in ahead.refusals[0]
     plan = rewind.plan(changed, new, Kafka(), Target.parse(to="earliest"))  # type: ignore[arg-type]
     rewind.apply(changed, plan, new.fingerprint, Kafka())  # type: ignore[arg-type]
-    again = Ledger(session, changed, new, changed.start_writer(new.fingerprint))
+    again = Ledger(session, changed, new, changed.start_writer(new))
     state = new.table("stock").state[0].name
     for quantity in (3, 2):
         rows = again.deltas("stock", [f"named_struct('k', 'a'), named_struct('{state}', {quantity}L), timestamp'2026-01-01 00:00:00'"])

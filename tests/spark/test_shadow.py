@@ -41,7 +41,7 @@ def begun(ledger: Ledger, to: str = "earliest", **options: Any) -> Position:
 
 def beside(ledger: Ledger) -> Ledger:
     """Take the shadow's place as a new process would."""
-    writer = ledger.store.start_writer(ledger.topology.fingerprint, shadow=True)
+    writer = ledger.store.start_writer(ledger.topology, shadow=True)
     offsets = dict(writer.last.next) if writer.last is not None else {}
     return Ledger(ledger.spark, ledger.store, ledger.topology, writer, offsets)
 

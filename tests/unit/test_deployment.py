@@ -12,8 +12,7 @@ from tests.apps import retail
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
 from watertable.errors import FormatError
-from watertable.plan.deployment import Deployment, Kind, Outline, OutlinedTable, classify
-from watertable.plan.fingerprints import DIALECT
+from watertable.plan.deployment import Deployment, Kind, Outline, classify
 from watertable.plan.plan import Topology
 
 VALUE = "qty BIGINT, price DECIMAL(12,3), at TIMESTAMP"
@@ -100,6 +99,28 @@ def test_a_first_filter_over_sums_is_breaking_as_hidden_states_have_a_place_of_t
         assert "hides" in reason
 
 
+def test_a_filter_over_whole_rows_may_refuse_more_but_not_less_as_what_it_refused_is_not_kept() -> None:
+    def shown(*conditions: str, mapped: bool = False) -> Topology:
+        app = wt.App("shop")
+        table = app.topic("sales", key="item STRING", value=VALUE).table()
+        for condition in conditions:
+            table = table.filter(condition)
+        (table.map_values(qty="qty", twice="qty * 2") if mapped else table).materialized_as("stock")
+        return app.topology()
+
+    for old, new in (
+        (shown(), shown("qty > 1")),
+        (shown("qty > 1"), shown("qty > 1", "qty > 2")),
+        (shown("qty > 1"), shown("qty > 1", mapped=True)),
+        (shown("qty > 1", mapped=True), shown("qty > 1")),
+    ):
+        assert stock(classify(old, new))[0] is Kind.SAME
+    for old, new in ((shown("qty > 1"), shown()), (shown("qty > 1"), shown("qty > 2")), (shown("qty > 1", "qty > 2"), shown("qty > 1"))):
+        kind, reason = stock(classify(old, new))
+        assert kind is Kind.BREAKING
+        assert "were not kept" in reason
+
+
 def test_what_changes_no_record_rolls_in() -> None:
     for new in (
         shop(records=lambda s: s.peek("seen")),
@@ -153,14 +174,24 @@ def test_what_is_recorded_of_a_plan_classifies_as_the_plan_does() -> None:
         Outline.from_json("{}")
 
 
-def test_a_table_is_outlined_in_letters_and_digits() -> None:
-    for table in retail().topology().tables:
-        packed = OutlinedTable.of(table).packed()
-        assert re.fullmatch(r"[A-Za-z0-9_=-]+", packed)
-        assert len(packed) < 2_000
-        assert OutlinedTable.unpack(packed) == (DIALECT, OutlinedTable.of(table))
+def test_a_plan_is_outlined_in_letters_and_digits() -> None:
+    outline = Outline.of(retail().topology(), before=Outline.of(shop()))
+    packed = outline.packed()
+    assert re.fullmatch(r"[A-Za-z0-9_=-]+", packed)
+    assert len(packed) < 6_000
+    assert Outline.unpack(packed).to_json() == outline.to_json()
+    assert set(outline.gone) == {"stock", "hourly"}
     with pytest.raises(FormatError, match="no outline"):
-        OutlinedTable.unpack("AAAA")
+        Outline.unpack("AAAA")
+
+
+def test_a_table_that_comes_back_is_compared_with_what_it_was() -> None:
+    app = wt.App("shop")
+    app.topic("sales", key="item STRING", value=VALUE, timestamp="at").stream().to("loud")
+    without = Outline.of(app.topology(), before=Outline.of(shop()))
+    kinds = {c.name: (c.kind, c.reason) for c in classify(without, shop()).changes}
+    assert kinds["stock"] == (Kind.ADDITIVE, "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)")
+    assert stock(classify(without, shop(more=True)))[0] is Kind.BREAKING
 
 
 def test_what_stands_in_the_way_is_said_with_the_ways_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise, product
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.properties.strategies import START
+from watertable.errors import DefinitionError
 from watertable.interpreter import Interpreter
 from watertable.interpreter.pairing import pair_number
 from watertable.plan import nodes
@@ -170,18 +172,57 @@ def test_a_join_of_streams_follows_from_the_records_alone_and_says_where_its_col
     assert "join within 0s before to 5m after v=left.v" in app.describe()
 
 
-def test_other_windows_and_other_columns_are_another_app_but_only_other_windows_wait_anew() -> None:
+def test_other_windows_and_other_columns_that_are_read_wait_anew_and_other_expressions_go_on() -> None:
     def defined(within: JoinWindows, column: str) -> Topology:
         app = wt.App("shop")
-        left, right = (app.topic(name, key="k STRING", value="v STRING").stream() for name in ("views", "clicks"))
+        left, right = (app.topic(name, key="k STRING", value="v STRING, w STRING").stream() for name in ("views", "clicks"))
         left.join(right, within=within, v=column).to("seen")
         return app.topology()
 
     five, six = (wt.join_windows(after=wt.minutes(n)) for n in (5, 6))
-    one, other, longer = defined(five, "left.v"), defined(five, "right.v"), defined(six, "left.v")
-    assert len({t.fingerprint for t in (one, other, longer)}) == 3
-    assert [b.name for b in one.buffers] == [b.name for b in other.buffers] != [b.name for b in longer.buffers]
-    assert one.fingerprint == defined(five, "left.v").fingerprint
+    one, same, wider, longer = (
+        defined(five, "left.w"), defined(five, "upper(left.w)"), defined(five, "left.w || right.w"), defined(six, "left.w"),
+    )  # fmt: skip
+    assert len({t.fingerprint for t in (one, same, wider, longer)}) == 4
+    names = [[b.name for b in t.buffers] for t in (one, same, wider, longer)]
+    assert names[0] == names[1]
+    assert len(set(map(tuple, names))) == 3
+    assert one.fingerprint == defined(five, "left.w").fingerprint
+    assert one.buffers[0].state[0].type.sql().count("`w`") == 1
+    assert "`v`" in one.buffers[0].state[1].type.sql(), "of a side that isn't read, one column says that there is a record"
+    assert "`w`" not in one.buffers[0].state[1].type.sql()
+
+
+def test_what_only_watches_above_a_join_leaves_what_waits_where_it_is() -> None:
+    def defined(change: Callable[[wt.Stream], wt.Stream] = lambda s: s, value: str = "v STRING", archive: bool = False) -> Topology:
+        app = wt.App("shop")
+        left, right = (app.topic(name, key="k STRING", value=value, archive=archive).stream() for name in ("views", "clicks"))
+        change(left).join(right, within=wt.minutes(5), v="left.v || right.v").to("seen")
+        return app.topology()
+
+    plain = [b.name for b in defined().buffers]
+    for same in (
+        defined(lambda s: s.peek("seen")),
+        defined(lambda s: s.expect("short", "length(v) < 9", on_fail="warn")),
+        defined(value="early INT, v STRING, late INT"),
+        defined(archive=True),
+    ):
+        assert [b.name for b in same.buffers] == plain
+    for other in (defined(lambda s: s.filter("v > 'a'")), defined(lambda s: s.expect("short", "length(v) < 9", on_fail="drop"))):
+        assert [b.name for b in other.buffers] != plain
+
+
+def test_the_same_is_not_to_wait_twice() -> None:
+    app = wt.App("shop")
+    left, right = (app.topic(name, key="k STRING", value="v STRING").stream() for name in ("views", "clicks"))
+    left.join(right, within=wt.minutes(5), v="left.v").to("one")
+    left.join(right, within=wt.minutes(5), v="upper(left.v)").to("other")
+    assert len(app.topology().buffers) == 1
+    left.peek("seen").join(right, within=wt.minutes(5), v="left.v").to("third")
+    with pytest.raises(
+        DefinitionError, match=r"test_stream_joins.py:\d+: what waits here is what waits at .*test_stream_joins.py:\d+: only peeks"
+    ):
+        app.topology()
 
 
 def test_pairs_of_one_record_have_numbers_of_their_own_in_the_order_of_the_other_sides_offsets() -> None:

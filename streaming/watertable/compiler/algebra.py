@@ -20,7 +20,7 @@ from watertable.plan.nodes import ForeignJoin, Leaf, Stored
 from watertable.plan.plan import Part, TableDef
 from watertable.plan.stages import Beside, How, Match, Named, Project, Side, Stage, Where
 from watertable.plan.windows import SessionWindows, SlidingWindows, microseconds
-from watertable.schema import Column, Type, quote
+from watertable.schema import Column, Schema, Type, quote
 from watertable.sql.expressions import Expr
 
 if TYPE_CHECKING:
@@ -433,6 +433,14 @@ def _side(side: Side, key: Sequence[str], spaces: Mapping[str, str], into: str) 
     names = ", ".join(f"'{mine}', {spaces['key']}.{quote(name)}" for mine, name in zip(side.key, key, strict=True))
     first = [f"{state} AS {own['state']}", f"named_struct({names}) AS {own['key']}"]
     return [first, *_finishing(side.alive, side.stages, side.key, own, into)]
+
+
+def taken(struct: str, columns: Sequence[str], schema: Schema) -> str:
+    """Write a struct of a schema with some of its columns alone; null where it is null."""
+    if tuple(columns) == schema.names:
+        return struct
+    parts = ", ".join(f"'{name}', {struct}.{quote(name)}" for name in columns)
+    return f"CASE WHEN {struct} IS NOT NULL THEN named_struct({parts}) END"
 
 
 def named_struct(columns: Named, spaces: Mapping[str, str]) -> str:

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import company, done_with, finishing, grouped, leaf_state, leveled, lifted, merged_state, place, upto
+from watertable.compiler.algebra import (
+    company,
+    done_with,
+    finishing,
+    grouped,
+    leaf_state,
+    leveled,
+    lifted,
+    merged_state,
+    place,
+    taken,
+    upto,
+)
 from watertable.compiler.layout import Segment
 from watertable.compiler.run import Run, union
 from watertable.compiler.telling import never_paired
@@ -91,7 +103,9 @@ def _waited(run: Run, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> D
     whole = topics <= {topic for topic, _ in run.reached} and None not in times
     reached = min(time for time in times if time is not None) if whole else None
     old = waiting_rows(run.lookup(buffer, None))
-    every = rows.selectExpr("*", "1L AS n").unionByName(old).withColumn("_due", F.expr(is_due(node, keyed, reached)))
+    value = plan.value_of(node.parent)
+    kept = rows.withColumn("s_value", F.expr(taken("s_value", plan.read_of("value", value, node.columns), value)))
+    every = kept.selectExpr("*", "1L AS n").unionByName(old).withColumn("_due", F.expr(is_due(node, keyed, reached)))
     member = "named_struct('value', named_struct('order', {0}, 'ts', ts, 'key', s_key, 'value', s_value), 'n', n) AS l"
     moved = every.where("_due = (n < 0)").selectExpr("key", member.format(place()), "st")
     leaf = buffer.parts[0].leaf

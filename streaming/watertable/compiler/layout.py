@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from watertable.compiler.algebra import named_struct, render
+from watertable.compiler.algebra import named_struct, render, taken
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Merge, SignedField
 from watertable.plan.nodes import Aggregate, Format, Header, History, Latest, TableAggregate, Topic, Versioned
@@ -462,7 +462,8 @@ class Layout:
                 segment.count(without, label, "null_key")
             present = segment.add(f"{flow.present} AND {there} IS NOT NULL AND NOT {keyless}", flow.level)
             wanted = self._renamed(flow, own, names)
-            entry = segment.add(f"named_struct('ts', {flow.spaces.get('ts', 'ts')}, 'value', {there})", flow.level)
+            value = taken(there, plan.value_of(part.leaf).names, plan.value_of(parent))
+            entry = segment.add(f"named_struct('ts', {flow.spaces.get('ts', 'ts')}, 'value', {value})", flow.level)
             self._need(flow, present, wanted, entry)
             fold = Fold(part.leaf, buffer.name, present, wanted, entry)
             if part.leaf not in self.folds:

@@ -114,10 +114,10 @@ class App:
         return TopicSource(self, self._topics[name])
 
     def topology(self) -> Topology:
-        """Freeze what was defined; raise `DefinitionError` when there is nothing to keep or publish."""
+        """Freeze what was defined; raise `DefinitionError` when there is nothing to keep or publish, or the same is to wait twice."""
         if not self._tables and not self._sinks:
             raise DefinitionError(f"{self.location}: app {self.name!r} has no table and no output: end one with .materialized_as(name)")
-        return Topology(
+        topology = Topology(
             app=self.name,
             tables=tuple(self._tables.values()),
             sinks=tuple(self._sinks.values()),
@@ -125,6 +125,14 @@ class App:
             description=self.description,
             location=self.location,
         )
+        buffers = dict[str, TableDef]()
+        for buffer in topology.buffers:
+            if (other := buffers.setdefault(buffer.name, buffer)) != buffer:
+                raise DefinitionError(
+                    f"{buffer.location}: what waits here is what waits at {other.location}: only peeks above them, or rules that warn, "
+                    "differ. Use the stream or table of one for both, and put those below it"
+                )
+        return topology
 
     def describe(self) -> str:
         """Write the topology as text; `lineage.mermaid` draws it."""

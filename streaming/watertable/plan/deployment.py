@@ -15,19 +15,22 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self, TypeGuard
+from typing import Any, Final, Self
 
 from watertable.errors import FormatError
 from watertable.plan.fingerprints import DIALECT, canonical
+from watertable.plan.forms import bare, field_of, fields_of, has_parent, head_of, is_list
 from watertable.plan.nodes import Format
-from watertable.plan.plan import TableDef, Topology
-from watertable.plan.rules import OnFail
+from watertable.plan.plan import TableDef, Topology, buffers_above
 from watertable.schema import Schema
 
 _SHOWN: Final = ("TableFilter", "TableMapValues")
 """The nodes that make rows of a state and change nothing of it."""
+_WHOLE: Final = ("Latest", "Stored", "Versioned")
+"""The nodes whose states are whole rows: one that a filter refuses is forgotten, as later ones replace it."""
+_WAITS: Final = "what waits above it (for a partner, for its time, or for its window to close)"
 
 
 class Kind(StrEnum):
@@ -48,14 +51,19 @@ class Outline:
     dialect: str
     tables: Mapping[str, OutlinedTable]
     sinks: Mapping[str, object]
+    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By output topic: the buffers that feed it, of those that any do."""
+    gone: Mapping[str, OutlinedTable] = field(default_factory=dict)
+    """The tables that the app kept before, and keeps no more: what they had is still there."""
 
     @classmethod
-    def of(cls, topology: Topology) -> Self:
-        """Outline a topology."""
+    def of(cls, topology: Topology, before: Outline | None = None) -> Self:
+        """Outline a topology that comes after another one, if it does."""
+        tables = {t.name: OutlinedTable.of(t) for t in topology.tables}
+        had = {} if before is None else {**before.gone, **before.tables}
         return cls(
-            topology.app, topology.fingerprint, DIALECT,
-            {t.name: OutlinedTable.of(t) for t in topology.tables},
-            {s.topic: canonical(s) for s in topology.sinks},
+            topology.app, topology.fingerprint, DIALECT, tables, {s.topic: canonical(s) for s in topology.sinks},
+            topology.buffers_of_sinks, {name: table for name, table in had.items() if name not in tables},
         )  # fmt: skip
 
     def to_json(self) -> str:
@@ -67,39 +75,40 @@ class Outline:
         """Read what `to_json` wrote; raise `FormatError` for anything else."""
         try:
             body: dict[str, Any] = json.loads(text)
-            return cls(**body | {"tables": {name: OutlinedTable(**table) for name, table in body["tables"].items()}})
+            tables = {part: {name: OutlinedTable(**table) for name, table in body.get(part, {}).items()} for part in ("tables", "gone")}
+            return cls(**body | tables)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FormatError(f"this is no outline of a plan: {type(error).__name__}: {error}") from None
+
+    def packed(self) -> str:
+        """Write it in letters and digits, as a property of a Delta table takes it; `unpack` reads it."""
+        return base64.urlsafe_b64encode(zlib.compress(self.to_json().encode(), 9)).decode()
+
+    @classmethod
+    def unpack(cls, packed: str) -> Self:
+        """Read what `packed` wrote; raise `FormatError` for anything else."""
+        try:
+            return cls.from_json(zlib.decompress(base64.urlsafe_b64decode(packed)).decode())
+        except (ValueError, zlib.error) as error:
             raise FormatError(f"this is no outline of a plan: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class OutlinedTable:
-    """Hold what is remembered of a table: what computes it, how its state is laid out, and its columns as DDL."""
+    """Hold what is remembered of a table: what computes it, how its state is laid out, its columns as DDL, and the buffers above it."""
 
     fingerprint: str
     state_version: str
     key: str
     value: str
     node: object
+    buffers: Sequence[str] = ()
 
     @classmethod
     def of(cls, table: TableDef) -> Self:
         """Outline a table."""
-        return cls(table.fingerprint, table.state_version, table.key.sql(), table.value.sql(), canonical(table.node))
-
-    def packed(self) -> str:
-        """Write it, with what expressions mean, in letters and digits, as a property of a Delta table takes it; `unpack` reads it."""
-        text = json.dumps([DIALECT, dataclasses.asdict(self)], ensure_ascii=False, separators=(",", ":"))
-        return base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
-
-    @classmethod
-    def unpack(cls, packed: str) -> tuple[str, Self]:
-        """Give what expressions meant, and the table; raise `FormatError` for anything that `packed` didn't write."""
-        try:
-            dialect, body = json.loads(zlib.decompress(base64.urlsafe_b64decode(packed)))
-            return dialect, cls(**body)
-        except (ValueError, TypeError, zlib.error) as error:
-            raise FormatError(f"this is no outline of a table: {type(error).__name__}: {error}") from None
+        buffers = [buffer.name for buffer in buffers_above(table.node)]
+        return cls(table.fingerprint, table.state_version, table.key.sql(), table.value.sql(), canonical(table.node), buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +159,7 @@ class Deployment:
 
         New tables are made from history beside the others, which stay as they are.
         """
-        if any(not c.is_topic for c in self.of(Kind.BREAKING)):
+        if self.of(Kind.BREAKING):
             return "--to earliest"
         return " ".join(f"--table {c.name}" for c in self.of(Kind.ADDITIVE) if not c.is_topic) or None
 
@@ -170,10 +179,18 @@ def classify(old: Topology | Outline, new: Topology) -> Deployment:
 
 def _table(name: str, before: Outline, after: Outline) -> Change:
     old, new = before.tables.get(name), after.tables.get(name)
+    if old is None and new is not None and name in before.gone:
+        found = _compared(name, before.gone[name], new, before, after)
+        lacks = "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)"
+        return Change(name, Kind.ADDITIVE, lacks) if found.kind is Kind.SAME else found
     if old is None:
         return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it once it is rebuilt (rewind --table)")
     if new is None:
         return Change(name, Kind.REMOVED, "kept no more: its Delta table stays as it is")
+    return _compared(name, old, new, before, after)
+
+
+def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline, after: Outline) -> Change:
     if before.dialect != after.dialect:
         return Change(name, Kind.BREAKING, f"expressions mean what they do in {after.dialect}, and meant what they did in {before.dialect}")
     if old.fingerprint == new.fingerprint:
@@ -186,10 +203,14 @@ def _table(name: str, before: Outline, after: Outline) -> Change:
         return Change(name, Kind.BREAKING, _difference(was, now) or "what computes its state differs")
     if old.state_version != new.state_version:
         return Change(name, Kind.BREAKING, f"what it keeps is laid out otherwise: columns ({_plain(old.value)}) and ({_plain(new.value)})")
+    if set(new.buffers) - set(old.buffers):
+        return Change(name, Kind.BREAKING, f"{_WAITS} keeps other columns of its records")
     if _hides(old.node) != _hides(new.node):
         return Change(
             name, Kind.BREAKING, "a filter hides rows now, or none does any more: the states of hidden rows have a place of their own"
         )
+    if head_of(_root(old.node)) in _WHOLE and not _refuses_no_less(old.node, new.node):
+        return Change(name, Kind.BREAKING, "another filter would show rows that the one before refused: those were not kept")
     if old.value != new.value:
         return Change(name, Kind.SAME, f"the same state, other columns shown of it: {_columns(old.value, new.value)}")
     if _rows(old.node) != _rows(new.node):
@@ -198,49 +219,50 @@ def _table(name: str, before: Outline, after: Outline) -> Change:
 
 
 def _topic(name: str, before: Outline, after: Outline) -> Change:
-    if name not in before.sinks:
+    if name not in before.sinks and name not in before.buffers:
         return Change(name, Kind.ADDITIVE, "a new output: it publishes what comes after", is_topic=True)
     if name not in after.sinks:
         return Change(name, Kind.REMOVED, "published no more", is_topic=True)
-    was, now = _bare(before.sinks[name]), _bare(after.sinks[name])
-    says = "unchanged" if was == now else f"publishes by other code from the next commit on: {_difference(was, now) or 'it differs'}"
+    was, now = bare(before.sinks.get(name)), bare(after.sinks[name])
+    differs = (_difference(was, now) if was else "") or "it differs"
+    had, has = (set(outline.buffers.get(name, ())) for outline in (before, after))
+    if had - has and has - had:
+        return Change(name, Kind.BREAKING, f"{_WAITS} is of other code, and would be left behind: {differs}", is_topic=True)
+    says = "unchanged" if was == now else f"publishes by other code from the next commit on: {differs}"
     return Change(name, Kind.SAME, says, is_topic=True)
 
 
 def _state(node: object) -> object:
     """Cut a table's canonical form down to what decides its state."""
-    while _head(node) in _SHOWN:
-        node = _field(node, "parent")
-    return _bare(node)
+    return bare(_root(node))
 
 
-def _rows(node: object) -> object:
-    shown = []
-    while _head(node) in _SHOWN:
-        shown.append([part for part in _parts(node) if part[0] != "parent"])
-        node = _field(node, "parent")
-    return _bare(shown)
+def _root(node: object) -> object:
+    while head_of(node) in _SHOWN:
+        node = field_of(node, "parent")
+    return node
+
+
+def _rows(node: object) -> list[object]:
+    """List the steps from a table's state to its rows, in their order."""
+    shown = list[object]()
+    while head_of(node) in _SHOWN:
+        shown.append([head_of(node), *(part for part in fields_of(node) if part[0] != "parent")])
+        node = field_of(node, "parent")
+    return shown[::-1]
 
 
 def _hides(node: object) -> bool:
-    """Tell whether a filter may hide rows whose state goes on; where each key's last value is all that is kept, none does."""
-    filtered = False
-    while _head(node) in _SHOWN:
-        filtered |= _head(node) == "TableFilter"
-        node = _field(node, "parent")
-    return filtered and _head(node) not in ("Latest", "Versioned")
+    """Tell whether a filter may hide rows whose state goes on; where a state is a whole row, none does."""
+    return head_of(_root(node)) not in _WHOLE and any(head_of(step) == "TableFilter" for step in _rows(node))
 
 
-def _bare(form: object) -> object:
-    """Leave out what counts or keeps records without changing any: peeks, rules that only warn, whether a topic is archived."""
-    if not _is_list(form):
-        return form
-    while _has_parent(form) and (
-        _head(form) == "Peek" or (_head(form) == "Expect" and _field(_field(form, "rule"), "on_fail") == OnFail.WARN)
-    ):
-        form = _field(form, "parent")
-    assert _is_list(form)
-    return [_bare(part) for part in form if not (_head(form) == "Topic" and _is_list(part) and part[0] == "archive")]
+def _refuses_no_less(old: object, new: object) -> bool:
+    """Tell whether new code refuses all rows that the old one did: it has the steps up to the old one's last filter."""
+    steps = _rows(old)
+    while steps and head_of(steps[-1]) != "TableFilter":
+        steps.pop()
+    return _rows(new)[: len(steps)] == steps
 
 
 def _with_topics_of(old: object, new: object) -> object:
@@ -248,12 +270,12 @@ def _with_topics_of(old: object, new: object) -> object:
 
     A record says then what it said before; whether the table keeps the new columns, the layout of its state shows.
     """
-    had = {_field(topic, "name"): topic for topic in _topics(old)}
+    had = {field_of(topic, "name"): topic for topic in _topics(old)}
 
     def put(form: object) -> object:
-        if not _is_list(form):
+        if not is_list(form):
             return form
-        if _head(form) == "Topic" and (topic := had.get(_field(form, "name"))) is not None and _only_more_columns(topic, form):
+        if head_of(form) == "Topic" and (topic := had.get(field_of(form, "name"))) is not None and _only_more_columns(topic, form):
             return topic
         return [put(part) for part in form]
 
@@ -261,9 +283,9 @@ def _with_topics_of(old: object, new: object) -> object:
 
 
 def _topics(form: object) -> Iterator[object]:
-    if _head(form) == "Topic":
+    if head_of(form) == "Topic":
         yield form
-    elif _is_list(form):
+    elif is_list(form):
         for part in form:
             yield from _topics(part)
 
@@ -272,21 +294,21 @@ def _difference(old: object, new: object, where: str = "it") -> str:
     """Name the first difference between two canonical forms, sources first; "" where there is none."""
     if old == new:
         return ""
-    if _head(old) == _head(new) == "expr" or not (_is_list(old) and _is_list(new)):
+    if head_of(old) == head_of(new) == "expr" or not (is_list(old) and is_list(new)):
         return f"{where} was {_text(old)} and is {_text(new)}"
-    if _head(old) and _head(old) == _head(new):
-        named = [part[1] for part in _parts(new) if part[0] == "name"]
-        of = f"{'topic ' if _head(new) == 'Topic' else ''}{named[0]}" if named else f"the {_words(_head(new))}"
+    if head_of(old) and head_of(old) == head_of(new):
+        named = [part[1] for part in fields_of(new) if part[0] == "name"]
+        of = f"{'topic ' if head_of(new) == 'Topic' else ''}{named[0]}" if named else f"the {_words(head_of(new))}"
         pairs = ((a, b, f"the {name.replace('_', ' ')} of {of}") for name, a, b in _side_by_side(old, new))
         return next((found for a, b, part in pairs if (found := _difference(a, b, part))), "")
-    if _head(old) and _head(new):
+    if head_of(old) and head_of(new):
         if _is_above(old, new):
-            return f"a {_words(_head(new))} was put in"
+            return f"a {_words(head_of(new))} was put in"
         if _is_above(new, old):
-            return f"the {_words(_head(old))} was taken out"
-        return f"{where} was a {_words(_head(old))} and is a {_words(_head(new))}"
-    assert _is_list(old)
-    assert _is_list(new)
+            return f"the {_words(head_of(old))} was taken out"
+        return f"{where} was a {_words(head_of(old))} and is a {_words(head_of(new))}"
+    assert is_list(old)
+    assert is_list(new)
     if len(old) == len(new):
         return next((found for a, b in zip(old, new, strict=True) if (found := _difference(a, b, where))), "")
     return f"{where} were {_names(old)} and are {_names(new)}"
@@ -295,52 +317,26 @@ def _difference(old: object, new: object, where: str = "it") -> str:
 def _only_more_columns(old: object, new: object) -> bool:
     """Tell whether a topic was only given columns: a record says then what it said, and what is made of the others shows in the state."""
     changed = {name: (a, b) for name, a, b in _side_by_side(old, new) if a != b}
-    if not changed.keys() <= {"value", "headers"} or ("value" in changed and _field(new, "value_format") != Format.JSON):
+    if not changed.keys() <= {"value", "headers"} or ("value" in changed and field_of(new, "value_format") != Format.JSON):
         return False
     named, names = changed.get("headers", ([], []))
-    had, has = (set(Schema.parse(str(_field(form, "value")))) for form in (old, new))
+    had, has = (set(Schema.parse(str(field_of(form, "value")))) for form in (old, new))
     return {(c.name, c.type) for c in had} <= {(c.name, c.type) for c in has} and all(header in names for header in named)
 
 
 def _is_above(form: object, node: object) -> bool:
     """Tell whether a form is one of those that feed a node."""
-    while _has_parent(node):
-        node = _field(node, "parent")
+    while has_parent(node):
+        node = field_of(node, "parent")
         if node == form:
             return True
     return False
 
 
-def _is_list(form: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(form, Sequence) and not isinstance(form, str)
-
-
-def _has_parent(form: object) -> bool:
-    return bool(_head(form)) and any(part[0] == "parent" for part in _parts(form))
-
-
-def _head(form: object) -> str:
-    """Give the name of the node, or of the part of one, that a form writes; "" for a list or a plain value."""
-    if not _is_list(form) or not form or not isinstance(form[0], str):
-        return ""
-    if form[0] == "expr" and len(form) == 2:
-        return "expr"
-    named = all(_is_list(p) and len(p) == 2 and isinstance(p[0], str) for p in form[1:])
-    return form[0] if named and form[0][:1].isupper() else ""
-
-
-def _parts(form: object) -> Sequence[Any]:
-    return form[1:] if _is_list(form) and _head(form) not in ("", "expr") else ()
-
-
 def _side_by_side(old: object, new: object) -> Iterator[tuple[str, Any, Any]]:
     """Give the parts of two forms of a kind by their names; one that isn't written is at its default, and that is empty."""
-    mine, theirs = ({name: part for name, part in _parts(form)} for form in (old, new))
+    mine, theirs = ({name: part for name, part in fields_of(form)} for form in (old, new))
     yield from ((name, mine.get(name, []), theirs.get(name, [])) for name in mine | theirs)
-
-
-def _field(form: object, name: str) -> object:
-    return next(part[1] for part in _parts(form) if part[0] == name)
 
 
 def _words(head: str) -> str:
@@ -354,10 +350,10 @@ def _text(form: object) -> str:
             return "nothing"
         case str():
             return f"({_plain(form)})" if "`" in form else form or "nothing"
-        case _ if _head(form) == "expr" and _is_list(form):
+        case _ if head_of(form) == "expr" and is_list(form):
             return f"`{str(form[1]).partition(':')[2]}`"
-        case _ if _head(form):
-            return f"a {_words(_head(form))}"
+        case _ if head_of(form):
+            return f"a {_words(head_of(form))}"
         case _:
             return json.dumps(form)
 
@@ -366,9 +362,9 @@ def _names(forms: Sequence[object]) -> str:
     """Name the parts of a list: aggregates by their names, columns by theirs."""
     found = []
     for form in forms:
-        if any(part[0] == "name" for part in _parts(form)):
-            found.append(str(_field(form, "name")))
-        elif _is_list(form) and form and isinstance(form[0], str) and not _head(form):
+        if any(part[0] == "name" for part in fields_of(form)):
+            found.append(str(field_of(form, "name")))
+        elif is_list(form) and form and isinstance(form[0], str) and not head_of(form):
             found.append(form[0])
         else:
             found.append(_text(form))

@@ -284,9 +284,13 @@ class History(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Node):
-    """Keep the records that wait in a join with a versioned table, by the key that they ask for, until they go on."""
+    """Keep the records that wait in a join with a versioned table, by the key that they ask for, until they go on.
+
+    Of each there are the place, the time, the key, and those `columns` that the join reads.
+    """
 
     parent: WaitingJoin
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,11 +339,12 @@ class ForeignSide(TableAggregate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSide(Node):
-    """Keep the records of one side of a join of streams, by key: their places, times and values."""
+    """Keep the records of one side of a join of streams, by key: their places, times, and those columns that the join reads."""
 
     parent: Stream
     name: str
     key: Schema
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -27,6 +27,7 @@ from watertable.plan.aggregates import (
     state_schema,
 )
 from watertable.plan.fingerprints import LATER, canonical, digest
+from watertable.plan.forms import bare, of_records
 from watertable.plan.nodes import (
     Aggregate,
     Cogroup,
@@ -242,17 +243,13 @@ class Topology:
     @property
     def buffers(self) -> tuple[TableDef, ...]:
         """List what joins, versioned and suppressed tables keep: tables that no reader sees, named by what feeds and bounds them."""
-        above = [n for root in self._roots() for n in walk(root)]
-        pairs = dict.fromkeys(buffer_of(join) for join in above if isinstance(join, StreamStreamJoin))
-        opens = dict.fromkeys(open_of(node) for node in above if isinstance(node, FinalRows))
-        waits = dict.fromkeys(wait_of(join) for join in above if isinstance(join, WaitingJoin))
-        asking = [(root_of(n.right), n.parent) for n in above if isinstance(n, StreamJoin)]
-        histories = [
-            history_of(kept, *(parent for root, parent in asking if root == kept))
-            for kept in dict.fromkeys(n for n in above if isinstance(n, Versioned))
-        ]
-        timers = dict.fromkeys(timers_of(node) for node in above if isinstance(node, Process) and node.processor.punctuators)
-        return (*pairs, *opens, *waits, *histories, *timers)
+        return buffers_above(*self._roots())
+
+    @property
+    def buffers_of_sinks(self) -> Mapping[str, Sequence[str]]:
+        """Name the buffers that feed each output topic, of those that any do."""
+        found = {sink.topic: [buffer.name for buffer in buffers_above(sink.node)] for sink in self.sinks}
+        return {topic: names for topic, names in found.items() if names}
 
     @property
     def kept(self) -> tuple[TableDef, ...]:
@@ -376,6 +373,8 @@ def value_of(node: Stream | Table) -> Schema:
             return Schema.of((a.name, a.value.type) for a in node.aggregates)
         case Cogroup():
             return Schema(tuple(column for aggregate in node.inputs for column in value_of(aggregate)))
+        case JoinSide():
+            return value_of(node.parent).take(node.columns)
         case JoinBuffer():
             return Schema.of((side.name, BIGINT) for side in (node.left, node.right))
         case History() | Waiting():
@@ -411,38 +410,72 @@ def folded_into(root: Root) -> Windows | None:
     return next((leaf.windows for leaf in leaves_of(root) if isinstance(leaf, Aggregate) and leaf.windows), None)
 
 
+def buffers_above(*roots: Stream | Table) -> tuple[TableDef, ...]:
+    """List what is kept on the way to these nodes: by joins, versioned and suppressed tables, and for punctuators."""
+    above = [n for root in roots for n in walk(root)]
+    pairs = dict.fromkeys(buffer_of(join) for join in above if isinstance(join, StreamStreamJoin))
+    opens = dict.fromkeys(open_of(node) for node in above if isinstance(node, FinalRows))
+    waits = dict.fromkeys(wait_of(join) for join in above if isinstance(join, WaitingJoin))
+    asking = [(root_of(n.right), n.parent) for n in above if isinstance(n, StreamJoin)]
+    histories = [
+        history_of(kept, *(parent for root, parent in asking if root == kept))
+        for kept in dict.fromkeys(n for n in above if isinstance(n, Versioned))
+    ]
+    timers = dict.fromkeys(timers_of(node) for node in above if isinstance(node, Process) and node.processor.punctuators)
+    return (*pairs, *opens, *waits, *histories, *timers)
+
+
 def buffer_of(join: StreamStreamJoin) -> TableDef:
     """Give the table in which a join of streams keeps the records that may still find a partner; joins of one kind share it."""
     key = key_of(join.left)
     left, right = (
-        JoinSide(parent=parent, name=name, key=key, location=join.location)
-        for parent, name in ((join.left, "__lefts"), (join.right, "__rights"))
+        JoinSide(parent=parent, name=f"__{side}s", key=key, columns=read_of(side, value_of(parent), join.columns), location=join.location)
+        for parent, side in ((join.left, "left"), (join.right, "right"))
     )
     if isinstance(join, OuterStreamJoin):
         node: JoinBuffer = OuterBuffer(left=left, right=right, within=join.within, how=join.how, location=join.location)
     else:
         node = JoinBuffer(left=left, right=right, within=join.within, location=join.location)
-    return TableDef(name=f"__join_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
+    return _buffer("join", node)
 
 
 def history_of(table: Versioned, *asking: Stream) -> TableDef:
     """Give the table in which a versioned table's history is kept, for these streams to look into; tables of one kind share it."""
     topics = {n.topic.name for stream in asking for n in walk(stream) if isinstance(n, Source)}
     delay = max(map(delay_of, asking), default=timedelta(0))
-    node = History(parent=table, topics=tuple(sorted(topics)), delay=delay, location=table.location)
-    return TableDef(name=f"__history_{digest(canonical(node)).partition(':')[2]}", node=node, location=table.location)
+    return _buffer("history", History(parent=table, topics=tuple(sorted(topics)), delay=delay, location=table.location))
 
 
 def wait_of(join: WaitingJoin) -> TableDef:
     """Give the table in which a join with a versioned table keeps the records that wait."""
-    node = Waiting(parent=join, location=join.location)
-    return TableDef(name=f"__wait_{digest(canonical(node)).partition(':')[2]}", node=node, location=join.location)
+    columns = read_of("value", value_of(join.parent), join.columns)
+    return _buffer("wait", Waiting(parent=join, columns=columns, location=join.location))
 
 
 def timers_of(process: Process) -> TableDef:
     """Give the table that says when the punctuators of a processor are due."""
-    node = Stored(parent=Written(parent=process, store=TIMERS, location=process.location), location=process.location)
-    return TableDef(name=f"__timers_{digest(canonical(node)).partition(':')[2]}", node=node, location=process.location)
+    written = Written(parent=process, store=TIMERS, location=process.location)
+    return _buffer("timers", Stored(parent=written, location=process.location))
+
+
+def open_of(node: FinalRows) -> TableDef:
+    """Give the table in which the rows of a suppressed table are made, and kept until their windows have closed."""
+    return _buffer("open", node.parent, node)
+
+
+def _buffer(kind: str, node: Table, fed: Stream | None = None) -> TableDef:
+    """Name a buffer by what decides its state, and by how that is laid out.
+
+    So it goes on under other code that keeps the same: of a name that is known, all is there that is to wait; of a new one, nothing.
+    """
+    form, layout = of_records(bare(canonical(fed or node))), TableDef(name="", node=node).state_version
+    return TableDef(name=f"__{kind}_{digest([form, layout]).partition(':')[2]}", node=node, location=(fed or node).location)
+
+
+def read_of(side: str, value: Schema, users: Named) -> tuple[str, ...]:
+    """Name the columns of a record that a join reads as `left.x`, `right.x` or `value.x`; or one of them, where it reads none."""
+    used = {ref.partition(".")[2] for _, user in users for ref in user.refs if ref.startswith(f"{side}.")}
+    return tuple(name for name in value.names if name in used) or value.names[:1]
 
 
 def delay_of(node: Stream | Table) -> timedelta:
@@ -460,11 +493,6 @@ def delay_of(node: Stream | Table) -> timedelta:
     if not isinstance(node, OuterStreamJoin):
         return before
     return before + max(timedelta(0), *(node.within.open_for[side] for side in node.how.alone))
-
-
-def open_of(node: FinalRows) -> TableDef:
-    """Give the table in which the rows of a suppressed table are made, and kept until their windows have closed."""
-    return TableDef(name=f"__open_{digest(canonical(node)).partition(':')[2]}", node=node.parent, location=node.location)
 
 
 def is_open(table: TableDef) -> bool:
@@ -542,7 +570,8 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             return (TimedField(VERSIONS, Type("array", element=placed(version, TIMED_PLACE)), Merge.LIST, None),)
         case Waiting():  # each with 1, and with -1 once it goes on, so that it is gone
             parent, place = root.parent.parent, Column("order", PLACE.struct())
-            record = (Column("ts", Type("timestamp")), Column("key", key_of(parent).struct()), Column("value", value_of(parent).struct()))
+            value = value_of(parent).take(root.columns)
+            record = (Column("ts", Type("timestamp")), Column("key", key_of(parent).struct()), Column("value", value.struct()))
             member = (Column("value", Type("struct", fields=(place, *record))), Column("n", BIGINT))
             return (StateField(WAITING, Type("array", element=Type("struct", fields=member)), Merge.BAG, None),)
         case Stored():
@@ -554,7 +583,7 @@ def state_of(root: Root) -> tuple[StateField, ...]:
         case TableAggregate():
             return (root.rows, *(f for aggregate in root.aggregates for f in aggregate.state))
         case JoinSide():
-            waiting = Type("struct", fields=(Column("ts", Type("timestamp")), Column("value", value_of(root.parent).struct())))
+            waiting = Type("struct", fields=(Column("ts", Type("timestamp")), Column("value", value_of(root).struct())))
             return (StateField(root.name, Type("array", element=placed(waiting)), Merge.LIST, None),)
         case Cogroup() | TableJoin() | ForeignJoin() | JoinBuffer():
             fields = tuple(field for part in parts_of(root) for field in _fields(part))

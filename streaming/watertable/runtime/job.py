@@ -274,7 +274,7 @@ class _Job:
         self._stand(writer)
 
     def _new_writer(self) -> Writer:
-        return self.store.start_writer(self.topology.fingerprint)
+        return self.store.start_writer(self.topology)
 
     def _stand(self, writer: Writer) -> None:
         """Stand where a writer stands."""
@@ -581,7 +581,7 @@ class _Replay(_Job):
         if row is not None and (seq := row.counters.get(UNTIL)):
             self._until = commit_at(changelog, snapshot, head, seq)
         super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
-        self._given, self._code, self._let = goal, topology.fingerprint, timedelta(seconds=settings.shadow_lag_seconds)
+        self._given, self._code, self._let = goal, topology, timedelta(seconds=settings.shadow_lag_seconds)
 
     def run(self, *, available_now: bool) -> str:
         """Read up to the goal; without one, up to the app's own position, until what it has moved meanwhile fits one batch."""

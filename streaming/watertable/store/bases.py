@@ -23,8 +23,6 @@ STATE_PROPERTY: Final = "watertable.state"
 """Table property: the state version that a base keeps; another one can't be merged with it."""
 ROWS_PROPERTY: Final = "watertable.fingerprint"
 """Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
-PLAN_PROPERTY: Final = "watertable.plan"
-"""Table property: the outline of that table, by which later code is classified."""
 NEXT: Final = "_wt_next"
 """Names the column of what an outer join of streams keeps that says when the first window in a row closes."""
 

@@ -31,6 +31,7 @@ from watertable.compiler import DROPPED, OUT, QUARANTINE
 from watertable.compiler.algebra import change_struct
 from watertable.compiler.layout import moment
 from watertable.errors import FormatError, TableNotFound, UnknownPosition
+from watertable.plan.deployment import Outline
 from watertable.plan.plan import TableDef
 from watertable.records import Headers
 from watertable.schema import Schema, check_identifier, quote
@@ -79,6 +80,10 @@ _COMMIT_DDL: Final = (
     "folds: ARRAY<STRUCT<table: STRING, version: BIGINT, epoch: INT, seq: BIGINT, tombstones_from: BIGINT>>, "
     "parent: INT, fork: BIGINT, counters: MAP<STRING, BIGINT>>"
 )
+_CODE: Final = "watertable.code."
+"""Table properties: by fingerprint, when a writer began, and the outline of its code, with which later code is compared."""
+_CODES: Final = 16
+"""How many of them are kept."""
 _SYSTEM: Final = {
     "quarantine_v1": Schema.parse(QUARANTINE),
     "dropped_v1": Schema.parse(DROPPED),
@@ -151,6 +156,27 @@ class Changelog:
             "delta.logRetentionDuration": days, "watertable.format": str(FORMAT),
         }  # fmt: skip
         self.log.create(columns, properties, ("epoch", "table", "bucket"))
+
+    def code(self, fingerprint: str, snapshot: Snapshot | None = None) -> Outline | None:
+        """Outline the code of a fingerprint, under which somebody has written here; None for any other, or one of long ago."""
+        packed = (snapshot or self.snapshot()).property(_code_property(fingerprint))
+        return None if packed is None else Outline.unpack(packed.partition(":")[2])
+
+    def remember(self, code: Outline, since: datetime) -> None:
+        """Remember the code of a writer that begins, before there is a commit by it: later code is compared with it.
+
+        The codes of the newest writers are kept: an undo goes back to one of before. Where that of a shadow is another than its app's, the
+        app's own writer notices, as where a column is added for it.
+        """
+        name, packed, known = _code_property(code.fingerprint), code.packed(), self.snapshot().properties(_CODE)
+        newest = sorted(known, key=lambda other: -float(known[other].partition(":")[0]))
+        if newest[:1] == [name] and known[name].partition(":")[2] == packed:
+            return
+        old = [other for other in newest if other != name][_CODES - 1 :]
+        table = f"ALTER TABLE delta.{quote(self.path)}"
+        self.spark.sql(f"{table} SET TBLPROPERTIES ('{name}' = '{since.timestamp():.6f}:{packed}')")
+        if old:
+            self.spark.sql(f"{table} UNSET TBLPROPERTIES ({', '.join(map(repr, old))})")
 
     def evolve(self, tables: Sequence[TableDef]) -> None:
         """Add columns of new tables, of new state versions, and those that an older release lacked; only while no other writer runs."""
@@ -408,6 +434,10 @@ class Part:
     @property
     def _fields(self) -> list[StructField]:
         return [field for field in self.frame.schema if not (self.column == "out_v1" and field.name == "topic")]
+
+
+def _code_property(fingerprint: str) -> str:
+    return _CODE + fingerprint.replace(":", "_")
 
 
 def table_part(table: TableDef, frame: DataFrame) -> Part:

@@ -144,6 +144,11 @@ class Snapshot:
         """Give the time of this version's commit, in milliseconds since 1970."""
         return int(self._snapshot.timestamp())
 
+    def properties(self, prefix: str) -> dict[str, str]:
+        """List the table properties whose names begin so."""
+        found = self.spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._snapshot.metadata().configuration())  # type: ignore[union-attr]
+        return {str(name): str(found[name]) for name in found if str(name).startswith(prefix)}
+
     def property(self, name: str) -> str | None:
         """Give a table property."""
         found = self._snapshot.metadata().configuration().get(name)

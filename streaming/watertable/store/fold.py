@@ -25,7 +25,6 @@ from watertable.compiler.algebra import finish, stays
 from watertable.compiler.layout import moment
 from watertable.compiler.versions import remembered
 from watertable.errors import Fenced, StoreError
-from watertable.plan.deployment import OutlinedTable
 from watertable.plan.nodes import History, JoinBuffer
 from watertable.plan.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
 from watertable.plan.windows import MILLISECOND, TimeWindows, microseconds
@@ -33,7 +32,6 @@ from watertable.schema import quote
 from watertable.store.bases import (
     FOLD_LINE,
     NEXT,
-    PLAN_PROPERTY,
     ROWS_PROPERTY,
     STATE_PROPERTY,
     Base,
@@ -346,7 +344,7 @@ class Folder:
         outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
         (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
         if outdated:  # only after the rows: until then readers compute them from the states
-            pairs = f"'{ROWS_PROPERTY}' = '{table.fingerprint}', '{PLAN_PROPERTY}' = '{OutlinedTable.of(table).packed()}'"
+            pairs = f"'{ROWS_PROPERTY}' = '{table.fingerprint}'"
             self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ({pairs})")
 
     def _create(self, table: TableDef, log: DeltaLog, frame: DataFrame) -> None:
@@ -355,7 +353,6 @@ class Folder:
         properties = {
             "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
             "delta.logRetentionDuration": keep, STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint,
-            PLAN_PROPERTY: OutlinedTable.of(table).packed(),
         }  # fmt: skip
         log.create((f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields), properties)
 

@@ -9,7 +9,7 @@ then takes base ⊕ (folded, position] for every table of the app. Folds may run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -21,12 +21,10 @@ from watertable.compiler.algebra import company, finish
 from watertable.compiler.layout import moment
 from watertable.compiler.versions import state_as_of
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
-from watertable.plan.deployment import Outline, OutlinedTable
-from watertable.plan.fingerprints import DIALECT
 from watertable.plan.nodes import Source, Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import quote
-from watertable.store.bases import EMPTY, FOLD_LINE, PLAN_PROPERTY, STATE_PROPERTY, Base, base_name, forgets, split_number
+from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
 from watertable.store.changelog import Changelog, batches, offsets_passed, time_passed
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import DeltaLog, Snapshot
@@ -209,23 +207,6 @@ class Reader:
             self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
         return self._with_tombstones(table, base, lineage, head.folds, snapshot)
-
-    def deployed(self, fingerprint: str) -> Outline:
-        """Outline the code that has folded the app's tables, of those that the topology has; `fingerprint` is the app's.
-
-        What an earlier release folded, with no outline, counts as what the topology has, as far as its state is laid out the same.
-        """
-        found, dialect = {}, DIALECT
-        for table in self.tables.values():
-            snapshot = self.log(table.name).latest()
-            if snapshot is None:
-                continue
-            if packed := snapshot.property(PLAN_PROPERTY):
-                dialect, found[table.name] = OutlinedTable.unpack(packed)
-            else:
-                kept = (snapshot.property(STATE_PROPERTY) or table.state_column).rpartition("_")[2]
-                found[table.name] = replace(OutlinedTable.of(table), state_version=kept, fingerprint="")
-        return Outline(self.changelog.app, fingerprint, dialect, found, {})
 
     def _check_state(self, table: TableDef, base: Base) -> None:
         """Raise `StoreError` when a base keeps another state version, which can't be merged with the table's changes."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from watertable import failpoints
 from watertable.errors import Fenced, StoreError
-from watertable.plan.deployment import Deployment, classify
+from watertable.plan.deployment import Deployment, Outline, classify
 from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
@@ -118,16 +118,17 @@ class Store:
         """List the hidden tables that say when punctuators are due."""
         return [table for table in self.tables if isinstance(table.root, Stored) and table.root.parent.store == TIMERS]
 
-    def start_writer(self, fingerprint: str, *, suite_hash: str = "", shadow: bool = False) -> Writer:
-        """Fence off every other writer, and begin where the last one's commits end.
+    def start_writer(self, topology: Topology, *, suite_hash: str = "", shadow: bool = False) -> Writer:
+        """Fence off every other writer, and begin where the last one's commits end, under the code of an app.
 
         With `shadow`, it is the writer of the shadow that there is, and fences those of the shadow. Raises `Fenced` when others keep
         starting at the same time, or when there is no shadow; `StoreError` when the shadow is of other code.
         """
         changelog, identity, line, beside = self.changelog, uuid.uuid4().hex, WRITER_LINE, ""
+        fingerprint, before = topology.fingerprint, ""
 
         def look(snapshot: Snapshot) -> Act:
-            nonlocal line, beside
+            nonlocal line, beside, before
             head = changelog.head(snapshot)
             if shadow:
                 row = head.shadow
@@ -140,6 +141,7 @@ class Store:
                     )
                 line, beside = shadow_line(row.epoch), f" beside {head.position}"  # named first, for whoever looks for the app's head
                 head = changelog.head(snapshot, epoch=row.epoch)
+            before = head.last.fingerprint if head.last else ""
             info = CommitInfo(
                 kind="fence", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=identity,
                 commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, suite_hash=suite_hash,
@@ -151,6 +153,7 @@ class Store:
         (act, made), info = done, done[0].info
         failpoints.hit("store.fence.after_commit")
         changelog.evolve(self.tables)
+        changelog.remember(Outline.of(topology, changelog.code(before)), info.commit_time)
         found = changelog.head(since=info.seq, epoch=info.epoch if shadow else None)
         return Writer(self, found, info, made.version, act.line, beside)
 
@@ -207,12 +210,16 @@ class Store:
         return acts if len(acts) == last - generation else ()
 
     def deployment(self, topology: Topology, head: Head | None = None) -> Deployment | None:
-        """Say what code means for the states there are; None where they are its own, or somebody has rewound the app for it."""
+        """Say what code means for the states there are; None where they are its own, or somebody has rewound the app for it.
+
+        None, too, where the code that made them isn't known: an earlier release's.
+        """
         head = head or self.head()
         current = next((fork.fingerprint for fork in head.forks if fork.epoch == head.position.epoch), "")
         if head.last is None or topology.fingerprint in (head.last.fingerprint, current):
             return None
-        return classify(self.reader.deployed(head.last.fingerprint), topology)
+        code = self.changelog.code(head.last.fingerprint)
+        return None if code is None else classify(code, topology)
 
     def fold_all(
         self, known: Known | None = None, stop: Callable[[], bool] = lambda: False, *, beside: bool = False

@@ -1,0 +1,89 @@
+"""New code that goes on with what an app has: said to be the same, it makes what it would have made from the first record on.
+
+Each kind of table is put under what waits for records or keeps some, run for some batches, changed, and run on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.properties.engines import CompilerRun, partitions_of, tiny
+from tests.properties.pairs import TABLES, batches, topology
+from watertable.interpreter import Interpreter
+from watertable.plan.deployment import Kind, classify
+from watertable.plan.plan import Topology
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+USES = ["read", "streamed", "told and streamed", "joined with its changes", "paired", "final", "as of then", "processed", "deduped"]
+FEW = ["a topic's: paired", "final: read", "hopping: final", "versioned: as of then", "sliding: paired", "a store: processed"]
+
+
+def changed(table: str, use: str) -> tuple[Topology, Topology, list[str]] | None:
+    """Write the app of a pair and the same one with new code, as much as goes on with its state; None for a pair that is refused."""
+    old = topology(table, use)
+    if not isinstance(old, Topology):
+        return None
+    for changes in (["watched", "wider"], ["watched"]):
+        new = topology(table, use, *changes)
+        assert isinstance(new, Topology), new
+        if classify(old, new).kind is not Kind.BREAKING:
+            return old, new, changes
+    raise AssertionError(f"{table}: {use}: a peek is breaking: {classify(old, new).words}")
+
+
+def differences(spark: SparkSession, old: Topology, new: Topology) -> str:
+    """Run the old code for two batches, the new code for the others, and compare with the oracle, which has known no other."""
+    given = batches({topic.name for topic in new.topics})
+    before, after = CompilerRun(spark, old), CompilerRun(spark, new)
+    before.carry |= dict.fromkeys(partitions_of(given))
+    try:
+        before.run(given[:2])
+        after.carry |= before.carry
+        after.deltas |= {name: list(changes) for name, changes in before.deltas.items() if name in after.deltas}
+        after.run(given[2:])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    oracle = Interpreter(new, partitions=partitions_of(given))
+    for batch in given:
+        oracle.read(batch)
+    found = []
+    for name in (table.name for table in old.tables):
+        if after.result.tables[name] != oracle.tables[name]:
+            found.append(f"table {name}:\n    {after.result.tables[name]}\n    {oracle.tables[name]}")
+    for topic in (sink.topic for sink in old.sinks):
+        made = Counter(row[:2] for run in (before, after) for row in run.result.outputs.get(topic, ()))
+        wanted = Counter((o.key, o.value) for o in oracle.outputs if o.topic == topic)
+        if made != wanted:
+            found.append(f"topic {topic}:\n    too many {made - wanted}\n    too few {wanted - made}")
+    return "\n".join(found)
+
+
+def verdicts(spark: SparkSession, names: list[str]) -> dict[str, str]:
+    """Hold each pair to the law, and give what was found wrong with any."""
+    session, found = tiny(spark), {name: changed(*name.split(": ")) for name in names}
+    chosen = {name: pair for name, pair in found.items() if pair is not None}
+    assert sum("wider" in changes for _, _, changes in chosen.values()) > len(chosen) / 2, "a column more is breaking for most"
+    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        said = dict(zip(chosen, pool.map(lambda pair: differences(session, *pair[:2]), chosen.values()), strict=True))
+    return {name: verdict for name, verdict in said.items() if verdict}
+
+
+@pytest.mark.spark
+def test_code_that_only_watches_goes_on_with_what_waits(spark: SparkSession) -> None:
+    assert verdicts(spark, FEW) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_every_table_goes_on_under_code_that_is_said_to_be_the_same(spark: SparkSession) -> None:
+    """PAIRS="told of,streamed" narrows them to those in whose names one of these is."""
+    wanted = os.environ.get("PAIRS", "").split(",")
+    names = [f"{table}: {use}" for table in TABLES for use in USES]
+    assert verdicts(spark, [name for name in names if any(words in name for words in wanted)]) == {}

@@ -1,0 +1,135 @@
+"""Other rows shown of the same state: a table goes on under new code from its kept states, folded or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import watertable as wt
+from tests.properties.engines import tiny
+from tests.properties.pairs import TABLES, Scene, batches
+from tests.spark.runs import Run
+from watertable.compiler import Compiler
+from watertable.dsl.tables import Table
+from watertable.interpreter import Interpreter
+from watertable.plan.deployment import Kind, classify
+from watertable.plan.plan import Topology
+from watertable.store.writer import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SHOWN: Mapping[str, Callable[[Table], Table]] = {
+    "": lambda t: t,
+    "mapped": lambda t: t.map_values(n="n", g="g", twice="n * 2"),
+    "small": lambda t: t.filter("n < 3"),
+    "smaller": lambda t: t.filter("n < 2"),
+}
+PAIRS = [("", "mapped"), ("", "small"), ("small", "smaller"), ("smaller", "small"), ("small", ""), ("smaller", "mapped")]
+
+
+def app(kind: str, shown: str) -> Topology | None:
+    scene = Scene()
+    made = TABLES[kind](scene)
+    if made.name and not shown:
+        return None
+    SHOWN[shown](made).materialized_as("kept")
+    return scene.app.topology()
+
+
+def goes_on(spark: SparkSession, warehouse: Path, old: Topology, new: Topology, *, folded: bool) -> str:
+    """Run two batches under the old code, go on under the new one, and say what is not as the oracle has it."""
+    topics = {topic.name for topic in old.topics}
+    given, partitions = batches(topics), [(topic, number) for topic in sorted(topics) for number in range(2)]
+    run, oracle = Run(tiny(spark), warehouse, old, partitions), Interpreter(new, partitions=partitions)
+    for batch in given[:2]:
+        run.read(batch)
+        oracle.read(batch)
+    if folded:
+        run.store.folder.fold_all()
+    run.topology, run.compiler = new, Compiler(new)
+    run.open()
+    found = run.store.deployment(new)
+    assert found is not None
+    assert not found.words, "what is folded is known as what was written"
+    said = [] if run.tables() == oracle.tables else [f"at once: {run.tables()['kept']}, not {oracle.tables['kept']}"]
+    for batch in given[2:]:
+        run.read(batch)
+        oracle.read(batch)
+    said += [] if run.tables() == oracle.tables else [f"then: {run.tables()['kept']}, not {oracle.tables['kept']}"]
+    run.store.folder.fold_all()
+    said += [] if run.tables() == oracle.tables else [f"folded: {run.tables()['kept']}, not {oracle.tables['kept']}"]
+    if len(run.plain("kept")) != len(oracle.tables["kept"]):
+        said.append("on disk there are other rows")
+    return "\n".join(said)
+
+
+def verdicts(spark: SparkSession, warehouse: Path, kind: str) -> dict[str, str]:
+    found = {}
+    for was, now in PAIRS:
+        old, new = app(kind, was), app(kind, now)
+        if old is None or new is None or classify(old, new).kind is Kind.BREAKING:
+            continue
+        for folded in (False, True):
+            name = f"{was} to {now}, {'folded' if folded else 'not folded'}"
+            found[name] = goes_on(spark, warehouse / f"{was}-{now}-{folded}", old, new, folded=folded)
+    return {name: verdict for name, verdict in found.items() if verdict}
+
+
+def alerts(*, least: int = 1, peek: bool = False, total: str = "n", seconds: int = 4) -> Topology:
+    """Write an app of a table, and of an output that is fed by a join of streams."""
+    app = wt.App("alerts")
+    left, right = (app.topic(name, key="k STRING", value="g STRING, n BIGINT").stream() for name in ("left", "right"))
+    left = left.filter(f"n >= {least}")
+    (left.peek("seen") if peek else left).join(right, within=wt.seconds(seconds), n="left.n", m="right.n").to("pairs")
+    right.group_by_key().agg(total=wt.sum(total)).materialized_as("totals")
+    return app.topology()
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        (alerts(total="n * 2"), "the code of alerts has changed what totals would hold"),
+        (alerts(least=2), "the code of alerts has changed what pairs would hold"),
+        (alerts(seconds=5), "would be left behind"),
+        (alerts(peek=True), ""),
+    ],
+)
+def test_code_is_compared_with_that_of_the_last_commit_folded_or_not(spark: SparkSession, tmp_path: Path, new: Topology, says: str) -> None:
+    run = Run(tiny(spark), tmp_path, alerts(), [(topic, number) for topic in ("left", "right") for number in range(2)])
+    assert run.store.deployment(new) is None, "nothing was made yet"
+    run.read(batches({"left", "right"})[0])
+    store = Store.open(spark, str(tmp_path), "alerts", new.kept)
+    found = store.deployment(new)
+    assert found is not None
+    assert says in found.words
+    assert bool(found.words) is bool(says)
+    assert found.rewind == ("--to earliest" if says else None)
+    run.rewind(0)
+    store.start_writer(new)
+    assert store.head().last is None, "rewound to earliest, it may be of any code"
+    assert store.deployment(new) is None
+
+
+def test_the_codes_of_the_newest_writers_are_known(spark: SparkSession, tmp_path: Path) -> None:
+    codes = [alerts(least=least) for least in range(20)]
+    store = Store.open(tiny(spark), str(tmp_path), "alerts", codes[0].kept)
+    for code in (*codes[:18], codes[3], codes[3], *codes[18:]):
+        store.start_writer(code)
+    known = [number for number, code in enumerate(codes) if store.changelog.code(code.fingerprint)]
+    assert known == [3, *range(5, 20)]
+    found = store.changelog.code(codes[3].fingerprint)
+    assert found is not None
+    assert (found.app, found.fingerprint, set(found.tables)) == ("alerts", codes[3].fingerprint, {"totals"})
+
+
+@pytest.mark.parametrize("kind", [k if k in ("a topic's", "counted") else pytest.param(k, marks=pytest.mark.slow) for k in TABLES])
+def test_other_rows_are_shown_of_the_states_that_there_are(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    assert verdicts(spark, tmp_path, kind) == {}
