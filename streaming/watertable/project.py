@@ -94,6 +94,12 @@ def load_apps(settings: Settings) -> Project:
     packages: set[str] = set()
     for root in settings.assets:
         package = _package(Path(settings.project, root), packages)
+        for file in _python_files(Path(settings.project, root)):
+            if (line := _app_at(file)) is not None:
+                wanted = f"{root}/{file.stem}/app.py"
+                project.broken[f"{file.stem}_py"] = Broken(
+                    file, f"{_shown(str(file))}:{line}", f"an app is in a folder of its own: move it to {wanted}"
+                )
         for folder in sorted(p for p in Path(settings.project, root).iterdir() if p.is_dir() and p.name.isidentifier()):
             if folder.name in project.batch or folder.name in project.broken:
                 raise SettingsError(f"two assets folders hold a folder {folder.name!r}: rename {folder}")
@@ -123,7 +129,7 @@ class _File:
             tree = ast.parse(file.read_bytes())
         except SyntaxError:
             return cls(module, batch=False)
-        return cls(module, batch="dagster" in set(_imports(tree.body)) and not _makes_app(tree))
+        return cls(module, batch="dagster" in set(_imports(tree.body)) and _makes_app(tree) is None)
 
 
 def _python_files(folder: Path) -> list[Path]:
@@ -142,9 +148,17 @@ def _imports(body: Iterable[ast.stmt]) -> Iterator[str]:
                 yield from _imports(s for s in ast.iter_child_nodes(statement) if isinstance(s, ast.stmt))
 
 
-def _makes_app(tree: ast.Module) -> bool:
+def _app_at(file: Path) -> int | None:
+    """Give the line at which a file makes an app, if it can be parsed and does."""
+    try:
+        return _makes_app(ast.parse(file.read_bytes()))
+    except SyntaxError:
+        return None
+
+
+def _makes_app(tree: ast.Module) -> int | None:
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(getattr(called, "attr", getattr(called, "id", None)) == "App" for called in calls)
+    return next((called.lineno for called in calls if getattr(called, "attr", getattr(called, "id", None)) == "App"), None)
 
 
 def _package(root: Path, taken: set[str]) -> str:

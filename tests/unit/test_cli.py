@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,7 +23,7 @@ from watertable.runtime.events import BatchCommitted, Failed, Folded, Idle, Rewo
 from watertable.settings import Settings
 from watertable.store.commits import Position
 from watertable.store.reader import EventTime
-from watertable_platform.cli import show
+from watertable_platform.cli import show, terminal
 from watertable_platform.cli.main import main
 from watertable_platform.cli.progress import JsonLines, Progress
 
@@ -191,6 +193,20 @@ def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsy
 def test_spans_of_time_are_told_in_the_unit_a_person_would_choose() -> None:
     assert [show._span(timedelta(seconds=s)) for s in (0, 59, 121, 7300, 200_000)] == ["0 s", "59 s", "2 min", "2 h", "2 d"]
     assert str(Position("retail", 1, 17)) == "retail@1.17"
+
+
+def test_a_ctrl_c_that_comes_twice_at_once_is_one_and_a_later_one_means_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with terminal.stop_on_signals(within=60) as stop:
+        for _ in range(2):  # the terminal's, and the wrapper's that passes its own on
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set()
+        assert ended == []
+        later = time.monotonic() + 1
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ended == [130]
 
 
 def _shown(view: Progress) -> str:

@@ -51,6 +51,17 @@ def test_a_folder_is_an_app_and_a_broken_one_leaves_the_others_running(tmp_path:
         project.app("column")
 
 
+def test_an_app_that_has_no_folder_of_its_own_is_told_where_to_go(tmp_path: Path) -> None:
+    settings = write(tmp_path, good__app=APP.format(name="good"))
+    (tmp_path / "assets" / "shop.py").write_text(textwrap.dedent(APP.format(name="other")))
+    (tmp_path / "assets" / "shared.py").write_text("SALES = 'item STRING'")
+    project = load_apps(settings)
+    assert list(project.apps) == ["good"]
+    assert list(project.broken) == ["shop_py"]
+    with pytest.raises(DefinitionError, match=r"shop.py:3: an app is in a folder of its own: move it to assets/shop/app.py"):
+        project.app("other")
+
+
 def test_a_name_that_two_folders_claim_runs_in_neither(tmp_path: Path) -> None:
     settings = write(
         tmp_path,

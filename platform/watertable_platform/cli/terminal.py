@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 STOPS_WITHIN: Final = 15.0
 """Seconds that a command which reads may take to stop."""
+_SAME: Final = 0.5
+"""Seconds within which a second Ctrl-C is the first one: a terminal gives it to a wrapper (`uv run`, `timeout`) too, which passes it on."""
 out, err = Console(), Console(stderr=True)
 
 
@@ -43,14 +46,18 @@ def stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
 
     To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was.
     """
-    stop = threading.Event()
+    stop, since = threading.Event(), list[float]()
     cut = threading.Timer(within or 0.0, os._exit, (0,))
     cut.daemon = True
 
     def asked(signum: int, frame: object) -> None:
-        if stop.is_set() and signum == signal.SIGINT:
-            os._exit(130)
-        if within is not None and not stop.is_set():
+        now = time.monotonic()
+        if since:
+            if signum == signal.SIGINT and now - since[0] > _SAME:
+                os._exit(130)
+            return
+        since.append(now)  # first of all: the same Ctrl-C, coming twice, interrupts this very function
+        if within is not None:
             cut.start()
         stop.set()
 
