@@ -111,7 +111,9 @@ class Interpreter:
         self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
         self._outer = {self._buffer[id(n)]: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.OuterStreamJoin)}
         self._done: dict[str, set[Place]] = {name: set() for name in self._outer}
-        self._final = {plan.open_of(n).name: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)}
+        final = [n for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)]
+        self._open = {id(n): plan.open_of(n).name for n in final}
+        self._final = {self._open[id(n)]: n for n in final}
         self._given: dict[str, dict[Place, Waiting]] = {}
         self._ended: dict[str, dict[Place, Event]] = {}
         self._partitions = set(partitions)
@@ -352,7 +354,7 @@ class Interpreter:
                 self._stream(node.parent)
                 yield from self._made.get((self._number[id(node.parent)], f"store {node.store}"), ())
             case nodes.FinalRows():
-                name = plan.open_of(node).name
+                name = self._open[id(node)]
                 self._fold(self._tables[name])
                 yield from (event for place, event in self._ended.get(name, {}).items() if place == self._at)
             case nodes.Process():

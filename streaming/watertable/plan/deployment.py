@@ -191,6 +191,7 @@ def _table(name: str, before: Outline, after: Outline) -> Change:
 
 
 def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline, after: Outline) -> Change:
+    """Say whether what a table kept goes on under the new code."""
     if before.dialect != after.dialect:
         return Change(name, Kind.BREAKING, f"expressions mean what they do in {after.dialect}, and meant what they did in {before.dialect}")
     if old.fingerprint == new.fingerprint:
@@ -219,12 +220,12 @@ def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline
 
 
 def _topic(name: str, before: Outline, after: Outline) -> Change:
-    if name not in before.sinks and name not in before.buffers:
+    if name not in before.sinks:
         return Change(name, Kind.ADDITIVE, "a new output: it publishes what comes after", is_topic=True)
     if name not in after.sinks:
         return Change(name, Kind.REMOVED, "published no more", is_topic=True)
-    was, now = bare(before.sinks.get(name)), bare(after.sinks[name])
-    differs = (_difference(was, now) if was else "") or "it differs"
+    was, now = bare(before.sinks[name]), bare(after.sinks[name])
+    differs = _difference(was, now) or "it differs"
     had, has = (set(outline.buffers.get(name, ())) for outline in (before, after))
     if had - has and has - had:
         return Change(name, Kind.BREAKING, f"{_WAITS} is of other code, and would be left behind: {differs}", is_topic=True)
