@@ -5,22 +5,29 @@ Each kind of table is put under what waits for records or keeps some, run for so
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.properties.engines import CompilerRun, partitions_of, tiny
 from tests.properties.pairs import TABLES, batches, topology
+from tests.properties.strategies import Case, drawn
+from tests.properties.test_compiler_equals_interpreter import PLANS, SEED
 from watertable.interpreter import Interpreter
+from watertable.plan import nodes
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.plan import Topology
+from watertable.records import Advance, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Item = Record | Advance
 USES = ["read", "streamed", "told and streamed", "joined with its changes", "paired", "final", "as of then", "processed", "deduped"]
 FEW = ["a topic's: paired", "final: read", "hopping: final", "versioned: as of then", "sliding: paired", "a store: processed"]
 
@@ -38,16 +45,33 @@ def changed(table: str, use: str) -> tuple[Topology, Topology, list[str]] | None
     raise AssertionError(f"{table}: {use}: a peek is breaking: {classify(old, new).words}")
 
 
-def differences(spark: SparkSession, old: Topology, new: Topology) -> str:
-    """Run the old code for two batches, the new code for the others, and compare with the oracle, which has known no other."""
-    given = batches({topic.name for topic in new.topics})
+def watched(topology: Topology) -> Topology:
+    """Put a peek behind each topic of an app."""
+    made: dict[int, Any] = {}
+
+    def of(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(of, part))
+        if not isinstance(part, nodes.Node):
+            return part
+        if id(part) not in made:
+            same = dataclasses.replace(part, **{f.name: of(getattr(part, f.name)) for f in dataclasses.fields(part)})
+            made[id(part)] = nodes.Peek(parent=same, name="watched", location="") if isinstance(same, nodes.Source) else same
+        return made[id(part)]
+
+    tables = tuple(dataclasses.replace(table, node=of(table.node)) for table in topology.tables)
+    return dataclasses.replace(topology, tables=tables, sinks=tuple(dataclasses.replace(s, node=of(s.node)) for s in topology.sinks))
+
+
+def differences(spark: SparkSession, old: Topology, new: Topology, given: Sequence[Sequence[Item]], change: int = 2) -> str:
+    """Run the old code for some batches, the new code for the others, and compare with the oracle, which has known no other."""
     before, after = CompilerRun(spark, old), CompilerRun(spark, new)
     before.carry |= dict.fromkeys(partitions_of(given))
     try:
-        before.run(given[:2])
+        before.run(given[:change])
         after.carry |= before.carry
         after.deltas |= {name: list(changes) for name, changes in before.deltas.items() if name in after.deltas}
-        after.run(given[2:])
+        after.run(given[change:])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     oracle = Interpreter(new, partitions=partitions_of(given))
@@ -70,14 +94,46 @@ def verdicts(spark: SparkSession, names: list[str]) -> dict[str, str]:
     session, found = tiny(spark), {name: changed(*name.split(": ")) for name in names}
     chosen = {name: pair for name, pair in found.items() if pair is not None}
     assert sum("wider" in changes for _, _, changes in chosen.values()) > len(chosen) / 2, "a column more is breaking for most"
+
+    def of(pair: tuple[Topology, Topology, list[str]]) -> str:
+        old, new, _ = pair
+        return differences(session, old, new, batches({topic.name for topic in new.topics}))
+
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        said = dict(zip(chosen, pool.map(lambda pair: differences(session, *pair[:2]), chosen.values()), strict=True))
+        said = dict(zip(chosen, pool.map(of, chosen.values()), strict=True))
     return {name: verdict for name, verdict in said.items() if verdict}
 
 
 @pytest.mark.spark
 def test_code_that_only_watches_goes_on_with_what_waits(spark: SparkSession) -> None:
     assert verdicts(spark, FEW) == {}
+
+
+def random_verdicts(spark: SparkSession, plans: Sequence[Case]) -> dict[str, str]:
+    session, chosen = tiny(spark), [case for case in plans if case.topology.buffers and len(case.batches) > 1]
+
+    def of(case: Case) -> str:
+        new = watched(case.topology)
+        if words := classify(case.topology, new).words:
+            return words
+        return differences(session, case.topology, new, case.batches, len(case.batches) // 2)
+
+    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        said = dict(zip(map(repr, chosen), pool.map(of, chosen), strict=True))
+    assert len(said) > len(plans) / 10, "few random plans keep what waits"
+    return {case: verdict for case, verdict in said.items() if verdict}
+
+
+@pytest.mark.spark
+def test_random_plans_go_on_with_what_waits_under_code_that_only_watches(spark: SparkSession) -> None:
+    assert random_verdicts(spark, drawn(PLANS, SEED)[:40]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_more_random_plans_go_on_under_code_that_only_watches(spark: SparkSession) -> None:
+    """WATERTABLE_PLANS and WATERTABLE_SEED say how many are drawn, and which; some of them keep what waits."""
+    assert random_verdicts(spark, drawn(PLANS, SEED)) == {}
 
 
 @pytest.mark.slow
