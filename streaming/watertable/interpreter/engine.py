@@ -107,13 +107,11 @@ class Interpreter:
         }  # fmt: skip
         self._members: dict[tuple[str, Key], set[Key]] = {}
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
-        joins = (n for root in roots for n in plan.walk(root) if isinstance(n, nodes.StreamStreamJoin))
-        self._buffer = {id(join): plan.buffer_of(join).name for join in joins}
+        self._buffer = {id(n): plan.buffer_of(n).name for root in roots for n in plan.walk(root) if isinstance(n, nodes.StreamStreamJoin)}
         self._outer = {self._buffer[id(n)]: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.OuterStreamJoin)}
         self._done: dict[str, set[Place]] = {name: set() for name in self._outer}
-        final = [n for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)]
-        self._open = {id(n): plan.open_of(n).name for n in final}
-        self._final = {self._open[id(n)]: n for n in final}
+        self._open = {id(n): plan.open_of(n).name for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)}
+        self._final = {self._open[id(n)]: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)}
         self._given: dict[str, dict[Place, Waiting]] = {}
         self._ended: dict[str, dict[Place, Event]] = {}
         self._partitions = set(partitions)
