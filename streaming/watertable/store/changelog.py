@@ -157,9 +157,9 @@ class Changelog:
         }  # fmt: skip
         self.log.create(columns, properties, ("epoch", "table", "bucket"))
 
-    def code(self, fingerprint: str, snapshot: Snapshot | None = None) -> Outline | None:
+    def code(self, fingerprint: str) -> Outline | None:
         """Outline the code of a fingerprint, under which somebody has written here; None for any other, or one of long ago."""
-        packed = (snapshot or self.snapshot()).property(_code_property(fingerprint))
+        packed = self.snapshot().property(_code_property(fingerprint))
         return None if packed is None else Outline.unpack(packed.partition(":")[2])
 
     def remember(self, code: Outline, since: datetime) -> None:

@@ -344,8 +344,7 @@ class Folder:
         outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
         (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
         if outdated:  # only after the rows: until then readers compute them from the states
-            pairs = f"'{ROWS_PROPERTY}' = '{table.fingerprint}'"
-            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ({pairs})")
+            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{ROWS_PROPERTY}' = '{table.fingerprint}')")
 
     def _create(self, table: TableDef, log: DeltaLog, frame: DataFrame) -> None:
         """Create an empty base with its properties; losing the race to do so is no error."""
