@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Item = Record | Advance
 USES = ["read", "streamed", "told and streamed", "joined with its changes", "paired", "final", "as of then", "processed", "deduped"]
-FEW = ["a topic's: paired", "final: read", "hopping: final", "versioned: as of then", "sliding: paired", "a store: processed"]
+FEW = ["a topic's: paired", "final: read", "hopping: final", "versioned: as of then"]
 
 
 def changed(table: str, use: str) -> tuple[Topology, Topology, list[str]] | None:
@@ -126,7 +126,7 @@ def random_verdicts(spark: SparkSession, plans: Sequence[Case]) -> dict[str, str
 
 @pytest.mark.spark
 def test_random_plans_go_on_with_what_waits_under_code_that_only_watches(spark: SparkSession) -> None:
-    assert random_verdicts(spark, drawn(PLANS, SEED)[:40]) == {}
+    assert random_verdicts(spark, drawn(PLANS, SEED)[:20]) == {}
 
 
 @pytest.mark.slow
