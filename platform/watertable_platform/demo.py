@@ -38,6 +38,8 @@ from watertable.errors import DefinitionError, JobError
 from watertable.settings import Settings
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from watertable.kafka.config import Cluster
     from watertable.kafka.feed import Record
     from watertable.project import LoadedApp
@@ -517,7 +519,7 @@ class Board:
         found = self._open(name)
         if found is None or found.version() == seen.version:
             return
-        seen.rows, seen.version = found.count(), found.version()
+        seen.rows, seen.version = rows_of(found), found.version()
         seen.at = datetime.fromtimestamp(found.history(1)[0]["timestamp"] / 1000, UTC)
 
     def _look_at_stream(self) -> None:
@@ -554,6 +556,14 @@ class Board:
         except (TableNotFoundError, DeltaError, OSError):
             return None
         return self._delta[name]
+
+
+def rows_of(table: DeltaTable) -> int:
+    """Count a table's rows, without those that deletion vectors take away: its `count` has them, too."""
+    from deltalake import QueryBuilder
+
+    found = QueryBuilder().register("rows", table).execute("SELECT count(*) AS n FROM rows").read_all()
+    return int(found["n"][0].as_py())
 
 
 def _print_totals(totals: Iterator[Total], console: Console, records: int, seconds: float) -> int:

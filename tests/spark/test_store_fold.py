@@ -19,6 +19,7 @@ from watertable.store import fold
 from watertable.store.fold import Folder
 from watertable.store.reader import Reader
 from watertable.store.writer import Store
+from watertable_platform.demo import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,18 @@ def test_any_delta_reader_sees_the_table_whole_at_its_folded_position_with_the_u
     assert [f.name for f in table.schema().fields] == ["k", "qty", "_wt"]
     allowed = {"deletionVectors", "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"}
     assert set(table.protocol().writer_features or ()) <= allowed
+
+
+def test_the_demo_counts_no_row_that_a_merge_took_away(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
+    monkeypatch.setattr(fold, "SMALL_BASE", -1)
+    ledger.sell(**{f"k{number}": 1 for number in range(40)})
+    ledger.store.fold("stock")
+    ledger.sell(k1=1, k2=1)
+    ledger.store.fold("stock")
+    table = deltalake.DeltaTable(f"{ledger.store.warehouse}/shop/stock")
+    assert table.count() > 40, "the statistics have them"
+    assert rows_of(table) == len(plain(ledger, "stock")) == 40
 
 
 @pytest.mark.parametrize("overwrite_from", [pytest.param(1e9, id="by merge"), pytest.param(0.0, id="by overwrite", marks=pytest.mark.slow)])
