@@ -95,11 +95,10 @@ def load_apps(settings: Settings) -> Project:
     for root in settings.assets:
         package = _package(Path(settings.project, root), packages)
         for file in _python_files(Path(settings.project, root)):
-            if (line := _app_at(file)) is not None:
+            if (line := _makes_app(_parsed(file))) is not None:
                 wanted = f"{root}/{file.stem}/app.py"
-                project.broken[f"{file.stem}_py"] = Broken(
-                    file, f"{_shown(str(file))}:{line}", f"an app is in a folder of its own: move it to {wanted}"
-                )
+                reason = f"an app is in a folder of its own: move it to {wanted}"
+                project.broken[f"{file.stem}_py"] = Broken(file, f"{_shown(file)}:{line}", reason)
         for folder in sorted(p for p in Path(settings.project, root).iterdir() if p.is_dir() and p.name.isidentifier()):
             if folder.name in project.batch or folder.name in project.broken:
                 raise SettingsError(f"two assets folders hold a folder {folder.name!r}: rename {folder}")
@@ -124,11 +123,8 @@ class _File:
 
     @classmethod
     def read(cls, file: Path, module: str) -> _File:
-        """Tell a file of batch assets by its imports, without running it; a file that can't be parsed fails when it is imported."""
-        try:
-            tree = ast.parse(file.read_bytes())
-        except SyntaxError:
-            return cls(module, batch=False)
+        """Tell a file of batch assets by its imports, without running it."""
+        tree = _parsed(file)
         return cls(module, batch="dagster" in set(_imports(tree.body)) and _makes_app(tree) is None)
 
 
@@ -148,15 +144,16 @@ def _imports(body: Iterable[ast.stmt]) -> Iterator[str]:
                 yield from _imports(s for s in ast.iter_child_nodes(statement) if isinstance(s, ast.stmt))
 
 
-def _app_at(file: Path) -> int | None:
-    """Give the line at which a file makes an app, if it can be parsed and does."""
+def _parsed(file: Path) -> ast.Module:
+    """Parse a file; one that can't be is as good as empty here, and fails when it is imported."""
     try:
-        return _makes_app(ast.parse(file.read_bytes()))
+        return ast.parse(file.read_bytes())
     except SyntaxError:
-        return None
+        return ast.Module(body=[], type_ignores=[])
 
 
 def _makes_app(tree: ast.Module) -> int | None:
+    """Give the first line at which a file makes an app, if it does."""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     return next((called.lineno for called in calls if getattr(called, "attr", getattr(called, "id", None)) == "App"), None)
 

@@ -170,10 +170,15 @@ def topology(table: str, use: str, *new: str) -> Topology | str:
         return str(error)
 
 
+def partitions(topics: set[str]) -> list[tuple[str, int]]:
+    """List the partitions that the records are of."""
+    return [(topic, number) for topic in sorted(topics) for number in range(2)]
+
+
 def batches(topics: set[str]) -> list[list[Record]]:
     """Write records of two partitions a topic, about in order, and cut them anywhere; always the same ones."""
     rng = random.Random(1)
-    records, offsets = [], dict.fromkeys(((topic, number) for topic in ("left", "right") for number in range(2)), 0)
+    records, offsets = [], dict.fromkeys(partitions({"left", "right"}), 0)
     for number in range(36):
         key = rng.choice("abc")
         place = (rng.choice(["left", "left", "right"]), ord(key) % 2)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.properties.engines import tiny
 from tests.properties.pairs import TABLES, batches, topology
-from tests.spark.runs import Kafka
 from tests.spark.test_rebuild import App, begun, joined, planned, replay
-from watertable.acts import rewind, shadow
+from watertable.acts import shadow
 from watertable.acts.rewind import Target
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
@@ -27,19 +26,12 @@ def test_a_table_is_the_oracles_after_each_act(spark: SparkSession, tmp_path: Pa
     app = next(app for use in ("told", "read") if isinstance(app := topology(kind, use), Topology))
     given = batches({topic.name for topic in app.topics})
     run = App(tiny(spark), tmp_path, app, [r for batch in given for r in batch])
-    partitions, kafka = run.partitions, Kafka(run.partitions)
-    oracle = Interpreter(app, partitions=partitions)
+    oracle = Interpreter(app, partitions=run.partitions)
 
     def read(number: int) -> None:
         run.read(given[number])
         oracle.read(given[number])
         assert run.tables() == oracle.tables, number
-
-    def rewound(target: str) -> None:
-        anyone: Any = kafka
-        plan = rewind.plan(run.store, app, anyone, Target(target))  # type: ignore[arg-type]
-        rewind.apply(run.store, plan, app.fingerprint, anyone)
-        run.start()
 
     read(0)
     run.store.fold_all()
@@ -60,7 +52,8 @@ def test_a_table_is_the_oracles_after_each_act(spark: SparkSession, tmp_path: Pa
     read(3)
     run.store.fold_all()
     assert run.tables() == oracle.tables, "rebuilt and folded"
-    rewound("undo")
+    begun(run, plan=planned(run, target=Target("undo")))
+    run.start()
     run.read(run.left(run.records))
     assert run.tables() == oracle.tables, "undone, and read on"
     run.store.fold_all()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.properties.engines import tiny
-from tests.properties.pairs import TABLES, batches, topology
+from tests.properties.pairs import TABLES, batches, partitions, topology
 from tests.spark.runs import Run, Tables
 from watertable.errors import UnknownPosition
 from watertable.interpreter import Interpreter
@@ -32,8 +32,8 @@ def test_a_table_is_the_oracles_at_each_commit_folded_and_rewound_and_the_tools_
     app = topology(kind, "read")
     assert isinstance(app, Topology)
     topics = {topic.name for topic in app.topics}
-    given, partitions = batches(topics), [(topic, number) for topic in sorted(topics) for number in range(2)]
-    run, oracle, history = Run(tiny(spark), tmp_path, app, partitions), Interpreter(app, partitions=partitions), list[Tables]()
+    given, places = batches(topics), partitions(topics)
+    run, oracle, history = Run(tiny(spark), tmp_path, app, places), Interpreter(app, partitions=places), list[Tables]()
     for number, batch in enumerate(given):
         run.read(batch)
         oracle.read(batch)

@@ -10,7 +10,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import tiny
-from tests.properties.pairs import TABLES, Scene, batches
+from tests.properties.pairs import TABLES, Scene, batches, partitions
 from tests.spark.runs import Run
 from watertable.compiler import Compiler
 from watertable.dsl.tables import Table
@@ -47,8 +47,8 @@ def app(kind: str, shown: str) -> Topology | None:
 def goes_on(spark: SparkSession, warehouse: Path, old: Topology, new: Topology, *, folded: bool) -> str:
     """Run two batches under the old code, go on under the new one, and say what is not as the oracle has it."""
     topics = {topic.name for topic in old.topics}
-    given, partitions = batches(topics), [(topic, number) for topic in sorted(topics) for number in range(2)]
-    run, oracle = Run(tiny(spark), warehouse, old, partitions), Interpreter(new, partitions=partitions)
+    given, places = batches(topics), partitions(topics)
+    run, oracle = Run(tiny(spark), warehouse, old, places), Interpreter(new, partitions=places)
     for batch in given[:2]:
         run.read(batch)
         oracle.read(batch)
@@ -103,7 +103,7 @@ def alerts(*, least: int = 1, peek: bool = False, total: str = "n", seconds: int
     ],
 )
 def test_code_is_compared_with_that_of_the_last_commit_folded_or_not(spark: SparkSession, tmp_path: Path, new: Topology, says: str) -> None:
-    run = Run(tiny(spark), tmp_path, alerts(), [(topic, number) for topic in ("left", "right") for number in range(2)])
+    run = Run(tiny(spark), tmp_path, alerts(), partitions({"left", "right"}))
     assert run.store.deployment(new) is None, "nothing was made yet"
     run.read(batches({"left", "right"})[0])
     store = Store.open(spark, str(tmp_path), "alerts", new.kept)

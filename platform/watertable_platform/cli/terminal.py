@@ -51,12 +51,11 @@ def stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
     cut.daemon = True
 
     def asked(signum: int, frame: object) -> None:
-        now = time.monotonic()
-        if since:
-            if signum == signal.SIGINT and now - since[0] > _SAME:
+        since.append(time.monotonic())  # first of all: the same Ctrl-C, coming twice, interrupts this very function
+        if len(since) > 1:
+            if signum == signal.SIGINT and since[-1] - since[0] > _SAME:
                 os._exit(130)
             return
-        since.append(now)  # first of all: the same Ctrl-C, coming twice, interrupts this very function
         if within is not None:
             cut.start()
         stop.set()

@@ -103,8 +103,8 @@ def _waited(run: Run, node: nodes.WaitingJoin, rows: DataFrame, keyed: str) -> D
     whole = topics <= {topic for topic, _ in run.reached} and None not in times
     reached = min(time for time in times if time is not None) if whole else None
     old = waiting_rows(run.lookup(buffer, None))
-    value = plan.value_of(node.parent)
-    kept = rows.withColumn("s_value", F.expr(taken("s_value", plan.read_of("value", value, node.columns), value)))
+    assert isinstance(buffer.root, nodes.Waiting)
+    kept = rows.withColumn("s_value", F.expr(taken("s_value", buffer.root.columns, plan.value_of(node.parent))))
     every = kept.selectExpr("*", "1L AS n").unionByName(old).withColumn("_due", F.expr(is_due(node, keyed, reached)))
     member = "named_struct('value', named_struct('order', {0}, 'ts', ts, 'key', s_key, 'value', s_value), 'n', n) AS l"
     moved = every.where("_due = (n < 0)").selectExpr("key", member.format(place()), "st")

@@ -94,8 +94,8 @@ class Interpreter:
         """The records that joins keep, and those that stand for final rows, by place. None is ever let go here: none need be."""
         self._topics: dict[str, Topic] = {topic.name: topic for topic in topology.topics}
         numbers: dict[nodes.Stream | nodes.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
-        roots = [*(t.node for t in topology.tables), *(s.node for s in topology.sinks)]
-        self._number = {id(node): numbers.setdefault(node, len(numbers)) for root in roots for node in plan.walk(root)}
+        every = [node for root in topology.roots for node in plan.walk(root)]
+        self._number = {id(node): numbers.setdefault(node, len(numbers)) for node in every}
         self._tables = {
             t.name: _Kept(
                 t.name, "suppress" if plan.is_open(t) else t.name, t.key.names, t.state,
@@ -107,16 +107,16 @@ class Interpreter:
         }  # fmt: skip
         self._members: dict[tuple[str, Key], set[Key]] = {}
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
-        self._buffer = {id(n): plan.buffer_of(n).name for root in roots for n in plan.walk(root) if isinstance(n, nodes.StreamStreamJoin)}
-        self._outer = {self._buffer[id(n)]: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.OuterStreamJoin)}
+        self._buffer = {id(n): plan.buffer_of(n).name for n in every if isinstance(n, nodes.StreamStreamJoin)}
+        self._outer = {self._buffer[id(n)]: n for n in every if isinstance(n, nodes.OuterStreamJoin)}
         self._done: dict[str, set[Place]] = {name: set() for name in self._outer}
-        self._open = {id(n): plan.open_of(n).name for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)}
-        self._final = {self._open[id(n)]: n for root in roots for n in plan.walk(root) if isinstance(n, nodes.FinalRows)}
+        self._open = {id(n): plan.open_of(n).name for n in every if isinstance(n, nodes.FinalRows)}
+        self._final = {self._open[id(n)]: n for n in every if isinstance(n, nodes.FinalRows)}
         self._given: dict[str, dict[Place, Waiting]] = {}
         self._ended: dict[str, dict[Place, Event]] = {}
         self._partitions = set(partitions)
         self._moments: dict[tuple[str, Key], set[Key]] = {}
-        above = {self._number[id(n)]: n for root in roots for n in plan.walk(root)}
+        above = {self._number[id(n)]: n for n in every}
         self._histories = Histories(
             {n: node for n, node in above.items() if isinstance(node, nodes.Versioned)},
             {n: (node, self._number[id(plan.root_of(node.right))]) for n, node in above.items() if isinstance(node, nodes.WaitingJoin)},

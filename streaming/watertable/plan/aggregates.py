@@ -326,14 +326,19 @@ def row_count(scope: Scope, where: str) -> SignedField:
     return _tally("__rows", None, scope, where)
 
 
+def read_of(side: str, row: Schema, users: Sequence[Expr]) -> Schema:
+    """Give those columns of a row or a record that somebody reads as `left.x`, `right.x` or `value.x`, as the side says, or one of them."""
+    used = {ref.partition(".")[2] for user in users for ref in user.refs if ref.startswith(f"{side}.")}
+    return row.take(used) or row.take(row.names[:1])
+
+
 def held_row(name: str, row: Schema, users: Sequence[Expr], scope: Scope, where: str) -> SignedField:
     """Hold a row, as a bag of one: those of its columns that somebody reads as `left.x` or `right.x`, as the name says, or one of them.
 
     Raises `ExpressionError` for a column whose values can't be told from others.
     """
     side = name.removeprefix("__")
-    used = {ref.split(".")[1] for user in users for ref in user.refs if ref.startswith(f"{side}.")}
-    columns = [c for c in row if c.name in used] or list(row.columns[:1])
+    columns = read_of(side, row, users)
     for column in columns:
         if not sortable(column.type):
             raise ExpressionError(f"{where}: {side}.{column.name}: a {column.type.sql()} can't be told from others among rows")

@@ -179,15 +179,15 @@ def classify(old: Topology | Outline, new: Topology) -> Deployment:
 
 def _table(name: str, before: Outline, after: Outline) -> Change:
     old, new = before.tables.get(name), after.tables.get(name)
-    if old is None and new is not None and name in before.gone:
-        found = _compared(name, before.gone[name], new, before, after)
-        lacks = "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)"
-        return Change(name, Kind.ADDITIVE, lacks) if found.kind is Kind.SAME else found
-    if old is None:
-        return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it once it is rebuilt (rewind --table)")
     if new is None:
         return Change(name, Kind.REMOVED, "kept no more: its Delta table stays as it is")
-    return _compared(name, old, new, before, after)
+    if old is not None:
+        return _compared(name, old, new, before, after)
+    if name not in before.gone:
+        return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it once it is rebuilt (rewind --table)")
+    found = _compared(name, before.gone[name], new, before, after)
+    lacks = "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)"
+    return Change(name, Kind.ADDITIVE, lacks) if found.kind is Kind.SAME else found
 
 
 def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline, after: Outline) -> Change:

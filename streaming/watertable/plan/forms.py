@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 from watertable.plan.rules import OnFail
-
-_DECIDED_BY_STATE: Final = ("value", "headers")
-"""The fields of a topic's form that a state shows by itself: it holds those columns that it was made of."""
 
 
 def is_list(form: object) -> TypeGuard[Sequence[Any]]:
@@ -49,12 +46,16 @@ def bare(form: object) -> object:
         form = field_of(form, "parent")
     if not is_list(form):
         return form
-    return [bare(part) for part in form if not (head_of(form) == "Topic" and is_list(part) and part[0] == "archive")]
+    return [bare(part) for part in _without(form, "archive")]
 
 
 def of_records(form: object) -> object:
     """Leave out the columns that topics have, too: which of them count, the layout of what is made of them says."""
     if not is_list(form):
         return form
-    is_topic = head_of(form) == "Topic"
-    return [of_records(part) for part in form if not (is_topic and is_list(part) and part[0] in _DECIDED_BY_STATE)]
+    return [of_records(part) for part in _without(form, "value", "headers")]
+
+
+def _without(form: Sequence[Any], *fields: str) -> Sequence[Any]:
+    """Give a form; that of a topic, without some of its fields."""
+    return [form[0], *(part for part in form[1:] if part[0] not in fields)] if head_of(form) == "Topic" else form

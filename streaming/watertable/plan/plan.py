@@ -24,6 +24,7 @@ from watertable.plan.aggregates import (
     StateField,
     TimedField,
     placed,
+    read_of,
     state_schema,
 )
 from watertable.plan.fingerprints import LATER, canonical, digest
@@ -232,18 +233,18 @@ class Topology:
     @property
     def topics(self) -> tuple[Topic, ...]:
         """List the topics that the app reads, by name."""
-        found = {n.topic.name: n.topic for root in self._roots() for n in walk(root) if isinstance(n, Source)}
+        found = {n.topic.name: n.topic for root in self.roots for n in walk(root) if isinstance(n, Source)}
         return tuple(found[name] for name in sorted(found))
 
     @property
     def streamed(self) -> frozenset[str]:
         """Name the tables whose old rows somebody needs: because their changes are streamed, or streams look them up."""
-        return frozenset(n.table for root in self._roots() for n in walk(root) if isinstance(n, ToStream | StreamJoin))
+        return frozenset(n.table for root in self.roots for n in walk(root) if isinstance(n, ToStream | StreamJoin))
 
     @property
     def buffers(self) -> tuple[TableDef, ...]:
-        """List what joins, versioned and suppressed tables keep: tables that no reader sees, named by what feeds and bounds them."""
-        return buffers_above(*self._roots())
+        """List what joins, versioned and suppressed tables keep: tables that no reader sees, named by what decides their states."""
+        return buffers_above(*self.roots)
 
     @property
     def buffers_of_sinks(self) -> Mapping[str, Sequence[str]]:
@@ -275,7 +276,7 @@ class Topology:
         needed = set(names)
         while True:
             found = dataclasses.replace(self, tables=tuple(t for t in self.tables if t.name in needed), sinks=())
-            called = [n for root in found._roots() for n in walk(root) if isinstance(n, Process)]
+            called = [n for root in found.roots for n in walk(root) if isinstance(n, Process)]
             stores = (t.name for t in self.tables if isinstance(t.root, Stored) and t.root.parent.parent in called)
             more = found.streamed.union(stores) - needed
             if not more:
@@ -288,7 +289,9 @@ class Topology:
         chosen += [root.parent.parent for name in names if isinstance(root := self.table(name).root, Stored)]
         return tuple(t.name for t in self.tables if t.name in names or any(node in chosen for node in walk(t.node)))
 
-    def _roots(self) -> tuple[Stream | Table, ...]:
+    @property
+    def roots(self) -> tuple[Stream | Table, ...]:
+        """List the nodes at which it ends: those of its tables, then those of its outputs."""
         return (*(t.node for t in self.tables), *(s.node for s in self.sinks))
 
 
@@ -429,7 +432,7 @@ def buffer_of(join: StreamStreamJoin) -> TableDef:
     """Give the table in which a join of streams keeps the records that may still find a partner; joins of one kind share it."""
     key = key_of(join.left)
     left, right = (
-        JoinSide(parent=parent, name=f"__{side}s", key=key, columns=read_of(side, value_of(parent), join.columns), location=join.location)
+        JoinSide(parent=parent, name=f"__{side}s", key=key, columns=_read(side, value_of(parent), join.columns), location=join.location)
         for parent, side in ((join.left, "left"), (join.right, "right"))
     )
     if isinstance(join, OuterStreamJoin):
@@ -448,7 +451,7 @@ def history_of(table: Versioned, *asking: Stream) -> TableDef:
 
 def wait_of(join: WaitingJoin) -> TableDef:
     """Give the table in which a join with a versioned table keeps the records that wait."""
-    columns = read_of("value", value_of(join.parent), join.columns)
+    columns = _read("value", value_of(join.parent), join.columns)
     return _buffer("wait", Waiting(parent=join, columns=columns, location=join.location))
 
 
@@ -472,10 +475,8 @@ def _buffer(kind: str, node: Table, fed: Stream | None = None) -> TableDef:
     return TableDef(name=f"__{kind}_{digest([form, layout]).partition(':')[2]}", node=node, location=(fed or node).location)
 
 
-def read_of(side: str, value: Schema, users: Named) -> tuple[str, ...]:
-    """Name the columns of a record that a join reads as `left.x`, `right.x` or `value.x`; or one of them, where it reads none."""
-    used = {ref.partition(".")[2] for _, user in users for ref in user.refs if ref.startswith(f"{side}.")}
-    return tuple(name for name in value.names if name in used) or value.names[:1]
+def _read(side: str, value: Schema, made: Named) -> tuple[str, ...]:
+    return read_of(side, value, [expr for _, expr in made]).names
 
 
 def delay_of(node: Stream | Table) -> timedelta:

@@ -146,8 +146,7 @@ class Snapshot:
 
     def properties(self, prefix: str) -> dict[str, str]:
         """List the table properties whose names begin so."""
-        found = self.spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._snapshot.metadata().configuration())  # type: ignore[union-attr]
-        return {str(name): str(found[name]) for name in found if str(name).startswith(prefix)}
+        return {name: str(value) for name, value in self._named(self._snapshot.metadata().configuration(), prefix)}
 
     def property(self, name: str) -> str | None:
         """Give a table property."""
@@ -161,8 +160,12 @@ class Snapshot:
 
     def transactions(self, prefix: str) -> dict[str, int]:
         """List the transaction lines whose names begin so, from the whole state; a Spark job."""
-        found = self.spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._snapshot.transactions())  # type: ignore[union-attr]
-        return {str(name): int(number) for name, number in dict(found).items() if str(name).startswith(prefix)}
+        return {name: int(number) for name, number in self._named(self._snapshot.transactions(), prefix)}
+
+    def _named(self, found: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Go through a map of Scala's, over names that begin so."""
+        pairs = dict(self.spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))  # type: ignore[union-attr]
+        yield from ((str(name), value) for name, value in pairs.items() if str(name).startswith(prefix))
 
 
 _pinned: Final[dict[tuple[str, int], Snapshot]] = {}

@@ -125,10 +125,10 @@ class Store:
         starting at the same time, or when there is no shadow; `StoreError` when the shadow is of other code.
         """
         changelog, identity, line, beside = self.changelog, uuid.uuid4().hex, WRITER_LINE, ""
-        fingerprint, before = topology.fingerprint, ""
+        fingerprint = topology.fingerprint
 
         def look(snapshot: Snapshot) -> Act:
-            nonlocal line, beside, before
+            nonlocal line, beside
             head = changelog.head(snapshot)
             if shadow:
                 row = head.shadow
@@ -141,7 +141,6 @@ class Store:
                     )
                 line, beside = shadow_line(row.epoch), f" beside {head.position}"  # named first, for whoever looks for the app's head
                 head = changelog.head(snapshot, epoch=row.epoch)
-            before = head.last.fingerprint if head.last else ""
             info = CommitInfo(
                 kind="fence", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=identity,
                 commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, suite_hash=suite_hash,
@@ -153,8 +152,9 @@ class Store:
         (act, made), info = done, done[0].info
         failpoints.hit("store.fence.after_commit")
         changelog.evolve(self.tables)
-        changelog.remember(Outline.of(topology, changelog.code(before)), info.commit_time)
         found = changelog.head(since=info.seq, epoch=info.epoch if shadow else None)
+        before = changelog.code(found.last.fingerprint) if found.last else None
+        changelog.remember(Outline.of(topology, before), info.commit_time)
         return Writer(self, found, info, made.version, act.line, beside)
 
     def act(self, look: Callable[[Snapshot], Act | None], tries: int = _TRIES) -> tuple[Act, Commit] | None:

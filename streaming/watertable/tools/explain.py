@@ -121,8 +121,7 @@ def explain(
 
 def needs_commits(topology: Topology) -> bool:
     """Tell whether an app's commits can hold what makes rows and what no record says: partitions that were let go, and the wall clock."""
-    roots = [*(table.node for table in topology.tables), *(sink.node for sink in topology.sinks)]
-    return any(topic.idle_after is not None for topic in topology.topics) or _punctuated(roots)
+    return any(topic.idle_after is not None for topic in topology.topics) or _punctuated(topology.roots)
 
 
 def _punctuated(roots: Iterable[Stream | Table]) -> bool:
