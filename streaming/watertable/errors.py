@@ -122,6 +122,10 @@ class TableNotFound(StoreError, LookupError):
     """Refuse the name of a table or app that this warehouse doesn't hold."""
 
 
+class KeyMismatch(StoreError, ValueError):
+    """Refuse a key that no row of its table can have: a value of another type, or too many of them."""
+
+
 class JobError(WatertableError):
     """Stop a running app, saying what stopped it and the way out."""
 

@@ -59,9 +59,22 @@ class Result:
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             for key in sorted({*mine, *theirs}, key=repr):
-                if mine.get(key) != theirs.get(key):
+                if mine.get(key) != theirs.get(key) and equal(mine.get(key)) != equal(theirs.get(key)):
                     found.append(f"{field.name} {key}:\n    {mine.get(key)}\n    {theirs.get(key)}")
         return found
+
+
+def equal(value: Any) -> Any:
+    """Give a value, and all that is in it, so that it equals what SQL says it equals: a NaN another one."""
+    match value:
+        case float() if value != value:
+            return "NaN"
+        case dict():
+            return {equal(key): equal(part) for key, part in value.items()}
+        case list() | tuple():
+            return [equal(part) for part in value] if isinstance(value, list) else tuple(equal(part) for part in value)
+        case _:
+            return value
 
 
 def partitions_of(batches: Iterable[Sequence[Record | Advance]]) -> set[tuple[str, int]]:

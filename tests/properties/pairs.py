@@ -1,15 +1,18 @@
 """Each kind of table, each operator that takes one, and the app of a pair of them.
 
-All apps read the same records: of several partitions, two topics, with late ones, tombstones and nulls, cut into batches.
+All apps read the same records: of several partitions, two topics, with late ones, tombstones and nulls, cut into batches. Their keys, and
+what tables are grouped and joined by, are texts, or values of another type.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import watertable as wt
 from tests.spark.runs import cut
@@ -31,6 +34,24 @@ WINDOWS: Mapping[str, Windows] = {
     "sliding": wt.sliding(difference=wt.seconds(6), grace=GRACE),
 }  # fmt: skip
 SUMS = {"n": wt.count(), "g": wt.last("g")}
+TYPES: Mapping[str, list[Any]] = {  # as JSON has them: three of each, at its bounds
+    "STRING": ["a", "b", "c"],
+    "BOOLEAN": [True, False, True],
+    "TINYINT": [-128, 0, 127],
+    "BIGINT": [-(2**63), 0, 2**63 - 1],
+    "DECIMAL(9, 2)": ["0.00", "-1.10", "9999999.99"],
+    "DECIMAL(38, 6)": ["0", "-0.000001", "99999999999999999999999999999999.999999"],
+    "DATE": ["0001-01-01", "1582-10-10", "9999-12-31"],
+    "TIMESTAMP": ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"],
+    "BINARY": ["", "AA==", "//4="],
+    "DOUBLE": ["NaN", -0.0, 1.5],
+    "FLOAT": ["NaN", 0.1, "-Infinity"],
+    "STRUCT<a: INT, b: ARRAY<STRING>>": [{"a": 1, "b": ["x", None]}, {"a": None, "b": None}, {"a": 2, "b": []}],
+    "ARRAY<DATE>": [[], ["2024-01-01", None], ["0001-01-01"]],
+    "MAP<STRING, INT>": [{}, {"x": 1}, {"y": None, "x": 2}],
+}
+KEYS = list(TYPES)[: list(TYPES).index("DOUBLE")]
+"""The types that keys can have; columns can have all."""
 
 
 def changes(table: Table) -> Stream:
@@ -46,13 +67,14 @@ class Scene:
     """Hold an app of two topics and what tables are made of; every table that it makes has the columns n and g.
 
     `new` are changes of its code that change nothing which it computes: `watched` (a peek, a rule that warns, an archive, an output and a
-    table besides) and `wider` (a column more in its topics).
+    table besides) and `wider` (a column more in its topics). `of` is the type of its keys, and of the column g.
     """
 
-    def __init__(self, *new: str) -> None:
-        self.app = wt.App("pairs")
-        value, watched = ("early INT, " if "wider" in new else "") + "g STRING, n BIGINT", "watched" in new
-        self.left, self.right = (self.app.topic(name, key="k STRING", value=value, archive=watched) for name in ("left", "right"))
+    def __init__(self, *new: str, of: str = "STRING") -> None:
+        self.app, self.of = wt.App("pairs"), of
+        value, watched = ("early INT, " if "wider" in new else "") + f"g {of}, n BIGINT", "watched" in new
+        key = f"k {of if of in KEYS else 'STRING'}"
+        self.left, self.right = (self.app.topic(name, key=key, value=value, archive=watched) for name in ("left", "right"))
         self.stream, self.other = self.left.stream(), self.right.stream()
         if watched:
             self.stream, self.other = (s.peek("seen").expect("small", "n < 3", on_fail="warn") for s in (self.stream, self.other))
@@ -82,7 +104,7 @@ TABLES: Mapping[str, Callable[[Scene], Table]] = {
     "versioned": lambda s: s.left.table().materialized_as("old", history=wt.seconds(30)),
     "of a stream": lambda s: s.stream.map_values(n="n + 1", g="g").to_table(),
     "filtered": lambda s: s.counted().filter("n > 1"),
-    "mapped": lambda s: s.counted().map_values(n="n * 2", g="concat(g, '!')"),
+    "mapped": lambda s: s.counted().map_values(n="n * 2", g="concat(g, '!')" if s.of == "STRING" else "g"),
     "reduced": lambda s: s.stream.group_by_key().reduce(n="acc.n + n", g="value.g"),
     "counted": lambda s: s.counted(),
     "cogrouped": lambda s: s.cogrouped(),
@@ -105,9 +127,9 @@ TABLES: Mapping[str, Callable[[Scene], Table]] = {
     "mortal": lambda s: s.counted().materialized_as("first").ttl(wt.seconds(12)),
     "mortal windows": lambda s: s.counted("hopping").materialized_as("first").ttl(wt.seconds(12)),
     "deduped": lambda s: s.stream.dedupe(name="seen", within=wt.seconds(10), grace=GRACE).to_table(),
-    "a store": lambda s: s.kept(wt.key_value_store("n BIGINT, g STRING")),
-    "a store by time": lambda s: s.kept(wt.window_store("n BIGINT, g STRING", retention=wt.seconds(30))),
-    "a versioned store": lambda s: s.kept(wt.versioned_store("n BIGINT, g STRING", history=wt.seconds(30))),
+    "a store": lambda s: s.kept(wt.key_value_store(f"n BIGINT, g {s.of}")),
+    "a store by time": lambda s: s.kept(wt.window_store(f"n BIGINT, g {s.of}", retention=wt.seconds(30))),
+    "a versioned store": lambda s: s.kept(wt.versioned_store(f"n BIGINT, g {s.of}", history=wt.seconds(30))),
 }  # fmt: skip
 
 
@@ -159,9 +181,9 @@ USES: Mapping[str, Callable[[Scene, Table], object]] = {
 }  # fmt: skip
 
 
-def topology(table: str, use: str, *new: str) -> Topology | str:
+def topology(table: str, use: str, *new: str, of: str = "STRING") -> Topology | str:
     """Write the app of a pair, with new code where it is wanted; or say why it is refused."""
-    scene = Scene(*new)
+    scene = Scene(*new, of=of)
     try:
         made = TABLES[table](scene)
         USES[use](scene, made if made.name else made.materialized_as("kept"))
@@ -175,22 +197,28 @@ def partitions(topics: set[str]) -> list[tuple[str, int]]:
     return [(topic, number) for topic in sorted(topics) for number in range(2)]
 
 
-def batches(topics: set[str]) -> list[list[Record]]:
+def key_bytes(value: Any, of: str) -> bytes:
+    """Write a key as records have it."""
+    return value.encode() if of == "STRING" else base64.b64decode(value) if of == "BINARY" else json.dumps({"k": value}).encode()
+
+
+def batches(topics: set[str], of: str = "STRING") -> list[list[Record]]:
     """Write records of two partitions a topic, about in order, and cut them anywhere; always the same ones."""
-    rng = random.Random(1)
+    rng, keyed = random.Random(1), of if of in KEYS else "STRING"
     records, offsets = [], dict.fromkeys(partitions({"left", "right"}), 0)
     for number in range(36):
         key = rng.choice("abc")
         place = (rng.choice(["left", "left", "right"]), ord(key) % 2)
-        value = {"g": rng.choice(["a", "b", "c", None]), "n": rng.choice([1, 2, 5, None])}
+        value = {"g": rng.choice([*TYPES[of], None]), "n": rng.choice([1, 2, 5, None])}
         data = None if rng.random() < 0.15 else json.dumps(value).encode()
         when = START + timedelta(seconds=2 * number - rng.choice([0, 0, 0, 3, 9, 50]))
-        records.append(Record(*place, offsets[place], when, None if rng.random() < 0.05 else key.encode(), data))
+        data_of_key = key_bytes(TYPES[keyed]["abc".index(key)], keyed)
+        records.append(Record(*place, offsets[place], when, None if rng.random() < 0.05 else data_of_key, data))
         offsets[place] += 1
     return cut([record for record in records if record.topic in topics], rng, 3)
 
 
-def pairs(*uses: str) -> dict[str, Topology]:
+def pairs(*uses: str, of: str = "STRING") -> dict[str, Topology]:
     """Write the apps of all pairs that are no bad definitions; of all uses, unless some are named."""
-    made = {f"{table}: {use}": topology(table, use) for table in TABLES for use in uses or USES}
+    made = {f"{table}: {use}": topology(table, use, of=of) for table in TABLES for use in uses or USES}
     return {name: app for name, app in made.items() if isinstance(app, Topology)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
-from tests.properties.pairs import batches, pairs
+from tests.properties.pairs import KEYS, TABLES, TYPES, USES, batches, pairs, topology
 from watertable.interpreter import Interpreter
 from watertable.plan.nodes import FinalRows
 from watertable.plan.plan import Topology, walk
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def differences(spark: SparkSession, app: Topology) -> str:
-    given = batches({topic.name for topic in app.topics})
+def differences(spark: SparkSession, app: Topology, of: str = "STRING") -> str:
+    given = batches({topic.name for topic in app.topics}, of)
     wanted = run_interpreter(app, given)
     if not any(wanted.tables.values()) or (app.sinks and not any(wanted.outputs.values())):
         return "nothing is made of these records, so nothing is proven"
@@ -69,4 +69,20 @@ def test_every_pair_that_is_accepted_is_computed_by_spark_and_as_the_interpreter
     chosen = {name: app for name, app in found.items() if any(words in name for words in wanted)}
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
         verdicts = dict(zip(chosen, pool.map(lambda app: differences(session, app), chosen.values()), strict=True))
+    assert {name: verdict for name, verdict in verdicts.items() if verdict} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_pairs_are_computed_alike_whatever_the_type_of_their_keys_and_columns(spark: SparkSession) -> None:
+    """Each pair has keys of one type, another than its neighbours'; tables that are only read, and streamed, have columns of each."""
+    wanted, session = os.environ.get("PAIRS", "").split(","), tiny(spark)
+    made = [(table, use, KEYS[(n + m) % len(KEYS)]) for n, table in enumerate(TABLES) for m, use in enumerate(USES)]
+    made += [(table, use, of) for table in TABLES for use in ("read", "streamed") for of in TYPES if of not in KEYS]
+    found = {f"{table}: {use}: {of}": (topology(table, use, of=of), of) for table, use, of in made}
+    apps = {name: (app, of) for name, (app, of) in found.items() if isinstance(app, Topology)}
+    assert len(apps) > 1250, "pairs that were definitions once are refused"
+    chosen = {name: pair for name, pair in apps.items() if any(words in name for words in wanted)}
+    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        verdicts = dict(zip(chosen, pool.map(lambda pair: differences(session, *pair), chosen.values()), strict=True))
     assert {name: verdict for name, verdict in verdicts.items() if verdict} == {}

@@ -86,7 +86,7 @@ class App(Run):
         """Give the same app under other code, on the same store, without a writer."""
         other = App.__new__(App)
         other.__dict__ |= self.__dict__ | {"topology": topology, "compiler": Compiler(topology)}
-        other.store = Store.open(self.spark, str(self.warehouse), "shop", topology.kept)
+        other.store = Store.open(self.spark, str(self.warehouse), topology.app, topology.kept)
         return other
 
     def wrong(self, upto: int) -> set[str]:

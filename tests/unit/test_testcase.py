@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from watertable.errors import StoreError, TableNotFound
+from watertable.errors import KeyMismatch, StoreError
 from watertable.project import load_apps
 from watertable.records import Advance, Record
 from watertable.settings import Settings
@@ -151,7 +151,7 @@ def test_a_row_that_is_gone_is_held_to_be_gone(project: Path) -> None:
 def test_what_no_record_made_and_what_too_many_made_is_refused_with_the_way_out(project: Path) -> None:
     with pytest.raises(StoreError, match="nothing to test"):
         written(project, "stock", ["nobody"])
-    with pytest.raises(TableNotFound, match="has the key"):
+    with pytest.raises(KeyMismatch, match="has the key"):
         written(project, "stock", ["a", "b"])
     with pytest.raises(StoreError, match="watertable bisect"):
         written(project, "stock", ["a"], [record("moves", n, "a", {"qty": 1}, n / 1000) for n in range(MOST + 1)])

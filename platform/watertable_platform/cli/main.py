@@ -152,7 +152,7 @@ def explain(
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.project import load_apps
-    from watertable.tools import testcase
+    from watertable.tools import keytext, testcase
     from watertable.tools.explain import explain as tell
     from watertable.tools.explain import needs_commits
     from watertable_platform.cli import show
@@ -168,10 +168,10 @@ def explain(
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)
-        told = tell(topology, wanted, show.key_texts(key), records(past.records(begin, end)), recorded)
+        told = tell(topology, wanted, keytext.split(key), records(past.records(begin, end)), recorded)
         if as_test:
             command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
-            test = testcase.as_test(topology, wanted, show.key_texts(key), told, records(past.records(begin, end)), command, recorded)
+            test = testcase.as_test(topology, wanted, keytext.split(key), told, records(past.records(begin, end)), command, recorded)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         terminal.err.print(
             f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"
@@ -195,6 +195,7 @@ def bisect(
     from watertable.project import load_apps
     from watertable.store.reader import Reader
     from watertable.tools import bisect as history
+    from watertable.tools import keytext
     from watertable_platform.cli import show
 
     settings = _settings()
@@ -205,7 +206,7 @@ def bisect(
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         with terminal.err.status("folding every change", spinner="dots"):
-            found = history.find(reader, wanted, judged, None if key is None else show.key_texts(key))
+            found = history.find(reader, wanted, judged, None if key is None else keytext.split(key))
         if found.at is not None:
             try:
                 past = _past(settings, topology, spark)

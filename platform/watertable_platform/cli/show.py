@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.project import Project
 from watertable.schema import quote
 from watertable.settings import Settings
+from watertable.tools import keytext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +119,7 @@ def ask(reader: Reader, table: TableDef, *, key: str | None, sql: str | None, at
     else:
         frame = view.rows(table)
         if key is not None:
-            frame = frame.where(_key_condition(table, key))
+            frame = frame.where(keytext.condition(table, keytext.read(table, keytext.split(key))))
         frame = frame.orderBy(*(quote(n) for n in table.key.names))
     return _answer(frame, sql or table.name, str(view.position), limit)
 
@@ -140,14 +142,14 @@ def print_answer(console: Console, answer: Answer) -> None:
 def print_json(answer: Answer) -> None:
     """Print rows as one JSON object: position, and the rows as objects."""
     rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-    print(json.dumps({"position": answer.position, "rows": rows, "more": answer.more}, default=_plain, ensure_ascii=False))
+    print(plain_json({"position": answer.position, "rows": rows, "more": answer.more}))
 
 
 def print_csv(answer: Answer) -> None:
     """Print rows as CSV with a header."""
     out = csv.writer(sys.stdout)
     out.writerow(answer.columns)
-    out.writerows([["" if v is None else _plain(v) if not isinstance(v, str) else v for v in row] for row in answer.rows])
+    out.writerows([["" if v is None else _plain(v) for v in row] for row in answer.rows])
 
 
 def lag_of(settings: Settings, status: AppStatus) -> Mapping[str, int] | None:
@@ -319,7 +321,7 @@ def print_explanation(console: Console, told: Explanation, key: str, limit: int)
 
 def explanation_json(told: Explanation) -> str:
     """Write what `print_explanation` shows, all of it, for programs."""
-    return json.dumps(asdict(told), default=_plain, ensure_ascii=False)
+    return plain_json(asdict(told))
 
 
 def print_finding(console: Console, found: Found, culprit: Culprit | None, unknown: str, ranges: tuple[Offsets, Offsets]) -> None:
@@ -364,7 +366,7 @@ def finding_json(found: Found, culprit: Culprit | None, unknown: str) -> str:
         "committed": found.commit and found.commit.commit_time, "keys": [asdict(became) for became in found.keys],
         "record": None if culprit is None else asdict(culprit), "unknown": unknown or None,
     }  # fmt: skip
-    return json.dumps(body, default=_plain, ensure_ascii=False)
+    return plain_json(body)
 
 
 def print_preview(console: Console, seen: Preview, limit: int) -> None:
@@ -405,7 +407,7 @@ def preview_json(seen: Preview) -> str:
         "refused": [{"node": node, "location": location, "records": n} for node, location, n in seen.refused],
         "rows": [{"mark": pair.mark, "key": pair.key, "here": pair.here, "live": pair.live} for pair in seen.pairs],
     }  # fmt: skip
-    return json.dumps(body, default=_plain, ensure_ascii=False)
+    return plain_json(body)
 
 
 def _beside(pair: Pair, name: str) -> Text:
@@ -435,7 +437,7 @@ def _fields(row: Mapping[str, object]) -> Text:
 
 def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> str:
     """Write what `print_status` shows, for programs."""
-    return json.dumps(
+    return plain_json(
         {
             name: None if status is None else {
                 "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
@@ -446,47 +448,25 @@ def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | 
                     } for table, t in status.tables.items()
                 },
             } for name, (status, lag) in found.items()
-        }, default=_plain,
+        }
     )  # fmt: skip
 
 
+def plain_json(value: object) -> str:
+    """Write anything shown as JSON: decimals and times as text, bytes in hexadecimal digits, NaN and the infinities by their names."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
 def _answer(frame: DataFrame, title: str, position: str, limit: int | None) -> Answer:
+    from pyarrow import types
+
     limit = _ROWS if limit is None else limit
-    # Timestamps come as text: collected as values they would be moved into this machine's time zone.
-    kinds = dict(frame.dtypes)
-    texts = [
-        f"date_format({quote(c)}, \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'\") AS {quote(c)}" if kinds[c] == "timestamp" else quote(c)
-        for c in frame.columns
-    ]
-    rows = frame.selectExpr(*texts).limit(limit + 1).collect()
-    cleaned = tuple(
-        tuple(_short_time(v) if kinds[c] == "timestamp" else v for c, v in zip(frame.columns, row, strict=True)) for row in rows[:limit]
-    )
-    numeric = frozenset(
-        c for c, kind in kinds.items() if kind in ("tinyint", "smallint", "int", "bigint", "float", "double") or kind.startswith("decimal")
-    )
-    return Answer(title, position, tuple(frame.columns), numeric, cleaned, len(rows) > limit)
-
-
-def key_texts(key: str) -> list[str]:
-    """Read `--key`: one value, or several in a JSON array."""
-    return [str(value) for value in json.loads(key)] if key.startswith("[") else [key]
-
-
-def _key_condition(table: TableDef, key: str) -> str:
-    """Compare the leading key columns with a value, or with several in a JSON array; windowed tables take the key without its window."""
-    names = [n for n in table.key.names if not (table.windows and n in ("window_start", "window_end"))]
-    values = key_texts(key)
-    if len(values) > len(names) or not values:
-        raise TableNotFound(
-            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
-        )
-    given = [(name, value.replace("\\", "\\\\").replace("'", "\\'")) for name, value in zip(names, values, strict=False)]
-    return " AND ".join(f"{quote(name)} = CAST('{text}' AS {table.key[name].sql()})" for name, text in given)
-
-
-def _short_time(text: str | None) -> str | None:
-    return None if text is None else text.replace(".000000Z", "Z")
+    # By Arrow: what `collect` gives is moved into this machine's time zone, and loses a column of two of one name.
+    found = frame.limit(limit + 1).toArrow()
+    rows = tuple(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in found.columns), strict=True))
+    numbers = (types.is_integer, types.is_floating, types.is_decimal)
+    numeric = frozenset(field.name for field in found.schema if any(is_number(field.type) for is_number in numbers))
+    return Answer(title, position, tuple(found.column_names), numeric, rows[:limit], len(rows) > limit)
 
 
 def _cell(value: object) -> Text:
@@ -499,23 +479,27 @@ def _cell(value: object) -> Text:
             return Text(f"{value:,}", style="red" if value < 0 else "")
         case float():
             return Text(f"{value:,.6g}")
-        case datetime():
-            return Text(f"{value.astimezone(UTC).isoformat().removesuffix('+00:00')}Z")
+        case dict() | list():
+            return Text(plain_json(value))
         case _:
             return Text(str(_plain(value)))
 
 
 def _plain(value: object) -> object:
     match value:
-        case datetime() | date():
+        case datetime():
+            return f"{value.astimezone(UTC).isoformat().removesuffix('+00:00')}Z"
+        case date():
             return value.isoformat()
-        case Decimal():
-            return str(value)
         case bytes() | bytearray():
             return bytes(value).hex()
-        case _ if hasattr(value, "asDict"):
-            return value.asDict(recursive=True)
-        case list() | dict() | int() | float() | str() | None:
+        case float() if not math.isfinite(value):
+            return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        case dict():
+            return {str(_plain(name)): _plain(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_plain(part) for part in value]
+        case bool() | int() | float() | str() | None:
             return value
         case _:
             return str(value)

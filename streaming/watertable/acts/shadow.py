@@ -38,7 +38,8 @@ from watertable.acts.rewind import EMITTING, check_emits
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import Purity, purity_of
-from watertable.schema import Column, Type, quote
+from watertable.schema import Column, Schema, Type, quote
+from watertable.sql.spark_sql import comparable
 from watertable.store.bases import ROWS_PROPERTY, number_of
 from watertable.store.changelog import batches, offsets_passed, table_part
 from watertable.store.commits import (  # fmt: skip
@@ -437,20 +438,22 @@ def _table_diff(
         made = reader.read(table.name, own).count()
         return TableDiff(table=table.name, at="", added=made, by_arrival=by_arrival, note="new: the app has folded no such table")
     at = Position(store.app, base.epoch, base.seq)
-    if missing := [n for n in table.key.names if n not in shown.columns]:
+    were = Schema.of((f.name, Type.parse(f.dataType.simpleString())) for f in shown.frame().drop("_wt").schema)
+    if missing := [f"{c.name} {c.type.sql()}" for c in table.key if c.name not in were or were[c.name] != c.type]:
         return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=f"not compared: its key has {', '.join(missing)} now")
-    values = [c for c in table.value.columns if c.name in shown.columns]
+    values = [c for c in table.value if c.name in were and were[c.name] == c.type]
     key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
     value = ", ".join(f"'{c.name}', {quote(c.name)}" for c in values) or "'_', 0"
-    sides = [
+    old, now = (
         frame.selectExpr(f"named_struct({key}) AS key", f"named_struct({value}) AS {name}")
         for frame, name in ((shown.frame(), "old"), (reader.read(table.name, own), "new"))
-    ]
-    new = [n for n in table.value.names if n not in shown.columns]
-    gone = [n for n in shown.columns if n not in (*table.key.names, *table.value.names, "_wt")]
-    said = (f"as folded at {at}, by other code", f"new: {', '.join(new)}" if new else "", f"no more: {', '.join(gone)}" if gone else "")
-    note = "; ".join(filter(None, said))
-    return _counted(table.name, values, differing(*sides), samples, at=str(at), by_arrival=by_arrival, note=note)
+    )
+    new = [c.name for c in table.value if c.name not in were]
+    other = [f"{c.name} ({were[c.name].sql()}, now {c.type.sql()})" for c in table.value if c not in values and c.name in were]
+    gone = [n for n in were.names if n not in (*table.key.names, *table.value.names)]
+    said = {"new": new, "of another type, not compared": other, "no more": gone}
+    note = "; ".join([f"as folded at {at}, by other code", *(f"{what}: {', '.join(names)}" for what, names in said.items() if names)])
+    return _counted(table.name, values, differing(old, now, values), samples, at=str(at), by_arrival=by_arrival, note=note)
 
 
 def _counted(
@@ -461,7 +464,8 @@ def _counted(
     wanted = ["count_if(old IS NULL) AS added", "count_if(new IS NULL) AS removed", "count(*) AS differing"]
     for n, column in enumerate(columns):
         old, new, kind = f"old.{quote(column.name)}", f"new.{quote(column.name)}", _measured(column.type)
-        wanted.append(f"count_if(old IS NOT NULL AND new IS NOT NULL AND NOT ({old} <=> {new})) AS c{n}")
+        was, now = comparable(old, column.type), comparable(new, column.type)
+        wanted.append(f"count_if(old IS NOT NULL AND new IS NOT NULL AND NOT ({was} <=> {now})) AS c{n}")
         if kind is not None:
             a, b, none = f"CAST({old} AS {kind})", f"CAST({new} AS {kind})", f"CAST(0 AS {kind})"
             wanted.append(f"try_sum(try_subtract(coalesce({b}, {none}), coalesce({a}, {none}))) AS net{n}")

@@ -203,9 +203,9 @@ def literal(value: object, kind: Type) -> str:
         case bytes():
             return f"X'{value.hex().upper()}'"
         case dt.datetime():
-            return f"TIMESTAMP '{value:%Y-%m-%d %H:%M:%S.%f}+00:00'"
+            return f"TIMESTAMP '{value.replace(tzinfo=None).isoformat(' ', 'microseconds')}+00:00'"
         case dt.date():
-            return f"DATE '{value:%Y-%m-%d}'"
+            return f"DATE '{value.isoformat()}'"
         case dt.timedelta():
             if kind.kind == "interval day":
                 return f"INTERVAL '{value.days}' DAY"
@@ -215,6 +215,27 @@ def literal(value: object, kind: Type) -> str:
             return f"INTERVAL '{sign}{clock}' DAY TO SECOND"
         case _:
             return f"{value}"
+
+
+def comparable(sql: str, kind: Type, depth: int = 0) -> str:
+    """Write a value so that Spark compares it, which it doesn't maps: those become their entries, in the order of their keys.
+
+    >>> comparable("m", Type.parse("MAP<STRING, INT>"))
+    "array_sort(transform(map_entries(m), e0 -> named_struct('key', e0.key, 'value', e0.value)))"
+    """
+    each = f"e{depth}"
+    match kind:
+        case Type(kind="map", element=Type() as element):
+            entry = f"named_struct('key', {each}.key, 'value', {comparable(f'{each}.value', element, depth + 1)})"
+            return f"array_sort(transform(map_entries({sql}), {each} -> {entry}))"
+        case Type(kind="array", element=Type() as element) if (inner := comparable(each, element, depth + 1)) != each:
+            return f"transform({sql}, {each} -> {inner})"
+        case Type(kind="struct", fields=fields):
+            parts = [(quote(f.name), comparable(f"{sql}.{quote(f.name)}", f.type, depth)) for f in fields]
+            if any(part != f"{sql}.{name}" for name, part in parts):
+                named = ", ".join(f"'f{n}', {part}" for n, (_, part) in enumerate(parts))
+                return f"CASE WHEN {sql} IS NOT NULL THEN named_struct({named}) END"
+    return sql
 
 
 _ESCAPES: Final = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0", "\x1a": "\\Z"}

@@ -23,7 +23,8 @@ from watertable.compiler.versions import state_as_of
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.plan.nodes import Source, Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, walk
-from watertable.schema import quote
+from watertable.schema import Column, Type, quote
+from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
 from watertable.store.changelog import Changelog, batches, offsets_passed, time_passed
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
@@ -122,11 +123,11 @@ class Reader:
             touched = [newer.changes(wanted, 0, 0).select("key")]
         keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{company(wanted)} AS key").distinct())
         values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
-        sides = [
+        old, new = (
             finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS {name}")
             for v, name in ((older, "old"), (newer, "new"))
-        ]
-        return differing(*sides)
+        )
+        return differing(old, new, wanted.value.columns)
 
     def position(self) -> Position:
         """Give the app's newest position."""
@@ -307,11 +308,15 @@ def read(
     return reader.read(tables, at) if isinstance(tables, str) else reader.read_all(tables, at)
 
 
-def differing(old: DataFrame, new: DataFrame) -> DataFrame:
-    """Give the rows that differ between two frames (`key`, `old` and `key`, `new`): grouped, not joined, since null is a key, too."""
+def differing(old: DataFrame, new: DataFrame, columns: Sequence[Column]) -> DataFrame:
+    """Give the rows that differ between two frames (`key`, `old` and `key`, `new`): grouped, not joined, since null is a key, too.
+
+    `old` and `new` are structs of these columns.
+    """
     both = old.unionByName(new, allowMissingColumns=True)
     rows = both.groupBy("key").agg(F.first("old", True).alias("old"), F.first("new", True).alias("new"))
-    return rows.where("NOT (old <=> new)")
+    old_row, new_row = (comparable(side, Type("struct", fields=tuple(columns))) for side in ("old", "new"))
+    return rows.where(f"NOT ({old_row} <=> {new_row})")
 
 
 def changes(spark: SparkSession, warehouse: str, app: Topology, table: str, start: At, end: At | None = None) -> DataFrame:

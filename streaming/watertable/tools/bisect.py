@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import finish, grouped, merged_state, render, state_struct, upto
-from watertable.compiler.layout import encoded, literal
+from watertable.compiler.layout import encoded
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
@@ -29,13 +29,13 @@ from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, TableAggre
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.scopes import scope_of
 from watertable.records import Advance, Key, Place, Record, Row
-from watertable.schema import Schema, quote
+from watertable.schema import Schema
 from watertable.sql.expressions import Expr, parse_predicate
 from watertable.store.bases import Base, base_name
 from watertable.store.commits import CommitInfo, Offsets, Position
 from watertable.store.reader import Reader
 from watertable.store.views import View
-from watertable.tools.explain import columns_of
+from watertable.tools import keytext
 from watertable.tools.testcase import Watched
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def find(reader: Reader, table: TableDef, condition: Condition, key: Sequence[st
     start = view.bases[table.name].seq
     rows = _history(view, table, start)
     if key is not None:
-        rows = rows.where(_key_is(table, key))
+        rows = rows.where(keytext.condition(table, keytext.read(table, key), "key."))
     judged = _judged(rows, table, condition.expr)
     counts = judged.agg(
         F.expr(f"count_if(holds AND seq <= {start}) AS already"), F.expr("count(DISTINCT CASE WHEN holds THEN key END) AS ever"),
@@ -281,11 +281,6 @@ def _judged(rows: DataFrame, table: TableDef, condition: Expr) -> DataFrame:
         "*", f"COALESCE(lag(holds) OVER ({along}), FALSE) AS held", f"lag(row) OVER ({along}) AS old",
         f"lead(seq) OVER ({along}) IS NULL AS is_last",
     )  # fmt: skip
-
-
-def _key_is(table: TableDef, key: Sequence[str]) -> str:
-    given = columns_of(table, key)
-    return " AND ".join(f"key.{quote(name)} = CAST({literal(text)} AS {table.key[name].sql()})" for name, text in given.items())
 
 
 def _before(reader: Reader, part: Topology, found: Found) -> View | None:

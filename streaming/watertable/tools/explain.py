@@ -9,18 +9,18 @@ table is made of once, at the pace of plain Python, and computing the tables tha
 from __future__ import annotations
 
 from collections import ChainMap, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
 from typing import Final, TypeVar
 
-from watertable.errors import EvaluationError, StoreError, TableNotFound
+from watertable.errors import EvaluationError, StoreError
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.plan.nodes import FinalRows, Process, Stream, Table
 from watertable.plan.plan import TableDef, Topology, walk
 from watertable.records import Advance, Event, Record, Row
+from watertable.tools import keytext
 
 CHUNK: Final = 20_000
 """Records that are worked off at a time: they are kept until it's known whose they were."""
@@ -69,11 +69,11 @@ def explain(
     """Run what a table is made of over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
     `recorded` are the advances that the app's commits hold: where idle partitions were let go, and what the wall clock was where something
-    was due by it. Raises `TableNotFound` for more texts than the table has key columns, `StoreError` for a suppressed table, and one with
+    was due by it. Raises `KeyMismatch` for what is no key of the table, `StoreError` for a suppressed table, and one with
     a time to live: its rows come of time that went by, and the story is that of the table above it; and, without `recorded`, for a table
     that is made of what waits for the wall clock, since no record says what that was.
     """
-    wanted = columns_of(table, key)
+    wanted = keytext.read(table, key)
     if any(isinstance(node, FinalRows) for node in walk(table.node)):
         raise StoreError(
             f"{table.name!r} ({table.location}) shows what is final of a windowed table, or after a time, and no record makes its rows: "
@@ -93,7 +93,7 @@ def explain(
         count += len(read)
         by_place = ChainMap(read, engine.buffered)  # a pair's may have come before
         for change in engine.changes[table.name]:
-            if change.key is not None and is_of(change.key, wanted):
+            if change.key is not None and keytext.is_of(change.key, wanted):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
                 made_by.add(record.key)
                 steps.append(_step(part, record, change))
@@ -167,41 +167,11 @@ def _step(topology: Topology, record: Record, change: Event) -> Step:
     return Step(record.topic, record.partition, offset, change.timestamp, change.key or {}, value, change.value)
 
 
-def _touches(topology: Topology, table: TableDef, record: Record, wanted: Mapping[str, str], window: tuple[datetime, datetime]) -> bool:
+def _touches(topology: Topology, table: TableDef, record: Record, wanted: Row, window: tuple[datetime, datetime]) -> bool:
     """Tell whether a late record was of the key: read alone, when nothing is late, it makes the row that it would have changed."""
     alone = Interpreter(topology, watch=frozenset({table.name}))
     alone.read([record])
-    keys = [change.key for change in alone.changes[table.name] if change.key is not None and is_of(change.key, wanted)]
+    keys = [change.key for change in alone.changes[table.name] if change.key is not None and keytext.is_of(change.key, wanted)]
     if table.sliding is not None:  # the last window that it could be in; by itself it makes another one
         return bool(keys)
     return any((key["window_start"], key["window_end"]) == window for key in keys)
-
-
-def columns_of(table: TableDef, key: Sequence[str]) -> Mapping[str, str]:
-    """Name the texts of a key by its leading columns, windows aside; raise `TableNotFound` for more of them than there are."""
-    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
-    if not 0 < len(key) <= len(names):
-        raise TableNotFound(
-            f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns"
-        )
-    return dict(zip(names, key, strict=False))
-
-
-def is_of(key: Row, wanted: Mapping[str, str]) -> bool:
-    """Tell whether a key is the one that was asked for, each column's text read by the type of its value."""
-    return all(_same(key[name], text) for name, text in wanted.items())
-
-
-def _same(value: object, text: str) -> bool:
-    match value:
-        case bool():
-            return str(value).lower() == text.lower()
-        case int() | Decimal() | float():
-            try:
-                return Decimal(text) == Decimal(str(value))
-            except InvalidOperation:
-                return False
-        case datetime():
-            return value.isoformat() == text.replace("Z", "+00:00")
-        case _:
-            return str(value) == text

@@ -27,11 +27,13 @@ from watertable.processing import MOMENT
 from watertable.records import Advance, Dropped, Key, Place, Record, Row
 from watertable.schema import Schema
 from watertable.testing import TopologyTestDriver
-from watertable.tools.explain import Explanation, chunks, columns_of, interleaved, is_of
+from watertable.tools import keytext
+from watertable.tools.explain import Explanation, chunks, interleaved
 
 MOST: Final = 5_000
 """Records that a test is written of at most: beyond that nobody reads it."""
 _WIDTH: Final = 120
+_NAN: Final = 'float("nan")'
 State = tuple[str, Key]
 """A table's name and a key of it."""
 Offset = tuple[str, int, int]
@@ -95,7 +97,7 @@ def as_test(
     `recorded` are the advances that the app's commits hold, as `explain` takes them. Raises `StoreError` when no record made the row, when
     it takes more than `MOST` of them, or when they alone don't make it.
     """
-    seen, expected = _needed(topology, table, columns_of(table, key), told, interleaved(records, recorded))
+    seen, expected = _needed(topology, table, keytext.read(table, key), told, interleaved(records, recorded))
     if not expected:
         raise StoreError(f"no record that can be read made a row of {table.name!r} for this key: there is nothing to test")
     if len(seen) > MOST:
@@ -118,7 +120,7 @@ def as_test(
 
 
 def _needed(
-    topology: Topology, table: TableDef, wanted: Mapping[str, str], told: Explanation, items: Iterable[Record | Advance]
+    topology: Topology, table: TableDef, wanted: Row, told: Explanation, items: Iterable[Record | Advance]
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
     """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
     part = topology.above({table.name})
@@ -141,7 +143,7 @@ def _needed(
         def noted(key: Key) -> None:
             row = key[-len(table.key) :]  # a join by a foreign key keeps a row under what it names, and beside it what that has
             own = name == table.name and row[0] is not None
-            if own and not is_of(dict(zip(table.key.names, row, strict=True)), wanted):
+            if own and not keytext.is_of(dict(zip(table.key.names, row, strict=True)), wanted):
                 return
             getattr(current(), what).add((name, key))
             if own and what == "changed":
@@ -292,10 +294,13 @@ def _written(
         whole = literal(short(key))
         if row is None:
             body.append(f"    assert {whole} not in rows")
-        elif len(line := f"    assert rows[{whole}] == {literal(row)}") <= _WIDTH:
-            body.append(line)
-        else:
-            body += [f"    assert rows[{whole}] == {{", *(f"        {literal(n)}: {literal(v)}," for n, v in row.items()), "    }"]
+            continue
+        there, begin, end = f"rows[{whole}]", "{", "}"
+        if _NAN in literal(row):  # which equals nothing, itself neither
+            there, begin, end = f"repr({there})", "repr({", "})"
+        line = f"    assert {there} == {begin}{literal(row)[1:-1]}{end}"
+        cells = [f"        {literal(n)}: {literal(v)}," for n, v in row.items()]
+        body += [line] if len(line) <= _WIDTH else [f"    assert {there} == {begin}", *cells, f"    {end}"]
     text = "\n".join(body)
     records = sum(step.call == "pipe_input" for step in steps)
     found = [n for n in ("UTC", "date", "datetime") if re.search(rf"\b{n}\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", text))]

@@ -1,0 +1,68 @@
+"""Read a key that a person typed: its text by the types of the table's key columns, the same for every command.
+
+A text is read as Spark's CAST reads it, but for BINARY columns, which take what is shown of them, hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from watertable.errors import EvaluationError, KeyMismatch
+from watertable.plan.plan import TableDef
+from watertable.records import Row
+from watertable.schema import Type, quote
+from watertable.sql.casts import cast
+from watertable.sql.spark_sql import literal
+
+_STRING = Type("string")
+
+
+def split(given: str) -> list[str]:
+    """Take a key apart: one value, or several in a JSON array, of which numbers keep all their digits.
+
+    Raises `KeyMismatch` for an array that isn't JSON, or has more in it than values.
+
+    >>> split("85123A"), split('["a", 2.50, true]')
+    (['85123A'], ['a', '2.50', 'true'])
+    """
+    if not given.startswith("["):
+        return [given]
+    try:
+        values = json.loads(given, parse_float=str, parse_int=str)
+    except json.JSONDecodeError as error:
+        raise KeyMismatch(f"the key {given} is no JSON array: {error.msg} at character {error.pos}; write '[\"a\", 1]'") from None
+    for value in values:
+        if not isinstance(value, str | bool):
+            raise KeyMismatch(f"the key {given} has {json.dumps(value)} in it, which is no value of a key column")
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]
+
+
+def read(table: TableDef, given: Sequence[str]) -> Row:
+    """Read the leading columns of a key, windows aside, each by its type.
+
+    Raises `KeyMismatch` for none, for more than the table has, and for a text that is no value of its column.
+    """
+    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
+    if not 0 < len(given) <= len(names):
+        raise KeyMismatch(f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns")
+    return {name: _value(text, name, table) for name, text in zip(names, given, strict=False)}
+
+
+def _value(text: str, name: str, table: TableDef) -> object:
+    kind = table.key[name]
+    try:
+        return bytes.fromhex(text) if kind.kind == "binary" else cast(_STRING, kind)(text)
+    except (EvaluationError, ValueError):
+        hint = ", which is written in hexadecimal digits" if kind.kind == "binary" else ""
+        raise KeyMismatch(f"{text!r} is no {kind.sql()}{hint}; table {table.name!r} has the key ({table.key.sql()})") from None
+
+
+def is_of(key: Row, wanted: Row) -> bool:
+    """Tell whether a key begins with the columns that were asked for."""
+    return all(key[name] == value for name, value in wanted.items())
+
+
+def condition(table: TableDef, wanted: Row, prefix: str = "") -> str:
+    """Write what `is_of` asks as a condition of Spark's on columns of a prefix: `key.`, say."""
+    return " AND ".join(f"{prefix}{quote(name)} = {literal(value, table.key[name])}" for name, value in wanted.items())
