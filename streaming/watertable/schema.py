@@ -1,8 +1,8 @@
 """Describe columns and types as frozen data, in Spark SQL's own words, without Spark.
 
 A `Type` is one of Spark's SQL types, a `Schema` an ordered set of named columns. Both are read from DDL strings
-("stock_code STRING, price DECIMAL(12,3)") and written back as such. Names are compared as written. This module knows nothing of
-expressions; those are typed in `expressions`.
+("stock_code STRING, price DECIMAL(12,3)") and written back as such. Names are found as written; two that differ by case alone, which Spark
+and Delta don't tell apart, can't stand side by side. This module knows nothing of expressions; those are typed in `expressions`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from sqlglot import exp
 from watertable.errors import SchemaError
 
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+OWN: Final = "_wt"
+"""How the columns begin that are the store's own."""
+_NOT_IN_DELTA: Final = re.compile(r"[ ,;{}()\n\t=]")
 _SIMPLE: Final = {
     "BOOLEAN": "boolean", "TINYINT": "tinyint", "BYTE": "tinyint", "SMALLINT": "smallint", "SHORT": "smallint", "INT": "int",
     "INTEGER": "int", "BIGINT": "bigint", "LONG": "bigint", "FLOAT": "float", "REAL": "float", "DOUBLE": "double",
@@ -76,6 +79,13 @@ class Type:
         """Tell whether arithmetic is defined on the type."""
         return self.is_integral or self.kind in ("float", "double", "decimal")
 
+    def walk(self) -> Iterator[Type]:
+        """Go through the type and all types in it."""
+        yield self
+        for inner in (self.map_key, self.element, *(part.type for part in self.fields)):
+            if inner is not None:
+                yield from inner.walk()
+
     def _element(self) -> Type:
         assert self.element is not None
         return self.element
@@ -109,12 +119,9 @@ class Schema:
     columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
         for column in self.columns:
             check_identifier(column.name, "column")
-            if column.name in seen:
-                raise SchemaError(f"column {column.name!r} is named twice; columns: {', '.join(c.name for c in self.columns)}")
-            seen.add(column.name)
+        check_distinct(self.columns)
 
     @classmethod
     def parse(cls, ddl: str) -> Self:
@@ -176,7 +183,29 @@ def check_identifier(name: str, what: str) -> str:
     """Return the name if it is a plain identifier, else raise `SchemaError`: names become paths, SQL and asset keys."""
     if not IDENTIFIER.fullmatch(name):
         raise SchemaError(f"{what} name {name!r} is not an identifier: letters, digits and _, at most 63, no digit first")
+    if what == "column" and name.lower().startswith(OWN):
+        raise SchemaError(f"column name {name!r}: names that begin with {OWN} are the store's own; rename it")
     return name
+
+
+def check_names(names: Iterable[str], what: str = "column") -> None:
+    """Raise `SchemaError` for a name that comes twice, or that differs from another by its case alone: to Spark and Delta they are one."""
+    seen: dict[str, str] = {}
+    for name in (given := list(names)):
+        if (other := seen.setdefault(name.lower(), name)) != name or given.count(name) > 1:
+            how = "is named twice" if other == name else f"is {other!r} to Spark and Delta, whatever its case"
+            raise SchemaError(f"{what} {name!r} {how}; {what}s: {', '.join(given)}")
+
+
+def check_distinct(columns: Collection[Column]) -> None:
+    """Raise `SchemaError` for columns, and for fields in one, that can't stand side by side, and for a field that Delta can't name."""
+    check_names(column.name for column in columns)
+    for column in columns:
+        for kind in column.type.walk():
+            check_names((part.name for part in kind.fields), "field")
+            for part in kind.fields:
+                if _NOT_IN_DELTA.search(part.name):
+                    raise SchemaError(f"field {part.name!r} of {column.name!r}: in names Delta takes no blanks, and none of ,;{{}}()=")
 
 
 def quote(name: str) -> str:

@@ -207,7 +207,7 @@ class CompilerRun:
 
         frames = {t.name: finish(t, self._merged(t)).where("alive").select("row.*") for t in self.topology.tables}
         for name, found in collect_together(frames).items():
-            rows, key = found.to_pylist(), self.topology.table(name).key.names
+            rows, key = found.to_pylist(maps_as_pydicts="strict"), self.topology.table(name).key.names
             self.result.tables[name] = {tuple(row[part] for part in key): row for row in rows}
             assert len(rows) == len(self.result.tables[name]), f"a key of {name} has two rows"
 

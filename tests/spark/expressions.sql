@@ -285,6 +285,8 @@ year(tim)
 hour(tim)
 ts_a BETWEEN '2000-01-01' AND TIMESTAMP '2021-01-01 00:00:00'
 DATE '2020-02-29' = da_a
+DATE '0001-01-01' < da_a
+TIMESTAMP '0999-01-02 03:04:05.000006Z' < ts_a
 datediff(DAY, ts_a, ts_b)
 ts_a + INTERVAL -5 SECONDS
 

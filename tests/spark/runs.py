@@ -116,7 +116,10 @@ class Run:
         """Read all tables, fresh and at one position, as the oracle holds them."""
         frames = self.store.reader.read_all([table.name for table in self.topology.tables])
         names = {table.name: table.key.names for table in self.topology.tables}
-        return {name: {tuple(row[n] for n in names[name]): row for row in frame.toArrow().to_pylist()} for name, frame in frames.items()}
+        return {
+            name: {tuple(row[n] for n in names[name]): row for row in frame.toArrow().to_pylist(maps_as_pydicts="strict")}
+            for name, frame in frames.items()
+        }
 
     def plain(self, table: str) -> list[dict[str, Any]]:
         """Read a table as it is folded, without a JVM."""

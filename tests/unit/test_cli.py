@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import math
 import os
 import signal
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
@@ -188,6 +190,20 @@ def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsy
     assert capsys.readouterr().out.splitlines() == [
         "country,start,revenue,lines", "France,2010-12-01T08:00:00Z,-855.86,20", "Norway,2010-12-01T09:00:00Z,,1900",
     ]  # fmt: skip
+
+
+def test_what_is_nested_is_shown_as_json_with_times_in_utc(capsys: pytest.CaptureFixture[str]) -> None:
+    at = datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))
+    nested = {"at": at, "price": Decimal("2.50"), "raw": b"\x00\xff", "share": math.nan, "by_day": {date(2026, 1, 1): [math.inf, None]}}
+    plain = {"at": "2026-01-01T00:00:00Z", "price": "2.50", "raw": "00ff", "share": "NaN", "by_day": {"2026-01-01": ["Infinity", None]}}
+    answer = show.Answer("t", "t@1.1", ("row",), frozenset(), ((nested,),), False)
+    show.print_json(answer)
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"row": plain}]
+    show.print_csv(answer)
+    assert [json.loads(row["row"]) for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == [plain]
+    out = io.StringIO()
+    show.print_answer(Console(width=200, file=out), answer)
+    assert json.dumps(plain) in out.getvalue()
 
 
 def test_spans_of_time_are_told_in_the_unit_a_person_would_choose() -> None:

@@ -85,6 +85,22 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: s.group_by("sku").agg(sku=wt.count()), DefinitionError, "both a key and a value", id="a column twice"),
         pytest.param(lambda a, s, t: s.group_by("sku").count().to_stream(), DefinitionError, "a table with a name", id="no name"),
         pytest.param(lambda a, s, t: s.group_by("sku").count().materialized_as("_x"), SchemaError, "the store's own", id="our name"),
+        pytest.param(lambda a, s, t: s.group_by("sku").count().materialized_as("Changelog"), SchemaError, "the store's own", id="our log"),
+        pytest.param(lambda a, s, t: a.topic("o", value="_WT_x INT"), SchemaError, "the store's own; rename it", id="our column"),
+        pytest.param(lambda a, s, t: a.topic("o", value="a INT, A INT"), SchemaError, "'A' is 'a' to Spark", id="columns alike"),
+        pytest.param(lambda a, s, t: a.topic("o", value="s STRUCT<x: INT, X: INT>"), SchemaError, "'X' is 'x' to Spark", id="fields alike"),
+        pytest.param(lambda a, s, t: a.topic("o", value="s STRUCT<`a b`: INT>"), SchemaError, "'a b' of 's': in names", id="a blank"),
+        pytest.param(lambda a, s, t: a.topic("o", value="KEY INT").table(), DefinitionError, "a key and a value column", id="as the key"),
+        pytest.param(lambda a, s, t: s.map_values(a="qty", A="qty"), SchemaError, "'A' is 'a' to Spark", id="values alike"),
+        pytest.param(lambda a, s, t: s.map_values(a="named_struct('x', 1, 'X', 2)"), SchemaError, "'X' is 'x' to Spark", id="made alike"),
+        pytest.param(lambda a, s, t: s.with_columns(QTY="qty"), SchemaError, "'QTY' is 'qty' to Spark", id="a column alike"),
+        pytest.param(lambda a, s, t: s.group_by("qty", QTY="qty"), SchemaError, "'QTY' is 'qty' to Spark", id="groups alike"),
+        pytest.param(lambda a, s, t: s.group_by("sku").agg(n=wt.count(), N=wt.count()), SchemaError, "'N' is 'n' to Spark", id="alike"),
+        pytest.param(lambda a, s, t: s.map_values(x="NULL"), ExpressionError, "x: NULL has no type", id="a NULL"),
+        pytest.param(lambda a, s, t: s.map_values(x="named_struct('y', NULL)"), ExpressionError, "x: NULL has no type", id="a NULL inside"),
+        pytest.param(
+            lambda a, s, t: s.group_by("sku").agg(x=wt.last("NULL")).materialized_as("x"), ExpressionError, "x: NULL has no type", id="last"
+        ),
         pytest.param(lambda a, s, t: s.group_by("sku").count().materialized_as("a-b"), SchemaError, "not an identifier", id="bad table"),
         pytest.param(lambda a, s, t: s.merge(s.map_values(x="qty")), SchemaError, "same value columns", id="merge of two shapes"),
         pytest.param(lambda a, s, t: s.merge(s.select_key("qty")), SchemaError, "same key columns", id="merge of two keys"),
@@ -153,6 +169,8 @@ def test_a_second_table_of_a_name_is_refused_with_both_places(sales: Stream) -> 
     counts.materialized_as("counts")
     with pytest.raises(DuplicateName, match=rf"^{HERE}:\d+: table 'counts' is already defined at {HERE}:\d+$"):
         counts.materialized_as("counts")
+    with pytest.raises(DuplicateName, match=rf"^{HERE}:\d+: table 'counts' is already defined at {HERE}:\d+: Spark, and many"):
+        counts.materialized_as("Counts")
 
 
 def test_a_table_keyed_by_what_makes_no_key_is_refused(app: wt.App) -> None:

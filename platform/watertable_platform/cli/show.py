@@ -146,10 +146,10 @@ def print_json(answer: Answer) -> None:
 
 
 def print_csv(answer: Answer) -> None:
-    """Print rows as CSV with a header."""
+    """Print rows as CSV with a header; what is nested is JSON."""
     out = csv.writer(sys.stdout)
     out.writerow(answer.columns)
-    out.writerows([["" if v is None else _plain(v) for v in row] for row in answer.rows])
+    out.writerows([["" if v is None else plain_json(v) if isinstance(v, dict | list) else _plain(v) for v in row] for row in answer.rows])
 
 
 def lag_of(settings: Settings, status: AppStatus) -> Mapping[str, int] | None:

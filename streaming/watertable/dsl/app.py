@@ -28,11 +28,11 @@ from watertable.dsl.definitions import (
 )
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
-from watertable.errors import DefinitionError, DuplicateName, SchemaError
+from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.plan import nodes
 from watertable.plan.nodes import Format, Topic
 from watertable.plan.places import check_room
-from watertable.plan.plan import Sink, TableDef, Topology
+from watertable.plan.plan import CHANGELOG, Sink, TableDef, Topology
 
 
 class App:
@@ -146,8 +146,17 @@ class App:
         return self.topology().fingerprint
 
     def _add_table(self, table: TableDef) -> None:
-        if table.name in self._tables:
-            raise DuplicateName(f"{table.location}: table {table.name!r} is already defined at {self._tables[table.name].location}")
+        if table.name.lower() == CHANGELOG or table.name.startswith("_"):
+            raise SchemaError(
+                f"{table.location}: table name {table.name!r}: {CHANGELOG!r}, and names that begin with _, are the store's own"
+            )
+        if other := next((t for name, t in self._tables.items() if name.lower() == table.name.lower()), None):
+            alike = "" if other.name == table.name else ": Spark, and many file systems, don't tell names by their case"
+            raise DuplicateName(f"{table.location}: table {other.name!r} is already defined at {other.location}{alike}")
+        if untyped := [c.name for c in table.value if any(kind.kind == "void" for kind in c.type.walk())]:
+            raise ExpressionError(
+                f"{table.location}: {', '.join(untyped)}: NULL has no type, so nothing can keep it; cast it, e.g. to STRING"
+            )
         check_room(table.node)
         self._tables[table.name] = table
 

@@ -8,13 +8,13 @@ from datetime import timedelta
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from watertable.dsl.definitions import check_key, declared, here, identifier
+from watertable.dsl.definitions import check_key, declared, here, identifier, placed
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.plan.aggregates import Aggregation, BoundAggregate, reduction
 from watertable.plan.processors import Processor, Punctuator, StoreShape
 from watertable.plan.stages import Named
 from watertable.processing import DELETED
-from watertable.schema import Schema
+from watertable.schema import Column, Schema, check_distinct, check_names
 from watertable.sql.expressions import Expr, Scope, parse
 from watertable.sql.udfs import known_by
 
@@ -32,8 +32,10 @@ def bound_aggregates(
         identifier(name, "column", where)
         if not isinstance(aggregation, Aggregation):
             raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
+    with placed(where):
+        check_names(aggregates)
     bound = tuple(bind_one(name, aggregation) for name, aggregation in aggregates.items())
-    kept = ["__rows", *(part.name for aggregate in bound for part in aggregate.state)]
+    kept = ["__rows", *(part.name.lower() for aggregate in bound for part in aggregate.state)]
     taken = sorted({name for name in kept if kept.count(name) > 1})
     if taken:
         raise DefinitionError(f"{where}: {', '.join(taken)} is also the name of a part that another aggregate keeps; rename the column")
@@ -53,7 +55,19 @@ def named_exprs(columns: dict[str, str], scope: Scope, where: str) -> Named:
         raise DefinitionError(f"{where}: no columns; write name='expression'")
     for name in columns:
         identifier(name, "column", where)
-    return tuple((name, parse(text, scope, where)) for name, text in columns.items())
+    return checked(tuple((name, parse(text, scope, where)) for name, text in columns.items()), where)
+
+
+def checked(named: Named, where: str) -> Named:
+    """Give named expressions as they are, if they make columns that can be kept.
+
+    Raises `SchemaError`, with the place, for names that can't stand side by side, `ExpressionError` for a NULL without a type.
+    """
+    if untyped := [name for name, expr in named if any(kind.kind == "void" for kind in expr.type.walk())]:
+        raise ExpressionError(f"{where}: {', '.join(untyped)}: NULL has no type, so nothing can keep it; write CAST(NULL AS STRING), say")
+    with placed(where):
+        check_distinct([Column(name, expr.type) for name, expr in named])
+    return named
 
 
 def written_headers(headers: Mapping[str, str], scope: Scope, where: str) -> Named:
@@ -78,10 +92,7 @@ def grouped_by(columns: tuple[str, ...], named: dict[str, str], scope: Scope, wh
     made += [(name, parse(text, scope, where)) for name, text in named.items()]
     for name, _ in made:
         identifier(name, "column", where)
-    repeated = sorted({name for name, _ in made if sum(name == other for other, _ in made) > 1})
-    if repeated:
-        raise SchemaError(f"{where}: {operator}: column {', '.join(repeated)} is named twice")
-    check_key(Schema.of((name, expr.type) for name, expr in made), where, operator)
+    check_key(Schema.of((name, expr.type) for name, expr in checked(tuple(made), f"{where}: {operator}")), where, operator)
     return tuple(made)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -20,12 +21,19 @@ from watertable.where import here as here
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Put the place before what a `SchemaError` says."""
+    try:
+        yield
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from None
+
+
 def declared(ddl: str, where: str, part: str) -> Schema:
     """Read a DDL column list; raise `SchemaError`, with the place and the part, for a bad one."""
-    try:
+    with placed(f"{where}: {part}"):
         return Schema.parse(ddl)
-    except SchemaError as error:
-        raise SchemaError(f"{where}: {part}: {error}") from None
 
 
 def declared_headers(headers: Mapping[str, str], value: Schema, where: str) -> tuple[Header, ...]:
@@ -36,10 +44,8 @@ def declared_headers(headers: Mapping[str, str], value: Schema, where: str) -> t
         if len(columns) != 1 or columns[0].type.kind not in ("string", "binary"):
             raise SchemaError(f"{where}: header {name!r} wants one column, of STRING or BINARY, to be cast later; got {ddl!r}")
         read.append(Header(name, columns[0]))
-    try:
+    with placed(f"{where}: headers"):
         _ = value + Schema(tuple(header.column for header in read))
-    except SchemaError as error:
-        raise SchemaError(f"{where}: headers: {error}") from None
     return tuple(read)
 
 
@@ -88,15 +94,14 @@ def check_key(key: Schema, where: str, operator: str) -> None:
 
 def identifier(name: str, what: str, where: str) -> str:
     """Check a name that the user gives; raise `SchemaError`, with the place, for one that is no identifier."""
-    try:
+    with placed(where):
         return check_identifier(name, what)
-    except SchemaError as error:
-        raise SchemaError(f"{where}: {error}") from None
 
 
 def check_columns(schema: Schema, other: Schema, where: str) -> None:
     """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
-    both = sorted(set(schema.names) & set(other.names))
+    theirs = {name.lower() for name in other.names}
+    both = sorted(name for name in schema.names if name.lower() in theirs)
     if both:
         raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
 

@@ -12,6 +12,7 @@ from watertable.dsl.building import (
     bound_aggregates,
     check_same_app,
     check_steps,
+    checked,
     entry_key,
     grouped_by,
     identity,
@@ -98,7 +99,7 @@ class Stream:
         where = here()
         made = dict(named_exprs(columns, self._scope(), where))
         merged = identity(self.value, self._scope(), where) | made
-        return self._with(nodes.MapValues(parent=self.node, columns=tuple(merged.items()), location=where))
+        return self._with(nodes.MapValues(parent=self.node, columns=checked(tuple(merged.items()), where), location=where))
 
     def map(self, *, key: dict[str, str], value: dict[str, str]) -> Stream:
         """Make a new key and a new value, each of named expressions."""
@@ -542,7 +543,8 @@ class CogroupedStream:
         mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
         check_same_key(mine, theirs, where, "cogroup")
         check_same_app(first.stream.app, grouped.stream.app, f"{where}: cogroup wants streams of one app")
-        taken = sorted({name for _, other in self.inputs for name in other} & {*aggregates})
+        made = {name.lower() for _, other in self.inputs for name in other}
+        taken = sorted(name for name in aggregates if name.lower() in made)
         if taken:
             raise DuplicateName(f"{where}: cogroup: another stream already makes {', '.join(taken)}; each stream makes its own columns")
         return CogroupedStream((*self.inputs, (grouped, aggregates)), self.windows, self.where, self.on_close)

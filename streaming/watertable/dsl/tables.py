@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from watertable.dsl import elapsed, streams
 from watertable.dsl.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
 from watertable.dsl.definitions import check_columns, check_found_by_key, check_same_key, here, identifier
-from watertable.errors import DefinitionError, SchemaError
+from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
 from watertable.plan.plan import TableDef
@@ -174,8 +174,6 @@ class Table:
         """
         where = here()
         identifier(name, "table", where)
-        if name.startswith("_"):
-            raise SchemaError(f"{where}: table name {name!r}: names that begin with _ are the store's own")
         node = self.node if history is None else self._versioned(self.node, history, where)
         self.app._add_table(TableDef(name=name, node=node, description=description, location=where))
         return Table(self.app, node, name)

@@ -72,6 +72,8 @@ from watertable.plan.windows import Closing, SessionWindows, SlidingWindows, Unl
 from watertable.schema import Column, Schema, Type
 from watertable.sql.expressions import Expr, Scope, parse
 
+CHANGELOG: Final = "changelog"
+"""What an app's changelog is called beside its tables."""
 WINDOW: Final = Schema.parse("start TIMESTAMP, end TIMESTAMP")
 WINDOW_KEY: Final = Schema.parse("window_start TIMESTAMP, window_end TIMESTAMP")
 VERSIONS: Final = "__versions"

@@ -32,7 +32,7 @@ from watertable.compiler.algebra import change_struct
 from watertable.compiler.layout import moment
 from watertable.errors import FormatError, TableNotFound, UnknownPosition
 from watertable.plan.deployment import Outline
-from watertable.plan.plan import TableDef
+from watertable.plan.plan import CHANGELOG, TableDef
 from watertable.records import Headers
 from watertable.schema import Schema, check_identifier, quote
 from watertable.store.commits import (
@@ -140,7 +140,7 @@ class Changelog:
     @property
     def path(self) -> str:
         """Give the path of the Delta table."""
-        return f"{self.warehouse}/{self.app}/changelog"
+        return f"{self.warehouse}/{self.app}/{CHANGELOG}"
 
     def base_path(self, table: str) -> str:
         """Give the path of a table's Delta table."""
