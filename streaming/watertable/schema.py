@@ -121,7 +121,7 @@ class Schema:
     def __post_init__(self) -> None:
         for column in self.columns:
             check_identifier(column.name, "column")
-        check_distinct(self.columns)
+        _check_distinct(self.columns)
 
     @classmethod
     def parse(cls, ddl: str) -> Self:
@@ -197,7 +197,7 @@ def check_names(names: Iterable[str], what: str = "column") -> None:
             raise SchemaError(f"{what} {name!r} {how}; {what}s: {', '.join(given)}")
 
 
-def check_distinct(columns: Collection[Column]) -> None:
+def _check_distinct(columns: Collection[Column]) -> None:
     """Raise `SchemaError` for columns, and for fields in one, that can't stand side by side, and for a field that Delta can't name."""
     check_names(column.name for column in columns)
     for column in columns:

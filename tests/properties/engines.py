@@ -71,8 +71,10 @@ def equal(value: Any) -> Any:
             return "NaN"
         case dict():
             return {equal(key): equal(part) for key, part in value.items()}
-        case list() | tuple():
-            return [equal(part) for part in value] if isinstance(value, list) else tuple(equal(part) for part in value)
+        case list():
+            return [equal(part) for part in value]
+        case tuple():
+            return tuple(equal(part) for part in value)
         case _:
             return value
 

@@ -218,7 +218,7 @@ def batches(topics: set[str], of: str = "STRING") -> list[list[Record]]:
     return cut([record for record in records if record.topic in topics], rng, 3)
 
 
-def pairs(*uses: str, of: str = "STRING") -> dict[str, Topology]:
+def pairs(*uses: str) -> dict[str, Topology]:
     """Write the apps of all pairs that are no bad definitions; of all uses, unless some are named."""
-    made = {f"{table}: {use}": topology(table, use, of=of) for table in TABLES for use in uses or USES}
+    made = {f"{table}: {use}": topology(table, use) for table in TABLES for use in uses or USES}
     return {name: app for name, app in made.items() if isinstance(app, Topology)}

@@ -6,6 +6,7 @@ Random plans draw operators as they come, and many pairs never meet in them. Her
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,15 @@ def differences(spark: SparkSession, app: Topology, of: str = "STRING") -> str:
         return "\n".join(wanted.differences(CompilerRun(spark, app).run(given)))
     except Exception as error:  # a definition that is accepted is to be computed
         return f"{type(error).__name__}: {error}"
+
+
+def wrong(spark: SparkSession, apps: Mapping[str, tuple[Topology, str]]) -> dict[str, str]:
+    """Say what differs, by the names of pairs; those that PAIRS asks for."""
+    wanted, session = os.environ.get("PAIRS", "").split(","), tiny(spark)
+    chosen = {name: pair for name, pair in apps.items() if any(words in name for words in wanted)}
+    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        verdicts = zip(chosen, pool.map(lambda pair: differences(session, *pair), chosen.values()), strict=True)
+        return {name: verdict for name, verdict in verdicts if verdict}
 
 
 @pytest.mark.parametrize("use", ["read", "counted by another key", "grouped", "beside names"])
@@ -63,26 +73,18 @@ def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str)
 @pytest.mark.spark
 def test_every_pair_that_is_accepted_is_computed_by_spark_and_as_the_interpreter_does(spark: SparkSession) -> None:
     """PAIRS="told of,streamed" narrows them to those in whose names one of these is."""
-    wanted, session = os.environ.get("PAIRS", "").split(","), tiny(spark)
     found = pairs()
     assert len(found) > 900, "pairs that were definitions once are refused"
-    chosen = {name: app for name, app in found.items() if any(words in name for words in wanted)}
-    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        verdicts = dict(zip(chosen, pool.map(lambda app: differences(session, app), chosen.values()), strict=True))
-    assert {name: verdict for name, verdict in verdicts.items() if verdict} == {}
+    assert wrong(spark, {name: (app, "STRING") for name, app in found.items()}) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 def test_pairs_are_computed_alike_whatever_the_type_of_their_keys_and_columns(spark: SparkSession) -> None:
     """Each pair has keys of one type, another than its neighbours'; tables that are only read, and streamed, have columns of each."""
-    wanted, session = os.environ.get("PAIRS", "").split(","), tiny(spark)
     made = [(table, use, KEYS[(n + m) % len(KEYS)]) for n, table in enumerate(TABLES) for m, use in enumerate(USES)]
     made += [(table, use, of) for table in TABLES for use in ("read", "streamed") for of in TYPES if of not in KEYS]
     found = {f"{table}: {use}: {of}": (topology(table, use, of=of), of) for table, use, of in made}
     apps = {name: (app, of) for name, (app, of) in found.items() if isinstance(app, Topology)}
     assert len(apps) > 1250, "pairs that were definitions once are refused"
-    chosen = {name: pair for name, pair in apps.items() if any(words in name for words in wanted)}
-    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        verdicts = dict(zip(chosen, pool.map(lambda pair: differences(session, *pair), chosen.values()), strict=True))
-    assert {name: verdict for name, verdict in verdicts.items() if verdict} == {}
+    assert wrong(spark, apps) == {}

@@ -19,6 +19,7 @@ from watertable.dsl.definitions import (
     check_columns,
     check_key,
     check_topic_name,
+    check_typed,
     chosen_format,
     declared,
     declared_headers,
@@ -28,7 +29,7 @@ from watertable.dsl.definitions import (
 )
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
-from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
+from watertable.errors import DefinitionError, DuplicateName, SchemaError
 from watertable.plan import nodes
 from watertable.plan.nodes import Format, Topic
 from watertable.plan.places import check_room
@@ -153,10 +154,7 @@ class App:
         if other := next((t for name, t in self._tables.items() if name.lower() == table.name.lower()), None):
             alike = "" if other.name == table.name else ": Spark, and many file systems, don't tell names by their case"
             raise DuplicateName(f"{table.location}: table {other.name!r} is already defined at {other.location}{alike}")
-        if untyped := [c.name for c in table.value if any(kind.kind == "void" for kind in c.type.walk())]:
-            raise ExpressionError(
-                f"{table.location}: {', '.join(untyped)}: NULL has no type, so nothing can keep it; cast it, e.g. to STRING"
-            )
+        check_typed(table.value, table.location)
         check_room(table.node)
         self._tables[table.name] = table
 

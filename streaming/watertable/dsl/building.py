@@ -8,13 +8,13 @@ from datetime import timedelta
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from watertable.dsl.definitions import check_key, declared, here, identifier, placed
+from watertable.dsl.definitions import check_key, check_typed, declared, here, identifier, placed
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.plan.aggregates import Aggregation, BoundAggregate, reduction
 from watertable.plan.processors import Processor, Punctuator, StoreShape
 from watertable.plan.stages import Named
 from watertable.processing import DELETED
-from watertable.schema import Column, Schema, check_distinct, check_names
+from watertable.schema import Schema, check_names
 from watertable.sql.expressions import Expr, Scope, parse
 from watertable.sql.udfs import known_by
 
@@ -63,10 +63,9 @@ def checked(named: Named, where: str) -> Named:
 
     Raises `SchemaError`, with the place, for names that can't stand side by side, `ExpressionError` for a NULL without a type.
     """
-    if untyped := [name for name, expr in named if any(kind.kind == "void" for kind in expr.type.walk())]:
-        raise ExpressionError(f"{where}: {', '.join(untyped)}: NULL has no type, so nothing can keep it; write CAST(NULL AS STRING), say")
     with placed(where):
-        check_distinct([Column(name, expr.type) for name, expr in named])
+        columns = Schema.of((name, expr.type) for name, expr in named)
+    check_typed(columns, where)
     return named
 
 
@@ -92,8 +91,9 @@ def grouped_by(columns: tuple[str, ...], named: dict[str, str], scope: Scope, wh
     made += [(name, parse(text, scope, where)) for name, text in named.items()]
     for name, _ in made:
         identifier(name, "column", where)
-    check_key(Schema.of((name, expr.type) for name, expr in checked(tuple(made), f"{where}: {operator}")), where, operator)
-    return tuple(made)
+    group = checked(tuple(made), f"{where}: {operator}")
+    check_key(Schema.of((name, expr.type) for name, expr in group), where, operator)
+    return group
 
 
 def check_same_app(mine: App, theirs: App, wanted: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
@@ -15,7 +15,7 @@ from watertable.plan.nodes import Format, Header
 from watertable.plan.purity import of_records_alone
 from watertable.plan.scopes import is_change
 from watertable.plan.windows import SessionWindows, SlidingWindows
-from watertable.schema import Schema, check_identifier
+from watertable.schema import Column, Schema, check_identifier
 from watertable.where import here as here
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -90,6 +90,12 @@ def check_key(key: Schema, where: str, operator: str) -> None:
     for name, kind in ((c.name, c.type) for c in key):
         if kind.kind in ("map", "array", "struct", "void", "float", "double"):
             raise ExpressionError(f"{where}: {operator}: {name} is a {kind.sql()}, which makes no key; cast it, e.g. to STRING")
+
+
+def check_typed(columns: Iterable[Column], where: str) -> None:
+    """Raise `ExpressionError` for columns that are NULL without a type, or have one in them: nothing can keep it."""
+    if untyped := [column.name for column in columns if any(kind.kind == "void" for kind in column.type.walk())]:
+        raise ExpressionError(f"{where}: {', '.join(untyped)}: NULL has no type, so nothing can keep it; write CAST(NULL AS STRING), say")
 
 
 def identifier(name: str, what: str, where: str) -> str:

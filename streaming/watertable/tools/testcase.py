@@ -295,10 +295,10 @@ def _written(
         if row is None:
             body.append(f"    assert {whole} not in rows")
             continue
-        there, begin, end = f"rows[{whole}]", "{", "}"
-        if _NAN in literal(row):  # which equals nothing, itself neither
+        there, begin, made, end = f"rows[{whole}]", "{", literal(row)[1:-1], "}"
+        if _NAN in made:  # which equals nothing, itself neither
             there, begin, end = f"repr({there})", "repr({", "})"
-        line = f"    assert {there} == {begin}{literal(row)[1:-1]}{end}"
+        line = f"    assert {there} == {begin}{made}{end}"
         cells = [f"        {literal(n)}: {literal(v)}," for n, v in row.items()]
         body += [line] if len(line) <= _WIDTH else [f"    assert {there} == {begin}", *cells, f"    {end}"]
     text = "\n".join(body)
