@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.tools import bisect, keytext
 from watertable.tools.explain import explain
+from watertable.tools.preview import live_of, preview
 from watertable.tools.testcase import as_test
 from watertable_platform.cli import show
 
@@ -138,7 +140,7 @@ def test_of_two_maps_the_entries_are_compared_not_their_order(spark: SparkSessio
     assert [found.rows for found in shadow.diff(run.store, run.topology).tables] == [0]
 
 
-def test_a_diff_says_which_columns_are_of_another_type(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_diff_says_which_columns_are_of_another_type_and_a_preview_shows_both(spark: SparkSession, tmp_path: Path) -> None:
     def shop(total: str) -> Topology:
         app = wt.App("pairs")
         sales = app.topic("sales", key="k STRING", value="n BIGINT, price DECIMAL(9, 2)").stream()
@@ -152,6 +154,11 @@ def test_a_diff_says_which_columns_are_of_another_type(spark: SparkSession, tmp_
     changed = live.under(shop("n"))
     begun(changed, plan=planned(changed, shadow=True))
     replay(changed)(None)
+    table = changed.topology.table("sold")
+    seen = live_of(changed.store.reader, changed.topology, table)
+    assert seen is not None
+    shown = preview(changed.store.reader, changed.topology, table, dict.fromkeys(seen.next, 0), seen.next, records, seen)
+    assert [(p.mark, p.here, p.live) for p in shown.pairs] == 2 * [("differs", {"n": 4, "total": 4}, {"n": 4, "total": Decimal("3.00")})]
     (found,) = shadow.diff(changed.store, changed.topology).tables
     assert (found.rows, "of another type, not compared: total (DECIMAL(19,2), now BIGINT)" in found.note) == (0, True), found.note
 

@@ -38,7 +38,7 @@ from watertable.acts.rewind import EMITTING, check_emits
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import Purity, purity_of
-from watertable.schema import Column, Schema, Type, quote
+from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import ROWS_PROPERTY, number_of
 from watertable.store.changelog import batches, offsets_passed, table_part
@@ -438,7 +438,7 @@ def _table_diff(
         made = reader.read(table.name, own).count()
         return TableDiff(table=table.name, at="", added=made, by_arrival=by_arrival, note="new: the app has folded no such table")
     at = Position(store.app, base.epoch, base.seq)
-    were = Schema.of((f.name, Type.parse(f.dataType.simpleString())) for f in shown.frame().drop("_wt").schema)
+    were = shown.schema
     if missing := [f"{c.name} {c.type.sql()}" for c in table.key if c.name not in were or were[c.name] != c.type]:
         return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=f"not compared: its key has {', '.join(missing)} now")
     values = [c for c in table.value if c.name in were and were[c.name] == c.type]

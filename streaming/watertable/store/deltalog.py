@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 
 from watertable import failpoints
 from watertable.errors import Fenced, StoreError
+from watertable.schema import OWN, Schema, Type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,6 +129,12 @@ class Snapshot:
     def columns(self) -> tuple[str, ...]:
         """List the table's columns."""
         return tuple(self._snapshot.schema().fieldNames())
+
+    @property
+    def schema(self) -> Schema:
+        """Give the columns that the user has, with the types that they have on disk."""
+        mine = (f for f in self.frame().schema if not f.name.startswith(OWN))
+        return Schema.of((f.name, Type.parse(f.dataType.simpleString())) for f in mine)
 
     def members(self, column: str) -> tuple[str, ...]:
         """List the members of a struct column."""

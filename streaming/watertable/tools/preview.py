@@ -27,7 +27,7 @@ from watertable.plan.nodes import Latest
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import of_one_topic, of_records_alone
 from watertable.records import Key, Record, Row
-from watertable.schema import Schema, quote
+from watertable.schema import quote
 from watertable.store.changelog import batches
 from watertable.store.commits import CommitInfo, Offsets, Position
 from watertable.store.reader import Reader
@@ -202,16 +202,16 @@ def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | No
 
 
 def _live_rows(reader: Reader, table: TableDef, live: Live, keys: list[Key]) -> dict[Key, Row]:
-    """Read the live rows of some keys, as value columns that both have."""
+    """Read the live rows of some keys, as value columns that both have, each of the type that it has there."""
     shown = reader.log(table.name).at(live.version)
     assert shown is not None
-    both = Schema(tuple(column for column in table.columns if column.name in live.columns))
+    both = shown.schema.take(table.columns.names)
     made = "named_struct(" + ", ".join(f"'{n}', CAST({quote(n)} AS {table.key[n].sql()})" for n in table.key.names) + ") AS key"
     row = "named_struct(" + ", ".join(f"'{c.name}', {quote(c.name)}" for c in both) + ") AS row"
     wanted = keys_frame(reader.changelog.spark, table.key, keys)
     rows = shown.frame().selectExpr(made, row).join(F.broadcast(wanted), "key", "left_semi")
     found: dict[Key, Row] = {}
-    for data in rows.select(as_json("row")).collect():
-        read = read_json(data["row"], both) or {}
-        found[tuple(read[name] for name in table.key.names)] = {n: v for n, v in read.items() if n not in table.key}
+    for data in rows.select(as_json("key"), as_json("row")).collect():
+        key, read = (read_json(data[name], of) or {} for name, of in (("key", table.key), ("row", both)))
+        found[tuple(key.values())] = {n: v for n, v in read.items() if n not in table.key}
     return found
