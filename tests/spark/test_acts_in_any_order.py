@@ -1,0 +1,340 @@
+"""Do all that can be done to an app, in any order: at each position that it was ever at, its tables are what its records make them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import watertable as wt
+from tests import buckets
+from tests.properties.engines import collect_together, tiny
+from tests.spark.runs import Kafka, Run, Tables, without_bounds
+from tests.spark.test_rebuild import Beside
+from watertable import failpoints
+from watertable.acts import rewind, shadow
+from watertable.acts.rewind import Target
+from watertable.dsl.streams import Stream
+from watertable.dsl.tables import Table
+from watertable.errors import RewindRefused, UnknownPosition
+from watertable.interpreter import Interpreter
+from watertable.plan.plan import Topology
+from watertable.records import Record
+from watertable.store.commits import Offsets, Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEED = int(os.environ.get("WATERTABLE_SEED", "20241126"))
+TALES = int(os.environ.get("WATERTABLE_TALES", "4"))
+STEPS = int(os.environ.get("WATERTABLE_STEPS", "25"))
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FOLDS = ("fold.after_pin", "fold.before_merge", "fold.after_merge", "fold.after_confirm")
+PROMOTES = ("rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.promote.after_commit")
+JOINS = ("rewind.join.before_write", "rewind.join.after_write")
+
+
+def sums() -> Topology:
+    """Define an app of sums, a table of them, joins, what leaves groups, and what is published."""
+    app, sales, prices = shop()
+    named = prices.materialized_as("prices")
+    stock = sales.group_by("key.item").agg(qty=wt.sum("qty"), last=wt.last("shop")).materialized_as("stock")
+    stock.group_by("last").agg(items=wt.count(), most=wt.max("qty")).materialized_as("levels")
+    stock.join(named, worth="left.qty * right.price").materialized_as("worth")
+    stock.filter("qty > 3").materialized_as("much")
+    stock.to_stream().filter("old.qty >= 2 AND new.qty < 2").to("low")
+    return app.topology()
+
+
+def windows() -> Topology:
+    """Define an app of windows, final ones, sessions, pairs of records, and what goes by time."""
+    app, sales, prices = shop()
+    by_shop = sales.group_by("shop")
+    in_windows = by_shop.windowed_by(wt.hopping(minutes=10, every=wt.minutes(5), grace=wt.minutes(2)))
+    hours = in_windows.agg(n=wt.count(), of=wt.collect_list("qty"))
+    hours.materialized_as("hours").suppress(wt.until_window_closes()).materialized_as("final")
+    by_shop.windowed_by(wt.sessions(gap=wt.minutes(2))).agg(n=wt.count()).materialized_as("visits")
+    pairs = sales.join(sales.filter("qty > 1"), within=wt.minutes(1), n="left.qty * right.qty")
+    pairs.group_by_key().agg(n=wt.sum("n")).materialized_as("paired")
+    prices.materialized_as("prices").ttl(wt.minutes(8)).materialized_as("fresh")
+    sales.dedupe(name="seen", within=wt.minutes(5), by="shop").to("first")
+    return app.topology()
+
+
+def shop() -> tuple[wt.App, Stream, Table]:
+    """Begin the app of both: what is sold, and prices."""
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
+    return app, sales, app.topic("prices", key="item STRING", value="price BIGINT").table()
+
+
+def sold(draw: Random, size: int) -> list[Record]:
+    """Write records of two partitions a topic, some late, some that delete, in an order that they may be read in."""
+    records, offsets = list[Record](), Counter[tuple[str, int]]()
+    for number in range(size):
+        item = draw.choice("abcd")
+        place = (draw.choice(["sales", "sales", "sales", "prices"]), ord(item) % 2)
+        qty = f'{{"shop": "{draw.choice("xyz")}", "qty": {draw.randint(-2, 4)}}}' if place[0] == "sales" else f'{{"price": {number}}}'
+        when = START + timedelta(seconds=40 * number - draw.choice([0, 0, 0, 30, 200, 900]))
+        records.append(Record(*place, offsets[place], when, item.encode(), None if draw.random() < 0.1 else qty.encode()))
+        offsets[place] += 1
+    return records
+
+
+class Tale(Run):
+    """Tell what happens to an app, and remember where it was: by position, the offsets that it had read up to."""
+
+    def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, records: list[Record], draw: Random) -> None:
+        self.records, self.draw, self.said = records, draw, list[str]()
+        self.been: dict[Position, Offsets] = {}
+        self.gone: set[Position] = set()
+        super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
+
+    # -- what is known of it
+
+    @property
+    def position(self) -> Position:
+        return self.writer.position
+
+    def remember(self) -> None:
+        self.been[self.position] = dict(self.next)
+
+    def oracle(self, offsets: Offsets) -> Interpreter:
+        """Ask the oracle what all records before these offsets make."""
+        engine = Interpreter(self.topology, partitions=self.partitions)
+        engine.read([r for r in self.records if r.offset < offsets.get((r.topic, r.partition), 0)])
+        return engine
+
+    def wanted(self, offsets: Offsets) -> Tables:
+        return self.oracle(offsets).tables
+
+    def tables(self) -> Tables:
+        """Read all tables, fresh and at one position."""
+        return self.at(None, [table.name for table in self.topology.tables])
+
+    def at(self, position: Position | None, tables: list[str]) -> Tables:
+        found = collect_together(self.store.reader.read_all(tables, position))
+        return {name: self.rows(name, rows.to_pylist(maps_as_pydicts="strict")) for name, rows in found.items()}
+
+    def rows(self, table: str, rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+        return {tuple(row[name] for name in self.topology.table(table).key.names): row for row in rows}
+
+    # -- what can happen
+
+    def batch(self) -> None:
+        left = self.left(self.records)
+        if left:
+            size = self.draw.randint(1, 9)
+            if self.draw.random() < 0.2:
+                self.read(left[: self.draw.randint(1, 9)], dies=True)
+                self.start()
+            self.read(self.left(self.records)[:size])
+            self.remember()
+
+    def starts(self) -> None:
+        self.start()
+
+    def folds(self) -> None:
+        if self.draw.random() < 0.4:
+            self.dies_at(self.draw.choice(FOLDS), lambda: self.store.folder.fold_all())
+            if self.draw.random() < 0.5:
+                return
+        if self.draw.random() < 0.3:
+            self.store.folder.fold_all(self.draw.sample([t.name for t in self.topology.kept], 3))
+            return
+        self.store.folder.fold_all()
+        wanted = self.wanted(self.next)
+        for name in wanted:  # as any Delta reader sees it
+            found = sorted(map(without_bounds, self.plain(name)))
+            assert found == sorted(map(without_bounds, wanted[name].values())), f"{name} as it is folded"
+
+    def dies_at(self, point: str, act: Callable[[], object]) -> bool:
+        try:
+            with failpoints.armed(point, "raise"):
+                act()
+        except failpoints.FailpointHit:
+            self.said[-1] += f" died at {point}"
+            return True
+        return False
+
+    def tidies(self) -> None:
+        self.store.upkeep.maintain(vacuum=False)
+
+    def trims(self) -> None:
+        gone = self.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30))
+        self.said[-1] += f" {gone}"
+        self.gone |= self.been.keys()
+
+    def target(self) -> Target:
+        kind = self.draw.random()
+        if kind < 0.15:
+            return Target.parse("earliest")
+        if kind < 0.3:
+            return Target.parse(shift_by=self.draw.randint(1, 20))
+        if kind < 0.5:
+            return Target.parse(str(self.draw.randint(1, max(1, self.position.seq))))
+        if kind < 0.6:
+            return Target.parse((START + timedelta(seconds=self.draw.randint(0, 40 * len(self.records)))).isoformat())
+        return Target.parse(str(self.draw.choice([*self.been])))
+
+    def goes_back(self) -> None:
+        self.goes(self.target())
+
+    def undoes(self) -> None:
+        self.goes(Target("undo"))
+
+    def goes(self, target: Target) -> None:
+        kafka: Any = Kafka(self.partitions)
+        plan = rewind.plan(self.store, self.topology, kafka, target)
+        self.said[-1] += f" {plan.target}, forked at {plan.fork}"
+
+        def act() -> None:
+            rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
+
+        if self.draw.random() < 0.2 and self.dies_at("rewind.before_commit", act):
+            return
+        act()
+        fork = Position.parse(plan.fork)
+        self.open()
+        assert str(self.position) == plan.becomes
+        if fork.seq == 0:
+            assert set(self.next.values()) == {0}
+        elif fork in self.been:
+            assert self.next == dict(self.been[fork]), f"{fork} was at other offsets"
+        self.remember()
+
+    def shadows(self) -> None:
+        kafka: Any = Kafka(self.partitions)
+        plan = rewind.plan(self.store, self.topology, kafka, self.target(), shadow=True)
+        rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
+        self.said[-1] += f" {plan.target}, forked at {plan.fork}"
+
+    def rebuilds(self) -> None:
+        kafka: Any = Kafka(self.partitions)
+        tables = self.draw.sample([t.name for t in self.topology.tables], self.draw.randint(1, 3))
+        self.said[-1] += f" {', '.join(tables)}"
+        plan = rewind.plan(self.store, self.topology, kafka, Target("earliest"), tables=tables)
+        rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
+
+    def follows(self) -> None:
+        """Let the shadow read as far as the app has come."""
+        self.bring(self.draw.randint(2, 30))(None)
+
+    def bring(self, size: int) -> Callable[[Offsets | None], None]:
+        def to(goal: Offsets | None) -> None:
+            if (last := self.store.head().last) is not None:
+                Beside(self.spark, self.warehouse, self.topology, self.partitions).upto(goal or last.next, self.records, size)
+
+        return to
+
+    def promotes(self) -> None:
+        """Promote the shadow, or die on the way: before it is done, or right after."""
+        points = PROMOTES + JOINS if shadow.current(self.store).of else PROMOTES
+        before, done = self.position, list[tuple[Position, Position]]()
+
+        def act() -> None:
+            done.append(shadow.promote(self.store, self.topology, self.bring(self.draw.randint(3, 30))))
+
+        died = self.draw.random() < 0.4
+        if died:
+            assert self.dies_at(self.draw.choice(points), act)
+        else:
+            act()
+        self.start()
+        if not died:
+            assert done == [(before, self.position)]
+        if self.position != before:
+            assert self.position.epoch > before.epoch
+            self.remember()
+
+    def abandons(self) -> None:
+        shadow.abandon(self.store)
+
+    # -- what holds after it
+
+    def holds(self) -> list[str]:
+        """Say what is wrong, anywhere."""
+        wrong = differences("now", self.tables(), self.wanted(self.next))
+        position = self.draw.choice([*self.been])
+        tables = self.draw.sample([t.name for t in self.topology.tables], 2)
+        try:
+            wrong += differences(f"at {position}", self.at(position, tables), self.wanted(self.been[position]))
+        except UnknownPosition as error:
+            if position not in self.gone:
+                wrong.append(f"at {position}: {error}")
+        if len(self.been) > 1:
+            wrong += self.changed(*self.draw.sample([*self.been], 2))
+        wanted = Counter(o.value for o in self.oracle(self.next).outputs)
+        if not self.gone and (found := self.made()) != wanted:
+            wrong.append(f"published: {found - wanted} too many, {wanted - found} too few")
+        return wrong
+
+    def made(self) -> Counter[bytes | None]:
+        """Count what the commits of this lineage made for output topics."""
+        head = self.store.head()
+        return Counter(row[4] for row in self.store.changelog.outbox(self.store.changelog.snapshot(), head.lineage, 0, head.position.seq))
+
+    def changed(self, start: Position, end: Position) -> list[str]:
+        name = self.draw.choice(self.topology.tables).name
+        older, newer = (self.wanted(self.been[p])[name] for p in (start, end))
+        wanted = {key: (older.get(key), newer.get(key)) for key in {*older, *newer} if older.get(key) != newer.get(key)}
+        try:
+            rows = self.store.reader.changes(name, start, end).toArrow().to_pylist(maps_as_pydicts="strict")
+        except UnknownPosition as error:
+            return [] if {start, end} & self.gone else [f"changes of {name} from {start} to {end}: {error}"]
+        found = {
+            tuple(row["key"].values()): tuple(None if row[side] is None else {**row["key"], **row[side]} for side in ("old", "new"))
+            for row in rows
+        }
+        return [] if found == wanted else [f"changes of {name} from {start} to {end}:\n    {found}\n    {wanted}"]
+
+
+def differences(when: str, found: Tables, wanted: Mapping[str, Any]) -> list[str]:
+    return [f"{when}: {name}:\n    {found[name]}\n    {wanted[name]}" for name in found if found[name] != wanted[name]]
+
+
+ALWAYS = {
+    Tale.batch: 10, Tale.folds: 5, Tale.starts: 2, Tale.tidies: 1, Tale.trims: 1, Tale.goes_back: 3, Tale.undoes: 2,
+}  # fmt: skip
+ALONE = ALWAYS | {Tale.shadows: 4, Tale.rebuilds: 4}
+BESIDE = ALWAYS | {Tale.follows: 3, Tale.promotes: 6, Tale.abandons: 1}
+
+
+def tell(spark: SparkSession, warehouse: Path, topology: Topology, seed: int, steps: int) -> list[str]:
+    """Tell a tale; give what is wrong in it with all that happened up to there, or nothing."""
+    draw = Random(seed)
+    tale = Tale(spark, warehouse, topology, sold(draw, 70), draw)
+    tale.batch()
+    for _ in range(steps):
+        acts = ALONE if tale.store.head().shadow is None else BESIDE
+        (act,) = draw.choices([*acts], [*acts.values()])
+        tale.said.append(act.__name__)
+        try:
+            act(tale)
+        except RewindRefused as error:
+            tale.said[-1] += f", refused: {error}"
+        tale.said[-1] += f" -> {tale.position}"
+        if os.environ.get("TALK"):
+            print(seed, tale.said[-1], flush=True)
+        if wrong := tale.holds():
+            return [f"seed {seed}:", *tale.said, *wrong]
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("number", range(TALES))
+@pytest.mark.parametrize("define", [sums, windows])
+def test_acts_in_any_order_leave_every_position_what_its_records_make_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, define: Callable[[], Topology], number: int
+) -> None:
+    """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
+    buckets.resize(2, monkeypatch.setattr)
+    wrong = tell(tiny(spark), tmp_path, define(), SEED + number, STEPS)
+    assert not wrong, "\n".join(wrong)
