@@ -120,6 +120,19 @@ def test_rows_of_a_type_are_compared_promoted_and_rebuilt(spark: SparkSession, t
     assert equal(run.tables()) == equal(oracle.tables), "rebuilt"
 
 
+def test_a_day_that_the_julian_calendar_lacks_is_found_by_its_key(spark: SparkSession, tmp_path: Path) -> None:
+    app = wt.App("pairs")
+    app.topic("t", key="day DATE", value="at TIMESTAMP").table().materialized_as("t")
+    day, at = "1582-10-10", "1582-10-10T01:00:00Z"
+    record = Record("t", 0, 0, START, json.dumps({"day": day}).encode(), json.dumps({"at": at}).encode())
+    run = App(tiny(spark), tmp_path, app.topology(), [record])
+    run.read([record])
+    run.store.fold_all()
+    table, rows = run.topology.table("t"), run.store.reader.read("t")
+    assert rows.where(keytext.condition(table, keytext.read(table, [day]))).count() == 1
+    assert rows.where(f"at = TIMESTAMP '{at}'").count() == 1
+
+
 def test_of_two_maps_the_entries_are_compared_not_their_order(spark: SparkSession, tmp_path: Path) -> None:
     app = wt.App("pairs")
     held = "m MAP<STRING, STRUCT<a: INT, b: ARRAY<MAP<STRING, INT>>>>"
