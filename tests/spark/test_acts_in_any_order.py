@@ -319,6 +319,7 @@ def tell(spark: SparkSession, warehouse: Path, topology: Topology, seed: int, st
             act(tale)
         except RewindRefused as error:
             tale.said[-1] += f", refused: {error}"
+            tale.start()  # a promote had asked it to wait
         tale.said[-1] += f" -> {tale.position}"
         if os.environ.get("TALK"):
             print(seed, tale.said[-1], flush=True)
