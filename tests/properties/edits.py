@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import pytest
 
 import watertable as wt
-from tests.properties.pairs import WINDOWS, topology
+from tests.properties.pairs import topology
 from watertable.dsl.app import App
 from watertable.dsl.streams import CogroupedStream, GroupedStream, Stream, WindowedStream
 from watertable.dsl.tables import GroupedTable, Table
 from watertable.plan.plan import Topology
-from watertable.plan.windows import Windows
+from watertable.plan.windows import UnlimitedWindows
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -48,16 +49,10 @@ def _columns(how: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., A
 
 
 def _with_grace(positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-    others: Mapping[str, Windows] = {
-        "tumbling": wt.tumbling(seconds=10, grace=wt.seconds(30)),
-        "hopping": wt.hopping(seconds=10, every=wt.seconds(4), grace=wt.seconds(30)),
-        "sessions": wt.sessions(gap=wt.seconds(5), grace=wt.seconds(30)),
-        "sliding": wt.sliding(difference=wt.seconds(6), grace=wt.seconds(30)),
-    }
-    found = [others[name] for name, windows in WINDOWS.items() if windows == positional[0] and name in others]
-    if not found:
+    windows, *others = positional
+    if isinstance(windows, UnlimitedWindows):
         raise Unchanged
-    return (found[0], *positional[1:]), named
+    return (replace(windows, grace=wt.seconds(30)), *others), named
 
 
 _MAKE_COLUMNS = ("map_values", "join", "left_join", "outer_join", "reduce", "agg", "cogroup")

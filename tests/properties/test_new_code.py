@@ -69,7 +69,8 @@ def watched(topology: Topology) -> Topology:
 def differences(spark: SparkSession, old: Topology, new: Topology, given: Sequence[Sequence[Item]], change: int = 2) -> str:
     """Run the old code for some batches, the new code for the others, and compare with the oracle, which has known no other.
 
-    Every table that is said to be the same is what the new code makes of all records; what is published from the change on is so, too.
+    Every table that is said to be the same is what the new code makes of all records. What is published is what the old code makes up to
+    the change, and the new one from there on.
     """
     before, after = CompilerRun(spark, old), CompilerRun(spark, new)
     before.carry |= dict.fromkeys(partitions_of(given))
@@ -80,18 +81,22 @@ def differences(spark: SparkSession, old: Topology, new: Topology, given: Sequen
         after.run(given[change:])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    oracle, published = Interpreter(new, partitions=partitions_of(given)), 0
-    for number, batch in enumerate(given):
-        published = len(oracle.outputs) if number == change else published
+    first, oracle = (Interpreter(code, partitions=partitions_of(given)) for code in (old, new))
+    for batch in given[:change]:
+        first.read(batch)
+        oracle.read(batch)
+    known = len(oracle.outputs)
+    for batch in given[change:]:
         oracle.read(batch)
     found = []
     for name in (c.name for c in classify(old, new).of(Kind.SAME) if not c.is_topic):
         if after.result.tables[name] != oracle.tables[name]:
             found.append(f"table {name}:\n    {after.result.tables[name]}\n    {oracle.tables[name]}")
-    made = Counter((topic, *row[:2]) for topic, rows in after.result.outputs.items() for row in rows)
-    wanted = Counter((o.topic, o.key, o.value) for o in oracle.outputs[published:])
-    if made != wanted:
-        found.append(f"published:\n    too many {made - wanted}\n    too few {wanted - made}")
+    for run, outputs in ((before, first.outputs), (after, oracle.outputs[known:])):
+        made = Counter((topic, *row[:2]) for topic, rows in run.result.outputs.items() for row in rows)
+        wanted = Counter((o.topic, o.key, o.value) for o in outputs)
+        if made != wanted:
+            found.append(f"published:\n    too many {made - wanted}\n    too few {wanted - made}")
     return "\n".join(found)
 
 

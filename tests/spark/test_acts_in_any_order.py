@@ -91,7 +91,7 @@ class Tale(Run):
     """Tell what happens to an app, and remember where it was: by position, the offsets that it had read up to."""
 
     def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, records: list[Record], draw: Random) -> None:
-        self.records, self.draw, self.said = records, draw, list[str]()
+        self.records, self.draw, self.said = records, draw, ""
         self.been: dict[Position, Offsets] = {}
         self.gone: set[Position] = set()
         super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
@@ -137,9 +137,6 @@ class Tale(Run):
             self.read(self.left(self.records)[:size])
             self.remember()
 
-    def starts(self) -> None:
-        self.start()
-
     def folds(self) -> None:
         if self.draw.random() < 0.4:
             self.dies_at(self.draw.choice(FOLDS), lambda: self.store.folder.fold_all())
@@ -159,7 +156,7 @@ class Tale(Run):
             with failpoints.armed(point, "raise"):
                 act()
         except failpoints.FailpointHit:
-            self.said[-1] += f" died at {point}"
+            self.said += f" died at {point}"
             return True
         return False
 
@@ -168,7 +165,7 @@ class Tale(Run):
 
     def trims(self) -> None:
         gone = self.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30))
-        self.said[-1] += f" {gone}"
+        self.said += f" {gone}"
         self.gone |= self.been.keys()
 
     def target(self) -> Target:
@@ -192,7 +189,7 @@ class Tale(Run):
     def goes(self, target: Target) -> None:
         kafka: Any = Kafka(self.partitions)
         plan = rewind.plan(self.store, self.topology, kafka, target)
-        self.said[-1] += f" {plan.target}, forked at {plan.fork}"
+        self.said += f" {plan.target}, forked at {plan.fork}"
 
         def act() -> None:
             rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
@@ -213,12 +210,12 @@ class Tale(Run):
         kafka: Any = Kafka(self.partitions)
         plan = rewind.plan(self.store, self.topology, kafka, self.target(), shadow=True)
         rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
-        self.said[-1] += f" {plan.target}, forked at {plan.fork}"
+        self.said += f" {plan.target}, forked at {plan.fork}"
 
     def rebuilds(self) -> None:
         kafka: Any = Kafka(self.partitions)
         tables = self.draw.sample([t.name for t in self.topology.tables], self.draw.randint(1, 3))
-        self.said[-1] += f" {', '.join(tables)}"
+        self.said += f" {', '.join(tables)}"
         plan = rewind.plan(self.store, self.topology, kafka, Target("earliest"), tables=tables)
         rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
 
@@ -300,31 +297,30 @@ def differences(when: str, found: Tables, wanted: Mapping[str, Any]) -> list[str
 
 
 ALWAYS = {
-    Tale.batch: 10, Tale.folds: 5, Tale.starts: 2, Tale.tidies: 1, Tale.trims: 1, Tale.goes_back: 3, Tale.undoes: 2,
+    Tale.batch: 10, Tale.folds: 5, Tale.start: 2, Tale.tidies: 1, Tale.trims: 1, Tale.goes_back: 3, Tale.undoes: 2,
 }  # fmt: skip
 ALONE = ALWAYS | {Tale.shadows: 4, Tale.rebuilds: 4}
 BESIDE = ALWAYS | {Tale.follows: 3, Tale.promotes: 6, Tale.abandons: 1}
 
 
 def tell(spark: SparkSession, warehouse: Path, topology: Topology, seed: int, steps: int) -> list[str]:
-    """Tell a tale; give what is wrong in it with all that happened up to there, or nothing."""
+    """Tell a tale, and print it as it goes; give what is wrong after the step that made it so, or nothing."""
     draw = Random(seed)
     tale = Tale(spark, warehouse, topology, sold(draw, 70), draw)
     tale.batch()
     for _ in range(steps):
         acts = ALONE if tale.store.head().shadow is None else BESIDE
         (act,) = draw.choices([*acts], [*acts.values()])
-        tale.said.append(act.__name__)
+        tale.said = act.__name__
         try:
             act(tale)
         except RewindRefused as error:
-            tale.said[-1] += f", refused: {error}"
+            tale.said += f", refused: {error}"
             tale.start()  # a promote had asked it to wait
-        tale.said[-1] += f" -> {tale.position}"
-        if os.environ.get("TALK"):
-            print(seed, tale.said[-1], flush=True)
+        finally:
+            print(tale.said, "->", tale.position)
         if wrong := tale.holds():
-            return [f"seed {seed}:", *tale.said, *wrong]
+            return wrong
     return []
 
 
