@@ -65,6 +65,8 @@ def show(results: Results, console: Console) -> None:
         console.print(_growth(results["growth"], results["sizes"]))
     if "wide" in results:
         console.print(_wide(results["wide"], results["sizes"]))
+    if "partitions" in results:
+        console.print(_partitions(results["partitions"]))
     if "freshness" in results:
         console.print(_freshness(results["freshness"]))
     if "reading" in results:
@@ -117,6 +119,11 @@ def _goals(results: Results) -> Iterator[Results]:
         if keys in seconds and 100_000 in seconds:
             ratio = seconds[keys] / seconds[100_000]
             yield _goal(f"a batch at {keys:,} keys, against 100,000", f"≤ {most} ×", f"{ratio:.2f} ×", ratio <= most)
+    if rows := results.get("partitions"):
+        few, many = (min(rows, key=lambda r: r["partitions"]), max(rows, key=lambda r: r["partitions"]))
+        ratio = many["visible_seconds"] / few["visible_seconds"]
+        what = f"a replay of {many['partitions']} partitions, against {few['partitions']}"
+        yield _goal(what, "≤ 2 ×", f"{ratio:.2f} ×", ratio <= 2)
     if fresh := results.get("freshness"):
         read = fresh["read"] or {"p50": float("inf"), "p99": float("inf")}
         yield _goal("produced → read, p50, folds running", "≤ 2 s", f"{read['p50']:.2f} s", read["p50"] <= 2)
@@ -242,6 +249,14 @@ def _wide(rows: Sequence[Results], sizes: Results) -> Table:
             f"{row['files']:.1f}", f"{row['commit_bytes'] / 2**20:.2f}", f"{row['file_bytes'] / 2**10:.1f}",
             f"{row['commit_bytes'] / row['rows']:.1f}",
         )  # fmt: skip
+    return table
+
+
+def _partitions(rows: Sequence[Results]) -> Table:
+    title = f"{rows[0]['records']:,} records read again, by the partitions of their topic"
+    table = Table("Partitions", "until all is visible, s", "with the fold, s", title=title, title_justify="left")
+    for row in rows:
+        table.add_row(str(row["partitions"]), f"{row['visible_seconds']:.2f}", f"{row['folded_seconds']:.2f}")
     return table
 
 

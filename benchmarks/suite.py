@@ -53,6 +53,7 @@ class Sizes:
     growth_limit: float = 3_600.0
     wide: tuple[tuple[int, int], ...] = ((1, 20), (30, 20))
     """Numbers of tables, and of columns of each."""
+    partitions: tuple[int, ...] = (4, 32, 96)
     fresh_before: int = 100_000
     """Records that the app works off before the clock runs: a stream runs for weeks, and its JVM is cold for minutes."""
     fresh_seconds: float = 220.0
@@ -65,7 +66,7 @@ class Sizes:
         """Give sizes that show that everything works, and nothing else."""
         return cls(
             records=100_000, keys=50_000, warm_up=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
-            operator_records=20_000, operator_history=10_000, growth=(1_000, 10_000), wide=((1, 20), (5, 20)),
+            operator_records=20_000, operator_history=10_000, growth=(1_000, 10_000), wide=((1, 20), (5, 20)), partitions=(2, 8),
             fresh_before=10_000, fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=600.0,
         )  # fmt: skip
 
@@ -223,6 +224,17 @@ class Suite:
         done = run(self._ours("wide", "wide", folder, **given), folder, limit=self.sizes.limit)
         self._clear(folder, load.topic)
         return [dict(e) for e in done.events if e["event"] == "wide"]
+
+    def partitions(self) -> list[dict[str, Any]]:
+        """Measure replays of as many records from topics of few and of many partitions."""
+        loads = [Workload(f"parted_{n}", max(1, self.sizes.records // 2), max(1, self.sizes.keys // 2), n) for n in self.sizes.partitions]
+        for load in loads:
+            load.produce(self.cluster)
+        folder = self.work / "partitions"
+        given = {"topics": {load.topic: load.partitions for load in loads}, "records": loads[0].records, "keys": loads[0].keys}
+        done = run(self._ours("partitions", "partitions", folder, **given), folder, limit=self.sizes.limit)
+        self._clear(folder, *given["topics"])
+        return [dict(e) for e in done.events if e["event"] == "partitions"]
 
     # -- what a batch costs beside its data ----------------------------------------------------------------------------------------
 

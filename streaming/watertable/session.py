@@ -42,6 +42,7 @@ _CONF: Final = {
     "spark.sql.datetime.java8API.enabled": "true",  # else a filter on a day of October 1582 asks Parquet for another one, of java.sql's
     "spark.sql.adaptive.enabled": "false",  # re-planning at each shuffle costs small batches a job per stage
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 by default: slower to read and larger, and deprecated
+    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",  # else Kafka's too, which makes Java objects of each record
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "512",  # list files in the driver, not in a job
     "spark.ui.retainedJobs": "200",
     "spark.ui.retainedStages": "200",

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from watertable.kafka.admin import Admin, Partition
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records
-from watertable.kafka.source import RECORDS, SPLIT, read_range
+from watertable.kafka.source import AT_ONCE, RECORDS, SPLIT, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +84,18 @@ def test_a_large_range_is_split_and_still_read_once(spark: SparkSession, broker:
     frame = read_range(spark, broker, {(name, 0): 0}, {(name, 0): SPLIT})
     assert frame.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
     assert frame.selectExpr("count(distinct offset) AS n", "count(*) AS c").first() == (SPLIT, SPLIT)
+
+
+def test_a_large_range_of_many_partitions_is_read_once_by_a_few_tasks(spark: SparkSession, broker: Cluster, topic: Topics) -> None:
+    most = AT_ONCE * spark.sparkContext.defaultParallelism
+    name = topic(partitions=2 * most)
+    fill(broker, name, SPLIT, partitions=2 * most)
+    end = Admin(broker).latest([(name, number) for number in range(2 * most)])
+    frame = read_range(spark, broker, dict.fromkeys(end, 0), end)
+    assert frame.rdd.getNumPartitions() == most
+    found = frame.groupBy("partition").agg({"offset": "count"}).collect()
+    assert {(name, row[0]): row[1] for row in found} == end
+    assert frame.selectExpr("count(distinct partition, offset)").first() == (SPLIT,)
 
 
 def test_aborted_transactions_and_markers_leave_gaps_not_records(spark: SparkSession, broker: Cluster, topic: Topics) -> None:

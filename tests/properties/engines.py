@@ -176,8 +176,8 @@ class CompilerRun:
             told[row["node"], row["reason"]] += row["count"]
         assert (made.stats.quarantined, made.stats.dropped) == (len(bad), told), "a commit counts what it tells of"
         self.result.peeks.update(+Counter(made.stats.peeks))  # without zeros
-        for partition, stats in made.stats.partitions.items():
-            self.carry[partition] = stats.stream_time
+        assert made.stats.records == len(batch)
+        self.carry.update(made.stats.stream_times)
         made.close()
 
     def _write(self, table: TableDef, rows: DataFrame, /) -> None:

@@ -586,7 +586,7 @@ def cases(draw: st.DrawFn) -> Case:
         offset = following.get((topic.name, partition), 0)
         following[topic.name, partition] = offset + draw(st.sampled_from([1, 1, 1, 2]))
         records.append(Record(topic.name, partition, offset, when, key, draw(_values(topic, when))))
-    number_of_cuts = min(draw(st.sampled_from([0, 1, 2, 3, 3, 4])), len(records) - 1)
+    number_of_cuts = min(draw(st.sampled_from([0, 1, 1, 1, 3, 4])), len(records) - 1)
     cuts = draw(st.sets(st.integers(1, len(records) - 1), min_size=number_of_cuts, max_size=number_of_cuts))
     return Case(topology, tuple(records), tuple(sorted(cuts)), keyed)
 

@@ -86,7 +86,7 @@ class Run:
         self.spark.sparkContext.setJobGroup(group, group)
         lookup, write = self.writer.lookup(), self.writer.writing(len(records))
         made = self.compiler.batch(as_frame(self.spark, records), self.carry, lookup, since, clocks_of(advances), write)
-        self.carry |= {p: stats.stream_time for p, stats in made.stats.partitions.items()}
+        self.carry |= made.stats.stream_times
         info = CommitInfo(
             begin=begin, next=dict(self.next), stream_times=dict(self.carry), topic_ids={topic: topic for topic, _ in self.next},
             counters={"records": len(records), "ms": 10}, advances=advances,

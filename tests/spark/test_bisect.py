@@ -144,7 +144,7 @@ def commit_all(ledger: Ledger, batches: list[list[Record]]) -> None:
     offsets = dict.fromkeys(carry, 0)
     for n, batch in enumerate(batches):
         made = compiler.batch(as_frame(ledger.spark, batch), carry, ledger.writer.lookup())
-        carry |= {partition: stats.stream_time for partition, stats in made.stats.partitions.items()}
+        carry |= made.stats.stream_times
         after = offsets | {(r.topic, r.partition): r.offset + 1 for r in sorted(batch, key=lambda r: r.offset)}
         info = CommitInfo(begin=offsets, next=after, stream_times=carry, topic_ids={"moves": "id-m", "prices": "id-p"})
         ledger.writer.commit(made.tables, info)

@@ -153,6 +153,15 @@ def test_each_operator_is_held_against_kafka_streams_and_three_to_more() -> None
     assert report.failures({"operators": [died]}) == ["o: kafka-streams-exactly-once: died"]
 
 
+def test_many_partitions_may_take_twice_as_long_as_few() -> None:
+    def reached(**seconds: float) -> list[bool]:
+        rows = [{"partitions": int(number[1:]), "visible_seconds": took} for number, took in seconds.items()]
+        return [g["reached"] for g in report.goals({"partitions": rows})]
+
+    assert reached(p32=9.0, p4=1.0, p96=2.0) == [True]
+    assert reached(p4=1.0, p96=2.1) == [False]
+
+
 def test_a_batch_may_take_a_little_longer_in_a_large_table() -> None:
     def reached(**seconds: float) -> list[bool]:
         rows = [{"keys": int(keys[1:]), "batch_seconds": took} for keys, took in seconds.items()]

@@ -15,7 +15,7 @@ computed with, and what records add to tables; `telling` follows rows that sever
 windows of a record and call the user's functions.
 """
 
-from watertable.compiler.batch import DROPPED, OUT, QUARANTINE, Batch, BatchStats, Compiler, PartitionStats
+from watertable.compiler.batch import DROPPED, OUT, QUARANTINE, Batch, BatchStats, Compiler
 from watertable.compiler.run import Lookup, Partition, Write
 
-__all__ = ["DROPPED", "OUT", "QUARANTINE", "Batch", "BatchStats", "Compiler", "Lookup", "Partition", "PartitionStats", "Write"]
+__all__ = ["DROPPED", "OUT", "QUARANTINE", "Batch", "BatchStats", "Compiler", "Lookup", "Partition", "Write"]

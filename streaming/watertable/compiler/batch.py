@@ -45,18 +45,12 @@ OUT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionStats:
-    """Count what a batch read from one partition; `stream_time` includes what was carried in."""
-
-    records: int
-    stream_time: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class BatchStats:
     """Hold the figures of a batch that its commit records."""
 
-    partitions: Mapping[Partition, PartitionStats]
+    records: int
+    stream_times: Mapping[Partition, datetime | None]
+    """Those that the batch reached, and where it read nothing, those that were brought to it."""
     quarantined: int
     dropped: Mapping[tuple[str, str], int]
     """Records dropped, by (node, reason); late ones are counted per window."""
@@ -112,8 +106,7 @@ class Compiler:
         run.frames[0] = first(run, records)
         seen, figures = _watched(run, run.frames[0], tally)
         self._keep(run, self.layout.segments[0], seen)
-        partitions, run.gained = figures()
-        run.reached = {partition: read.stream_time for partition, read in partitions.items()}
+        count, run.reached, run.gained = figures()
         for segment in self.layout.segments[1:]:
             frame = later(run, segment)
             run.frames[segment.number] = frame
@@ -140,7 +133,7 @@ class Compiler:
             outbox=_outbox(run),
             quarantine=_all([_refused(run, records, number, count) for number, count in tally.quarantined.items() if count]),
             dropped=_all([*late, *_dropped(records.sparkSession, tally)]),
-            stats=BatchStats(partitions, sum(tally.quarantined.values()), +tally.dropped, tally.peeks),
+            stats=BatchStats(count, run.reached, sum(tally.quarantined.values()), +tally.dropped, tally.peeks),
             _kept=run.kept,
         )
 
@@ -173,24 +166,26 @@ class _Tally:
 
 def _watched(
     run: Run, base: DataFrame, tally: _Tally
-) -> tuple[DataFrame, Callable[[], tuple[Mapping[Partition, PartitionStats], Mapping[nodes.Leaf, int]]]]:
-    """Count the records of the first segment: give the frame to run, and what gives figures and the gains of tables once it has run."""
+) -> tuple[DataFrame, Callable[[], tuple[int, Mapping[Partition, datetime | None], Mapping[nodes.Leaf, int]]]]:
+    """Observe the records of the first segment: give the frame to run, and what gives their count, the stream times and gains once it has.
+
+    What is observed costs each record something for each partition that there is, so it's one maximum, and no count of each: Spark would
+    make a column for each condition of a `count_if` beside.
+    """
     segment = run.layout.segments[0]
-    sums = {"records": "count(1)"}
+    sums = {"records": "count(1)", "known": f"count({SLOT})"}
     gains = {f"g{number}": fold for number, fold in enumerate(segment.folds) if fold.root in run.layout.sought}
-    sums |= {name: f"count_if({fold.present})" for name, fold in gains.items()}
-    partitions = list(run.slots)
-    for number, slot in enumerate(run.slots.values()):
-        sums[f"n{number}"] = f"count_if({SLOT} = {slot})"
-        sums[f"t{number}"] = f"unix_micros(max(CASE WHEN {SLOT} = {slot} THEN st END))"
+    sums |= {name: f"count(CASE WHEN {fold.present} THEN 1 END)" for name, fold in gains.items()}
+    maxima = ", ".join(f"unix_micros(max(CASE WHEN {SLOT} = {slot} THEN st END))" for slot in run.slots.values())
+    sums["times"] = f"CAST(array({maxima}) AS ARRAY<BIGINT>)"  # one column: each is asked for, parsed and told of by itself
     frame, add = _counted(segment, base, tally, sums)
 
-    def figures() -> tuple[Mapping[Partition, PartitionStats], Mapping[nodes.Leaf, int]]:
+    def figures() -> tuple[int, Mapping[Partition, datetime | None], Mapping[nodes.Leaf, int]]:
         seen = add()
-        read = {p: PartitionStats(seen[f"n{i}"], _micros(seen[f"t{i}"]) or run.carry[p]) for i, p in enumerate(partitions)}
-        if seen["records"] != sum(p.records for p in read.values()):
-            raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in partitions)}")
-        return read, {fold.root: int(seen[name]) for name, fold in gains.items()}
+        if seen["known"] != seen["records"]:
+            raise ValueError(f"the batch holds records of partitions other than {', '.join(f'{t}-{p}' for t, p in run.slots)}")
+        reached = {p: _micros(time) or run.carry[p] for p, time in zip(run.slots, seen["times"], strict=True)}
+        return int(seen["records"]), reached, {fold.root: int(seen[name]) for name, fold in gains.items()}
 
     return frame.drop(SLOT), figures
 
@@ -209,7 +204,7 @@ def _counted(
             sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.slots}_missed ELSE 0 END)"
             names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
         elif isinstance(fold.root, Versioned) and segment.number == 0:  # later ones have a flag for it
-            sums[f"l{number}"] = f"count_if({fold.present} AND {expires(fold.root)})"
+            sums[f"l{number}"] = f"count(CASE WHEN {fold.present} AND {expires(fold.root)} THEN 1 END)"
             names[f"l{number}"] = (fold.label, "expired")
     sums = {**more, **sums}
     if not sums:

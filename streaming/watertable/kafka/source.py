@@ -27,6 +27,8 @@ ONE_TASK: Final = 20_000
 """Up to so many records, a batch is one task from its first step to its last: a second one costs more than it saves."""
 SPLIT: Final = 50_000
 """From so many records on, partitions are split among the cores; below, a second fetch costs more than it saves."""
+AT_ONCE: Final = 4
+"""So many tasks a core read a large batch, whatever the number of partitions: each is sent the batch's whole plan, and one may be slow."""
 
 
 _quiet: set[str] = set()
@@ -60,7 +62,9 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
         }
     )  # fmt: skip
     found = reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-    return found if count >= SPLIT else found.coalesce(1 if count <= ONE_TASK else cores)
+    if count < SPLIT:
+        return found.coalesce(1 if count <= ONE_TASK else cores)
+    return found.coalesce(AT_ONCE * cores) if len(ranges) > AT_ONCE * cores else found
 
 
 def _quieten(spark: SparkSession) -> None:

@@ -455,8 +455,7 @@ class _Job:
         stats, dropped = batch.stats, Counter[str]()
         for (_, reason), count in stats.dropped.items():
             dropped[reason] += count
-        count = sum(p.records for p in stats.partitions.values())
-        self._took = {"ms": round((time.monotonic() - began) * 1000), "ms_records": count}
+        self._took = {"ms": round((time.monotonic() - began) * 1000), "ms_records": stats.records}
         rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
         outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
         self.courier.deliver(self.position, self.offsets, outbox)
@@ -464,7 +463,7 @@ class _Job:
         times = [t for t in self.stream_times.values() if t is not None]
         self.emit(
             BatchCommitted(
-                position=self.shown, records=count, seconds=time.monotonic() - began, lag=self._lag(ends), jobs=spent,
+                position=self.shown, records=stats.records, seconds=time.monotonic() - began, lag=self._lag(ends), jobs=spent,
                 quarantined=stats.quarantined, dropped=dict(dropped), rows=rows, published=outbox,
                 stream_time=min(times, default=None),
             )
@@ -479,13 +478,12 @@ class _Job:
 
     def _commit(self, batch: Batch, end: dict[Partition, int], advances: tuple[Advance, ...]) -> None:
         stats = batch.stats
-        times = {p: found.stream_time for p, found in stats.partitions.items()}
-        counters = {"records": sum(p.records for p in stats.partitions.values()), "quarantined": stats.quarantined}
+        counters = {"records": stats.records, "quarantined": stats.quarantined}
         counters |= self._took  # what its own takes isn't known before it's made
         counters |= {f"dropped:{node}:{reason}": count for (node, reason), count in stats.dropped.items()}
         counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
         info = CommitInfo(
-            begin=self.offsets, next=end, stream_times={p: times.get(p, self.stream_times.get(p)) for p in self.offsets},
+            begin=self.offsets, next=end, stream_times={p: stats.stream_times.get(p, self.stream_times.get(p)) for p in self.offsets},
             topic_ids={name: state.id for name, state in self.topics.items()}, counters=counters, advances=advances,
         )  # fmt: skip
         self.position = self.writer.commit(
