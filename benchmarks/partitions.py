@@ -17,7 +17,7 @@ from benchmarks.count_and_sum import settings
 from benchmarks.race import BenchmarkFailed, say, wait_for_go
 from benchmarks.replay import Apps
 from benchmarks.topologies import count_and_sum
-from benchmarks.workload import Workload
+from benchmarks.workload import Answer, Workload
 from watertable.acts.rewind import Target
 from watertable.session import shut_down, spark_session
 from watertable.store.reader import read
@@ -39,13 +39,13 @@ def main() -> None:
         for topology in topologies:
             apps.catch_up(topology)
         for _ in range(ROUNDS):
-            rounds = [apps.rewind(topology, Target.parse("earliest")) for topology in topologies]
-        for load, topology, done in zip(loads, topologies, rounds, strict=True):
+            replays = [apps.rewind(topology, Target.parse("earliest")) for topology in topologies]
+        for load, topology, done in zip(loads, topologies, replays, strict=True):
             table = read(spark, ours.warehouse_uri, topology, "totals")
             assert not isinstance(table, dict)
             found = table.selectExpr("count(*)", "sum(n)", "sum(total)").first()
-            wanted = (load.answer.keys, load.answer.records, load.answer.amount)
-            if found is None or tuple(found) != wanted:
+            wanted = load.answer
+            if found is None or Answer(*found) != wanted:
                 raise BenchmarkFailed(f"{load.partitions} partitions: {wanted} was sent, and the table has {found}")
             seconds = {"visible_seconds": done.visible, "folded_seconds": done.folded}
             say("partitions", partitions=load.partitions, records=done.records, **seconds)

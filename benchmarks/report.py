@@ -120,7 +120,7 @@ def _goals(results: Results) -> Iterator[Results]:
             ratio = seconds[keys] / seconds[100_000]
             yield _goal(f"a batch at {keys:,} keys, against 100,000", f"≤ {most} ×", f"{ratio:.2f} ×", ratio <= most)
     if rows := results.get("partitions"):
-        few, many = (min(rows, key=lambda r: r["partitions"]), max(rows, key=lambda r: r["partitions"]))
+        few, many = (chosen(rows, key=lambda r: r["partitions"]) for chosen in (min, max))
         ratio = many["visible_seconds"] / few["visible_seconds"]
         what = f"a replay of {many['partitions']} partitions, against {few['partitions']}"
         yield _goal(what, "≤ 2 ×", f"{ratio:.2f} ×", ratio <= 2)

@@ -62,9 +62,7 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
         }
     )  # fmt: skip
     found = reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-    if count < SPLIT:
-        return found.coalesce(1 if count <= ONE_TASK else cores)
-    return found.coalesce(AT_ONCE * cores) if len(ranges) > AT_ONCE * cores else found
+    return found.coalesce(1 if count <= ONE_TASK else cores if count < SPLIT else AT_ONCE * cores)
 
 
 def _quieten(spark: SparkSession) -> None:
