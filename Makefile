@@ -29,7 +29,7 @@ dev: setup ## broker and Dagster with code reload
 test: setup ## the tests of every change (20 to 30 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: setup ## every test there is, the slow ones too; 5,000 random plans, and 50 on a store
+test-all: setup ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, and 50 on a store
 	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
 
 proofs: setup ## run what proves each operator, and print docs/proofs.md: which test holds which operator to which law

@@ -365,16 +365,16 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"p50": ordered[len(ordered) // 2], "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], "max": ordered[-1]}
 
 
-def kafka_streams(classes: Path, app: str) -> list[str]:
+def kafka_streams(classes: Path, app: str, sources: Path = HERE / "kafka_streams") -> list[str]:
     """Compile one of our Kafka Streams apps and give the command that runs it; raise `BenchmarkFailed` where there is no JDK."""
     java = Path(find_java().launcher)
     javac = java.with_name("javac")
     if not javac.exists() and (found := shutil.which("javac")):
         javac = Path(found)
     if not javac.exists():
-        raise BenchmarkFailed("the Kafka Streams contender needs a JDK (javac); Debian: apt-get install openjdk-17-jdk-headless")
-    path = os.pathsep.join([*map(str, classpath("bench", "broker")), str(classes), str(HERE / "kafka_streams")])
-    subprocess.run([str(javac), "-proc:none", "-cp", path, "-d", str(classes), str(HERE / "kafka_streams" / f"{app}.java")], check=True)
+        raise BenchmarkFailed("Kafka Streams apps are compiled, which needs a JDK (javac); Debian: apt-get install openjdk-17-jdk-headless")
+    path = os.pathsep.join([*map(str, classpath("bench", "broker")), str(classes), str(sources)])
+    subprocess.run([str(javac), "-proc:none", "-cp", path, "-d", str(classes), str(sources / f"{app}.java")], check=True)
     return [str(java), f"-Xmx{MEMORY}", "-cp", path, app]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import polars
 
 from tests.proofs import note
-from tests.properties.engines import as_frame
+from tests.properties.engines import as_frame, collect_together
 from watertable.acts import rewind
 from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
@@ -23,7 +23,7 @@ from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
 from watertable.runtime.advances import clocks_of
 from watertable.store import changelog, commits
-from watertable.store.commits import CommitInfo
+from watertable.store.commits import CommitInfo, Position
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
@@ -112,13 +112,13 @@ class Run:
         come = self.carry[advance.topic, advance.partition]
         return come is None or advance.offset > self.next[advance.topic, advance.partition] or come < advance.stream_time
 
-    def tables(self) -> Tables:
-        """Read all tables, fresh and at one position, as the oracle holds them."""
-        frames = self.store.reader.read_all([table.name for table in self.topology.tables])
-        names = {table.name: table.key.names for table in self.topology.tables}
+    def tables(self, at: Position | None = None, names: Sequence[str] = ()) -> Tables:
+        """Read tables, all if none are named, fresh and at one position, in one job, as the oracle holds them."""
+        frames = self.store.reader.read_all(names or [table.name for table in self.topology.tables], at)
+        keys = {table.name: table.key.names for table in self.topology.tables}
         return {
-            name: {tuple(row[n] for n in names[name]): row for row in frame.toArrow().to_pylist(maps_as_pydicts="strict")}
-            for name, frame in frames.items()
+            name: {tuple(row[n] for n in keys[name]): row for row in found.to_pylist(maps_as_pydicts="strict")}
+            for name, found in collect_together(frames).items()
         }
 
     def plain(self, table: str) -> list[dict[str, Any]]:

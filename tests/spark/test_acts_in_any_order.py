@@ -14,7 +14,7 @@ import pytest
 
 import watertable as wt
 from tests import buckets
-from tests.properties.engines import collect_together, tiny
+from tests.properties.engines import tiny
 from tests.spark.runs import Kafka, Run, Tables, without_bounds
 from tests.spark.test_rebuild import Beside
 from watertable import failpoints
@@ -113,17 +113,6 @@ class Tale(Run):
 
     def wanted(self, offsets: Offsets) -> Tables:
         return self.oracle(offsets).tables
-
-    def tables(self) -> Tables:
-        """Read all tables, fresh and at one position."""
-        return self.at(None, [table.name for table in self.topology.tables])
-
-    def at(self, position: Position | None, tables: list[str]) -> Tables:
-        found = collect_together(self.store.reader.read_all(tables, position))
-        return {name: self.rows(name, rows.to_pylist(maps_as_pydicts="strict")) for name, rows in found.items()}
-
-    def rows(self, table: str, rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-        return {tuple(row[name] for name in self.topology.table(table).key.names): row for row in rows}
 
     # -- what can happen
 
@@ -261,7 +250,7 @@ class Tale(Run):
         position = self.draw.choice([*self.been])
         tables = self.draw.sample([t.name for t in self.topology.tables], 2)
         try:
-            wrong += differences(f"at {position}", self.at(position, tables), self.wanted(self.been[position]))
+            wrong += differences(f"at {position}", self.tables(position, tables), self.wanted(self.been[position]))
         except UnknownPosition as error:
             if position not in self.gone:
                 wrong.append(f"at {position}: {error}")

@@ -183,6 +183,14 @@ def test_a_promote_behind_the_app_or_beyond_it_is_refused(ledger: Ledger) -> Non
     assert read(promoted(again.restart())) == told(5)
 
 
+def test_an_app_that_has_read_nothing_since_a_rewind_is_not_replaced_and_nothing_is_replayed_for_that(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2))
+    begun(ledger)
+    again = rewound(ledger, "earliest")
+    with pytest.raises(RewindRefused, match="has read nothing since it was rewound"):
+        shadow.promote(again.store, again.topology, lambda goal: pytest.fail(f"replayed up to {goal}"))
+
+
 @pytest.mark.slow
 def test_nothing_is_published_twice_through_a_promote_and_its_undo(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()

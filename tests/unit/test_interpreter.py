@@ -203,14 +203,19 @@ def test_null_keys_and_null_values_are_dropped_and_counted_where_kafka_streams_d
     def define(app: wt.App, s: Stream) -> None:
         s.group_by("g").count().materialized_as("by_g")
         s.group_by_key().windowed_by(wt.tumbling(seconds=10)).count().materialized_as("windowed")
+        s.group_by_key().windowed_by(wt.sessions(gap=wt.seconds(10))).count().materialized_as("session")
+        s.group_by_key().windowed_by(wt.sliding(difference=wt.seconds(10))).count().materialized_as("sliding")
         s.to_table().materialized_as("latest")
 
     engine = ran(define, [feed(0, key=None, g=None), feed(1, g="a"), feed(2, g="a"), feed(3, value=None)])
     assert {(d.node, d.reason, d.offset) for d in engine.dropped} == {
-        ("by_g", "null_key", 0), ("by_g", "null_value", 3), ("windowed", "null_key", 0), ("latest", "null_key", 0),
+        ("by_g", "null_key", 0), ("by_g", "null_value", 3), ("windowed", "null_key", 0), ("session", "null_key", 0),
+        ("sliding", "null_key", 0), ("sliding", "null_value", 3), ("latest", "null_key", 0),
     }  # fmt: skip
     assert engine.tables["by_g"]["a",]["count"] == 2
-    assert [row["count"] for row in engine.tables["windowed"].values()] == [3]  # windowed aggregates see null values
+    assert [row["count"] for row in engine.tables["windowed"].values()] == [3]  # these windows' aggregates see null values
+    assert [row["count"] for row in engine.tables["session"].values()] == [3]
+    assert max(row["count"] for row in engine.tables["sliding"].values()) == 2
     assert engine.tables["latest"] == {}
 
 

@@ -111,7 +111,7 @@ def test_the_command_takes_the_mirror_from_the_settings_and_says_what_failed(tmp
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 1
-    assert run.stderr.startswith("watertable: 2 of 2 jars can't be had from file://")
+    assert run.stderr.startswith("watertable: 3 of 3 jars can't be had from file://")
 
 
 @pytest.mark.parametrize(

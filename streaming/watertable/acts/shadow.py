@@ -235,11 +235,13 @@ def promote(
     where there is no shadow, it's of other code than what is loaded, or the app doesn't wait; whatever `replay` raises. Nothing is changed
     then.
     """
-    shadow = current(store)
+    head = store.head()
+    shadow = current(store, head)
     if shadow.fingerprint != topology.fingerprint:
         raise RewindRefused(
             f"the shadow of {store.app} is of the code {shadow.fingerprint}, and {topology.fingerprint} is loaded: promote it with its own"
         )
+    _last_commit(store, head)  # refused before a replay that would be for nothing; a rewind may still come between
     words = f"promote {shadow.writer}" + (EMITTING if emit and EMIT not in shadow.counters else "") + (f": {reason}" if reason else "")
     if emitted(topology, shadow, emit=emit):
         shadow = dataclasses.replace(shadow, counters={**shadow.counters, EMIT: shadow.epoch})
@@ -249,11 +251,8 @@ def promote(
         held = store.hold(words, hold * 2**attempt)  # what is large takes long to be joined
         failpoints.hit("rewind.promote.after_hold")
         try:
-            if held.last is None:
-                raise RewindRefused(
-                    f"{store.app} has read nothing since it was rewound: its shadow can take its place when it has read as much"
-                )
-            replay(None if UNTIL in shadow.counters else held.last.next)
+            goal = _last_commit(store, held).next
+            replay(None if UNTIL in shadow.counters else goal)
             done = _switch(store, topology, held, shadow, words)
         except BaseException:  # let the app go on at once, where it stands; should that fail too, it does so by itself
             with contextlib.suppress(Exception):
@@ -264,6 +263,13 @@ def promote(
             return held.position, done
         replay(None)
     raise RewindRefused(f"{store.app} went on {_TRIES} times while it was asked to wait for its shadow: stop it, and promote then")
+
+
+def _last_commit(store: Store, head: Head) -> CommitInfo:
+    """Give the app's last commit, of whose offsets its shadow takes its place; refuse an app that has none since its rewind."""
+    if head.last is None:
+        raise RewindRefused(f"{store.app} has read nothing since it was rewound: its shadow can take its place when it has read as much")
+    return head.last
 
 
 def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, words: str) -> Position | None:

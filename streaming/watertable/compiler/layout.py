@@ -20,7 +20,7 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, Windows, microseconds
+from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, Windows, microseconds, sees_nulls
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr
 
@@ -523,7 +523,7 @@ class Layout:
 
     def _aggregate(self, root: Aggregate, label: str, flow: Flow) -> tuple[Fold, Flow]:
         segment = flow.segment
-        if root.windows is None:  # Kafka Streams: without windows a null value is dropped, with them the aggregate sees it
+        if not sees_nulls(root.windows):
             there = _value_of(flow)
             segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
             flow = _narrowed(flow, segment.add(f"{flow.present} AND {there} IS NOT NULL", flow.level))

@@ -24,7 +24,7 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Stage
-from watertable.plan.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time
+from watertable.plan.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time, sees_nulls
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
 from watertable.sql.expressions import Expr
 
@@ -537,7 +537,7 @@ class Interpreter:
                 self._drop(table, "null_key")
             return
         assert isinstance(root, nodes.Aggregate)  # joins keep what they wait with by themselves
-        if root.windows is None and event.value is None:  # Kafka Streams: with windows the aggregate sees the null
+        if event.value is None and not sees_nulls(root.windows):
             return self._drop(table, "null_value")
         try:
             group, state = event.columns(root.group), contribution(part.state, event)
