@@ -137,11 +137,11 @@ BY_KEY: Final = ("join", "left_join", "outer_join", "look_up", "left_look_up")
 def fits(op: str, of: tuple[Node, ...], *, late: bool) -> bool:
     """Tell whether Kafka Streams gives for this what the law does, and watertable takes it."""
     ops = set[str]().union(*(node.ops for node in of))
-    if len(of) == 2 and (of[0] is of[1] if op in ("merge", *PAIRS) else of[0].topics & of[1].topics):
+    if len(of) == 2 and (of[0] is of[1] if op in PAIRS else of[0].topics & of[1].topics):
         return False  # of what one record changes twice, it's the topology that says which comes first, and joins may keep what is deleted
     if op in BY_KEY and ops & {"foreign_join", "foreign_left_join"}:
         return False  # the rows of such a join can't be found by their key
-    if op in (*PAIRS, *WINDOWS) and not ops <= {"stream", "map_values", "select_key", "flat_map_values"}:
+    if op in (*PAIRS, *WINDOWS) and not ops <= {"stream", "map_values", "select_key"}:
         return False  # Kafka Streams' stream time is that of the records that come as far
     if op in ("left_pair", "outer_pair") and late:
         return False  # a late record comes alone at once, and a pair may follow
@@ -155,8 +155,10 @@ def fits(op: str, of: tuple[Node, ...], *, late: bool) -> bool:
         return False  # a session closes a gap earlier there, and may go on after that
     if op == "of_all_windows":  # those of the others are taken back wrongly, and a count begins with a 0
         return of[0].op == "time_windows" and of[0].more["fold"] == "sum"
-    if op in ("foreign_join", "foreign_left_join", "to_stream") and "of_all_windows" in ops:
-        return False  # one record changes such a row once for each of its windows; of a foreign join a deletion may be lost in between
+    if op in ("foreign_join", "foreign_left_join") and ops & {"of_all_windows", "flat_map_values", *PAIRS}:
+        return False  # where one record changes a row twice, a deletion may be lost
+    if op == "to_stream" and "of_all_windows" in ops:
+        return False  # one record changes such a row once for each of its windows
     return op != "to_stream" or not ops & {"versioned", "foreign_left_join"}  # which tells of deletions of rows that never were
 
 
