@@ -310,7 +310,7 @@ def shape_of(windows: Windows) -> Windows:
 
 
 def sees_nulls(windows: Windows | None) -> bool:
-    """Tell whether an aggregate sees records without a value, as Kafka Streams' do in time windows and sessions; elsewhere they are dropped.
+    """Tell whether an aggregate sees records without a value, as Kafka Streams' do in time windows and sessions; others drop them.
 
     >>> [sees_nulls(w) for w in (None, tumbling(hours=1), sessions(gap=minutes(5)), sliding(difference=minutes(5)))]
     [False, True, True, False]
