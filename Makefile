@@ -26,7 +26,7 @@ demo: setup ## the retail demo: broker, topics, tables, Dagster; options in ARGS
 dev: setup ## broker and Dagster with code reload
 	$(BIN)/watertable dev $(ARGS)
 
-test: setup ## the tests of every change (20 to 30 minutes on 2 cores)
+test: setup ## the tests of every change (20 to 45 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: setup ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, and 50 on a store

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import watertable as wt
-from tests.properties.engines import CompilerRun, Result, run_interpreter, tiny
+from tests.properties.engines import CompilerRun, Result, as_records, run_interpreter, tiny
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
 from watertable.plan.plan import Topology
@@ -264,14 +264,7 @@ def made(case: KafkaCase) -> tuple[Topology, list[Record]]:
     """Write the case's topology, and its records."""
     app = wt.App("case")
     TOPOLOGIES[case["operator"]](case, app)
-    following: Counter[str] = Counter()
-    records = []
-    for given in [*case["inputs"], *PASSING.get(case["id"], [])]:
-        value = None if given["value"] is None else json.dumps({"v": given["value"]}).encode()
-        key = None if given["key"] is None else given["key"].encode()
-        records.append(Record(given["topic"], 0, following[given["topic"]], EPOCH + timedelta(milliseconds=given["ts"]), key, value))
-        following[given["topic"]] += 1
-    return app.topology(), records
+    return app.topology(), as_records([*case["inputs"], *PASSING.get(case["id"], [])])
 
 
 def closed(records: list[Record], gap: timedelta) -> list[Advance]:

@@ -7,17 +7,18 @@ Streams goes by, is that of the law. What differs all the same (docs/kafka-strea
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import accumulate
 from random import Random
 from typing import Any, Final, NamedTuple
 
 import watertable as wt
+from tests.properties.engines import as_records
 from watertable.dsl.tables import Table
 from watertable.plan.plan import Topology
-from watertable.plan.windows import EPOCH, TimeWindows, Windows
+from watertable.plan.windows import TimeWindows, Windows
 from watertable.records import Record
 
 JOINED: Final = "(COALESCE(left.v, 1) * 7 + COALESCE(right.v, 2)) % 101"
@@ -209,11 +210,9 @@ class Plan:
         placed = list[tuple[int, str, int, dict[str, Any]]]()
         for node in nodes:
             if node.op in SOURCES:
-                rows = list(cls._rows(node, draw, late=late, nulls=nulls if node.op == "stream" else 0.25))
-                reached = 0
-                for n, row in enumerate(rows):
-                    reached = max(reached, row["ts"])
-                    placed.append((reached, row["topic"], n, row))
+                rows = cls._rows(node, draw, late=late, nulls=nulls if node.op == "stream" else 0.25)
+                reached = accumulate((row["ts"] for row in rows), max)
+                placed += [(at, row["topic"], n, row) for n, (at, row) in enumerate(zip(reached, rows, strict=True))]
         return cls(tuple(nodes), tuple(row for *_, row in sorted(placed, key=lambda row: row[:3])))
 
     @staticmethod
@@ -251,9 +250,4 @@ class Plan:
 
     def read(self) -> list[Record]:
         """Give the records as watertable reads them."""
-        following, records = Counter[str](), list[Record]()
-        for row in self.records:
-            topic, value = row["topic"], None if row["value"] is None else json.dumps({"v": row["value"]}).encode()
-            records.append(Record(topic, 0, following[topic], EPOCH + ms(row["ts"]), row["key"].encode(), value))
-            following[topic] += 1
-        return records
+        return as_records(self.records)

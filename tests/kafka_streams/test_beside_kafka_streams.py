@@ -17,6 +17,7 @@ from tests.kafka_streams.plans import LAST, OPERATORS, WINDOWS, Node, Plan
 from tests.properties.engines import Result, run_interpreter
 from watertable.jars import fetch
 from watertable.plan.windows import EPOCH
+from watertable.settings import Settings
 
 SEED = int(os.environ.get("WATERTABLE_SEED", "1"))
 PLANS = int(os.environ.get("WATERTABLE_BESIDE", "2000"))
@@ -57,10 +58,12 @@ def compared(node: Node, sent: Sent, result: Result) -> tuple[Any, Any]:
         if node.op == "to_stream":  # an update's timestamp is its record's, and Kafka Streams' the greatest of its row
             return [row[:2] for row in without_empty_ones(sent)], [row[:2] for row in ours]
         return Counter(map(tuple, sent)), Counter(map(tuple, ours))
-    theirs, table = rows_of(sent), result.tables[node.name].values()
+    table = result.tables[node.name].values()
     if node.op in (*WINDOWS, "final"):  # the last records' windows are still open here
-        found = {(row["k"], milliseconds(row["window_start"]), milliseconds(row["window_end"])): row["v"] for row in table}
-        return tuple({key: value for key, value in rows.items() if key[0] != LAST} for rows in (theirs, found))  # type: ignore[return-value]
+        times = ("window_start", "window_end")
+        found = {(row["k"], *(milliseconds(row[time]) for time in times)): row["v"] for row in table if row["k"] != LAST}
+        return rows_of([row for row in sent if row[0] != LAST]), found
+    theirs = rows_of(sent)
     rows = {(row["k"],): row["v"] for row in table}
     if node.op in ("table_count", "table_sum"):  # a group stays there when its last row has left it
         theirs = {key: value for key, value in theirs.items() if value or key in rows}
@@ -70,7 +73,7 @@ def compared(node: Node, sent: Sent, result: Result) -> tuple[Any, Any]:
 @pytest.mark.slow
 def test_random_plans_come_out_as_kafka_streams_has_them(tmp_path: Path) -> None:
     """WATERTABLE_BESIDE says how many, WATERTABLE_SEED which. Needs a JDK."""
-    fetch("bench", "broker")
+    fetch("bench", "broker", mirror=Settings.load().maven_mirror)
     plans = [Plan.draw(seed) for seed in range(SEED, SEED + PLANS)]
     command = [*kafka_streams(tmp_path / "classes", "Plans", Path(__file__).parent), str(tmp_path / "state")]
     said = subprocess.run(command, input="\n".join(plan.json() for plan in plans), capture_output=True, text=True, check=False)

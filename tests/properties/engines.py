@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from tests.properties.strategies import Case
 from watertable.interpreter import Interpreter
 from watertable.plan.aggregates import state_schema
 from watertable.plan.plan import TableDef, Topology
+from watertable.plan.windows import EPOCH
 from watertable.records import Advance, Headers, Record
 
 if TYPE_CHECKING:
@@ -113,6 +114,18 @@ def as_frame(spark: SparkSession, batch: Sequence[Record]) -> DataFrame:
     """Give records as the source does."""
     rows = [{name: getattr(record, name) for name in RECORDS.names[:-1]} | {"headers": list(record.headers)} for record in batch]
     return spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)).coalesce(1)
+
+
+def as_records(rows: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """Write rows of a topic, a key, a value and milliseconds as records of one partition a topic, whose values are `{"v": value}`."""
+    following, records = Counter[str](), list[Record]()
+    for row in rows:
+        topic, key, value = row["topic"], row["key"], row["value"]
+        data = None if value is None else json.dumps({"v": value}).encode()
+        at = EPOCH + timedelta(milliseconds=row["ts"])
+        records.append(Record(topic, 0, following[topic], at, None if key is None else key.encode(), data))
+        following[topic] += 1
+    return records
 
 
 class CompilerRun:
