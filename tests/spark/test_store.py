@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from delta.tables import DeltaTable
 
 from tests.spark.ledger import Ledger, minute
 from watertable import failpoints
@@ -103,6 +104,58 @@ def test_of_two_that_make_a_table_at_once_one_does_and_the_other_finds_it(
     made = slow.latest()
     assert made is not None
     assert (made.version, made.columns, made.property("by")) == (0, ("a",), "quick")
+
+
+def numbers(log: DeltaLog) -> list[tuple[int, ...]]:
+    """Read all rows of a table as it is, in order."""
+    latest = log.latest()
+    assert latest is not None
+    return sorted(tuple(row) for row in latest.frame().collect())
+
+
+def test_a_table_is_written_anew_with_its_columns_and_properties_in_one_commit_of_one_spark_job(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = DeltaLog(spark, f"{tmp_path}/t")
+    log.create(["a BIGINT"], {"by": "one", "kept": "yes"})
+    log.overwrite(spark.range(3).toDF("a"), line="l", number=1, since=0, properties={"by": "one"}, columns=["a BIGINT"])
+    spark.sparkContext.setJobGroup(f"anew {tmp_path}", "the table anew")
+    rows = spark.range(2).selectExpr("id AS a", "10 * id AS b")
+    log.overwrite(rows, line="l", number=2, since=1, properties={"by": "two"}, columns=["a BIGINT", "b BIGINT"])
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(f"anew {tmp_path}")) == 1
+    latest, commit = log.latest(), log.commit(2)
+    assert latest is not None
+    assert commit is not None
+    assert (latest.version, latest.columns, latest.property("by"), latest.property("kept")) == (2, ("a", "b"), "two", "yes")
+    assert numbers(log) == [(0, 0), (1, 10)]
+    assert (commit.replaces, commit.transactions) == (True, {"l": 2})
+    with pytest.raises(Fenced, match="version 2 is by another writer of 'l'"):
+        log.overwrite(rows, line="l", number=3, since=1, properties={}, columns=())
+    assert numbers(log) == [(0, 0), (1, 10)]
+
+
+def test_some_files_are_written_anew_only_in_the_version_that_they_were_listed_of(spark: SparkSession, tmp_path: Path) -> None:
+    log = DeltaLog(spark, f"{tmp_path}/t")
+    log.create(["a BIGINT"], {})
+    for start in (0, 10, 20):
+        log.append(spark.range(start, start + 2).toDF("a").coalesce(1))
+    listed = log.latest()
+    assert listed is not None
+    files = listed.files("a >= 11")
+    assert files.number == 2
+    anew = {"line": "l", "number": 1, "properties": {}, "columns": (), "only": files, "where": "a >= 11"}
+    log.overwrite(spark.range(10, 13).toDF("a"), since=3, **anew)
+    commit = log.commit(4)
+    assert commit is not None
+    assert not commit.replaces
+    assert numbers(log) == [(0,), (1,), (10,), (11,), (12,)]
+    DeltaTable.forPath(spark, log.path).optimize().executeCompaction()
+    latest = log.latest()
+    assert latest is not None
+    files = latest.files("a >= 11")
+    with pytest.raises(Fenced, match="version 5 isn't 4"):
+        log.overwrite(spark.range(1).toDF("a"), since=4, **anew | {"number": 2, "only": files})
+    assert numbers(log) == [(0,), (1,), (10,), (11,), (12,)]
 
 
 def test_the_number_of_tables_does_not_change_the_number_of_spark_jobs(ledger: Ledger, spark: SparkSession) -> None:

@@ -35,6 +35,8 @@ CONFLICTS: Final = (*_FENCED, "ConcurrentAppendException", "ConcurrentDeleteRead
 """What Delta throws at the loser of a race."""
 JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 """What a call into the JVM raises; the same error is either of them, by which Python modules happen to be imported."""
+_APPEND: Final = "Append"
+_OVERWRITE: Final = "Overwrite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,17 @@ class DeltaLog:
         """Take files as the log tells of them; no Spark job."""
         return Files(tuple(self._action(file.action) for file in added), len(added), sum(file.bytes for file in added), whole=True)
 
+    def _writing(self, mode: str, *, note: str | None = None, where: str | None = None) -> Any:
+        """Describe a write, as the table's history tells of it."""
+        jvm, option = self._jvm, self._jvm.scala.Option.apply
+        write = getattr(self._jvm_delta, "DeltaOperations$Write")
+        nothing = [option(None)] * 5
+        return write(getattr(jvm.org.apache.spark.sql.SaveMode, mode), option(None), option(where), option(note), *nothing)
+
+    def _schema(self, columns: Iterable[str]) -> str:
+        """Write columns, as DDL says them, as a table's log does."""
+        return str(self._jvm.org.apache.spark.sql.types.StructType.fromDDL(", ".join(columns)).json())
+
     def _listed(self, items: Iterable[Any]) -> Any:
         """Make a list as Scala has it."""
         gathered = self._jvm.java.util.ArrayList()
@@ -286,14 +299,13 @@ class DeltaLog:
         Whoever dies in the middle leaves the folder of a log with nothing in it. Spark's CREATE TABLE takes that for a table: it makes none
         for ever after, and with IF NOT EXISTS it doesn't say so. Here a log without a version is no table.
         """
-        jvm, none = self._jvm, self._jvm.scala.Option.empty()
+        none = self._jvm.scala.Option.empty()
         txn = self._begin({}, -1, "")
         if txn.readVersion() >= 0:
             return
         described = {
             "id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "partitionColumns": list(partitioned_by),
-            "schemaString": jvm.org.apache.spark.sql.types.StructType.fromDDL(", ".join(columns)).json(),
-            "configuration": dict(properties), "createdTime": int(time.time() * 1000),
+            "schemaString": self._schema(columns), "configuration": dict(properties), "createdTime": int(time.time() * 1000),
         }  # fmt: skip
         metadata = self._action(json.dumps({"metaData": described}))
         made = getattr(self._jvm_delta, "DeltaOperations$CreateTable")(metadata, False, False, none)
@@ -329,11 +341,39 @@ class DeltaLog:
             failpoints.hit(f"{point}.before_write")
         return draft
 
-    def take_back(self, to: Snapshot, *, line: str, number: int, since: int) -> None:
+    def overwrite(
+        self, frame: DataFrame, *, line: str, number: int, since: int, properties: Mapping[str, str], columns: Iterable[str],
+        only: Files | None = None, where: str | None = None,
+    ) -> None:  # fmt: skip
+        """Write the table anew from rows, in one commit of a transaction line; or `only` some files of version `since`, all their rows.
+
+        `since` is as for `append`; of `only` some files, any other commit after it raises `Fenced`. Where the table hasn't the
+        `properties`, the same commit gives them to it, and `columns` as DDL says them. `where` is for the history: which rows those of the
+        files are. Delta's own overwrite says nothing of who was quicker, and looks for the files in the log's state by two more Spark jobs.
+        """
+        txn = self._begin({line: number}, since, "the table anew" if only is None else f"the rows of {where} anew")
+        before = Snapshot(self, txn.snapshot())
+        if only is not None and before.version != since:
+            raise Fenced(f"{self.path}: version {before.version} isn't {since}, of which some files were to be written anew")
+        wanted = {name: value for name, value in properties.items() if before.property(name) != value}
+        if wanted:
+            metadata = json.loads(txn.metadata().json())["metaData"]
+            metadata |= {"schemaString": self._schema(columns), "configuration": metadata["configuration"] | wanted}
+            txn.updateMetadataForTableOverwrite(self._action(json.dumps({"metaData": metadata})))
+        if only is None:
+            txn.readWholeTable()
+        added = txn.writeFiles(frame._jdf).toList()
+        gone = (before.whole if only is None else only).described
+        gone = gone if isinstance(gone, tuple) else self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(gone)
+        removed = self._listed(file.remove() for file in gone)
+        self._end(txn, added.appendedAll(removed), {line: number}, self._writing(_OVERWRITE, where=where), {})
+
+    def take_back(self, to: Snapshot, *, line: str, number: int, since: int) -> int:
         """Give the table the files again that it had at an older version, in one commit of a transaction line; no row is read or written.
 
         What Delta's own RESTORE does, but it asks nobody: here `since` is as for `append`, and whoever else changes the same files or
         writes for the line is a conflict. The table's properties and columns are to be the same at both. Two Spark jobs over the log.
+        Returns the version.
         """
         jvm = self._jvm
         note = f"the files of version {to.version} again"
@@ -344,7 +384,7 @@ class DeltaLog:
         added = [Added(None, 0, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
         actions = self._listed((*self.files(added).described, *removed))
-        self._end(txn, actions, {line: number}, restore(version, jvm.scala.Option.empty()), {})
+        return self._end(txn, actions, {line: number}, restore(version, jvm.scala.Option.empty()), {})
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
         """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""
@@ -356,7 +396,7 @@ class DeltaLog:
             commit = self.commit(version)  # None: log clean-up took it, so ask the table's whole state
             for name, own in lines.items():
                 if name in commit.transactions if commit else int(txn.txnVersion(name)) >= own:
-                    whose = f" ({commit.user_metadata})" if commit else ""
+                    whose = f" ({commit.user_metadata})" if commit and commit.user_metadata else ""
                     raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {name!r}; this one was to write {note}")
         return txn
 
@@ -387,15 +427,11 @@ class Draft:
 
     def commit(self, tags: Mapping[str, str] | None = None) -> Commit:
         """Make what is written the table's, with `tags` for who reads the log; return the commit."""
-        log, jvm = self._log, self._log._jvm
-        none = jvm.scala.Option.empty()
-        write = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Write")
-        save = jvm.org.apache.spark.sql.SaveMode.Append
-        described_as = write(save, none, none, jvm.scala.Option.apply(self._note), none, none, none, none, none)
+        log = self._log
         with self._fenced():
             if self._point:
                 failpoints.hit(f"{self._point}.after_write")
-            version = log._end(self._txn, self._files, self._lines, described_as, tags or {})
+            version = log._end(self._txn, self._files, self._lines, log._writing(_APPEND, note=self._note), tags or {})
         commit = log.commit(version)
         if commit is None or not commit.blind or any(commit.transactions.get(name) != own for name, own in self._lines.items()):
             raise StoreError(f"{log.path}: version {version} isn't the blind append {self._note} that was to be written there: {commit}")
@@ -459,5 +495,5 @@ def _commit(version: int, text: str) -> Commit:
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
         tags=info.get("tags") or {}, added=tuple(added),
-        replaces=info.get("operation") == "WRITE" and how.get("mode") == "Overwrite" and "predicate" not in how,
+        replaces=info.get("operation") == "WRITE" and how.get("mode") == _OVERWRITE and "predicate" not in how,
     )  # fmt: skip

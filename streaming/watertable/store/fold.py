@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
 
 from watertable import failpoints
 from watertable.compiler.algebra import finish, stays
@@ -44,7 +45,7 @@ from watertable.store.bases import (
 )
 from watertable.store.changelog import interval, told
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
-from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Files, conflict
+from watertable.store.deltalog import JVM_ERRORS, Files, Snapshot, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import Known, View, earliest, materialise
 
@@ -72,6 +73,7 @@ OVERWRITE_WINDOWS: Final = 4
 _OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
 _LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
 """The properties of a base that say which columns it has."""
+_INDEXED: Final = "delta.dataSkippingNumIndexedCols"
 _TASKS: Final = "spark.sql.shuffle.partitions"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves.
@@ -167,16 +169,17 @@ class Folder:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
             elif base.snapshot is None or outdated or size <= SMALL_BASE * (1 if ancestor else ONCE) or not _alike(base, newest):
-                self._write_whole(table, view, number)
+                self._write_whole(table, view, number, newest)
             else:
                 first = view.first_window(table) if _goes_by_time(table) else None
                 last = None if first is None else base.snapshot.files(f"window_start >= {moment(first)}")
                 if tail > OVERWRITE_FROM * size and (last is None or last.bytes > size / 2):
-                    self._write_whole(table, view, number)
+                    self._write_whole(table, view, number, newest)
                 else:
+                    since = base.snapshot.version
                     if newest.epoch != position.epoch or not ancestor:
-                        self._inherit(name, newest, None if ancestor else base, position.epoch)
-                    self._fold_into(table, view, first, last, number)
+                        since = self._inherit(name, newest, None if ancestor else base, position.epoch)
+                    self._fold_into(table, view, first, last, number, since)
         except Fenced:
             return None
         except JVM_ERRORS as error:
@@ -193,8 +196,8 @@ class Folder:
             return None
         return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
 
-    def _inherit(self, name: str, newest: Base, older: Base | None, epoch: int) -> None:
-        """Make a base an epoch's own before parts of it are written; raise `Fenced` if it isn't the newest any more.
+    def _inherit(self, name: str, newest: Base, older: Base | None, epoch: int) -> int:
+        """Make a base an epoch's own before parts of it are written, and give the version; raise `Fenced` if it isn't the newest any more.
 
         It is stamped as it is, or given the files of an older version of it. Delta takes no fold of a lesser number from then on: a folder
         of the epoch that was left, at work until now, would leave rows that nobody else writes again.
@@ -206,21 +209,21 @@ class Folder:
         number, since = number_of(epoch, older.seq), newest.snapshot.version
         return self.reader.log(name).take_back(older.snapshot, line=FOLD_LINE, number=number, since=since)
 
-    def _stamp(self, name: str, newest: Base, number: int, note: str) -> None:
-        """Make an empty commit of a number to a base; raise `Fenced` if it isn't the newest any more."""
+    def _stamp(self, name: str, newest: Base, number: int, note: str) -> int:
+        """Make an empty commit of a number to a base, and give its version; raise `Fenced` if it isn't the newest any more."""
         assert newest.snapshot is not None
         rows = newest.snapshot.frame().limit(0)
-        self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note)
+        return self.reader.log(name).append(rows, line=FOLD_LINE, number=number, since=newest.snapshot.version, note=note).version
 
-    def _write_whole(self, table: TableDef, view: View, number: int) -> None:
-        """Write a base anew."""
+    def _write_whole(self, table: TableDef, view: View, number: int, newest: Base) -> None:
+        """Write a base anew; `newest` is what it was when this fold began."""
         size = view.whole_bytes(table)
         self._plan_for(view, size, size)
         frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
         failpoints.hit("fold.before_merge")
-        self._overwrite(table, base_name(table), frame, number)
+        self._overwrite(table, base_name(table), frame, number, _version(newest.snapshot))
 
-    def _fold_into(self, table: TableDef, view: View, first: datetime | None, last: Files | None, number: int) -> None:
+    def _fold_into(self, table: TableDef, view: View, first: datetime | None, last: Files | None, number: int, since: int) -> None:
         """Write the last windows of a windowed table anew, from the first one in the tail on, where they are few; else merge the tail.
 
         Time goes on, so most of a tail is windows that the base hasn't, or that are its last ones. What is written is absolute, and has all
@@ -231,9 +234,9 @@ class Folder:
             spread = view.spread_bytes(table)
             if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * spread):
                 self._plan_for(view, spread + last.bytes, spread + last.bytes)
-                frame = _shaped(table, view.states_from(table, first, last)).where("_wt_alive").drop("_wt_alive")
+                frame = _shaped(table, view.states_of(table, last)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
-                return self._overwrite(table, base_name(table), frame, number, since=first)
+                return self._overwrite(table, base_name(table), frame, number, since, last, f"window_start >= {moment(first)}")
         self._plan_for(view, tail, tail + (base.bytes if base is not None else 0))
         return self._merge(table, view, number, first)
 
@@ -262,13 +265,15 @@ class Folder:
         try:
             if whole:
                 kept = rows.where("alive").selectExpr("row.*", "named_struct('seq', seq, 'epoch', epoch) AS _wt")
-                self._overwrite(table, table.name, kept, number)
+                self._overwrite(table, table.name, kept, number, _version(shown))
             else:
                 changed = _columns(table, rows.where(f"seq > {seq}"), "named_struct('seq', seq, 'epoch', epoch)")
                 self._merge_rows(table, table.name, changed.localCheckpoint(), number)
+        except Fenced:
+            return  # another folder was quicker
         except JVM_ERRORS as error:
             if conflict(error) is None:
-                raise  # another folder was quicker
+                raise
 
     def _merge(self, table: TableDef, view: View, number: int, first: datetime | None) -> None:
         """Merge the absolute rows of the keys in the tail where they are newer than what is there; `first` is its first window."""
@@ -330,30 +335,23 @@ class Folder:
             self.spark.conf.unset("spark.databricks.delta.write.txnAppId")
             self.spark.conf.unset("spark.databricks.delta.write.txnVersion")
 
-    def _overwrite(self, table: TableDef, name: str, frame: DataFrame, number: int, since: datetime | None = None) -> None:
-        """Write a base anew from absolute rows, made if there is none; or only its windows `since` one."""
-        path, log = self.changelog.base_path(name), self.reader.log(name)
-        made = log.latest()
-        if made is None:
-            self._create(table, log, frame)
-        elif made.property(STATE_PROPERTY) != table.state_column:  # only a rewind leads here: what it left is read at its own versions
-            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{STATE_PROPERTY}' = '{table.state_column}')")
-        writer = frame.write.format("delta").mode("overwrite").option("txnAppId", FOLD_LINE).option("txnVersion", str(number))
-        if since is not None:
-            writer = writer.option("replaceWhere", f"window_start >= TIMESTAMP '{since:%F %T.%f}'")
-        outdated = made is not None and made.property(ROWS_PROPERTY) != table.fingerprint
-        (writer.option("overwriteSchema", "true") if outdated else writer).save(path)
-        if outdated:  # only after the rows: until then readers compute them from the states
-            self.spark.sql(f"ALTER TABLE delta.{quote(path)} SET TBLPROPERTIES ('{ROWS_PROPERTY}' = '{table.fingerprint}')")
+    def _overwrite(
+        self, table: TableDef, name: str, frame: DataFrame, number: int, since: int, only: Files | None = None, where: str | None = None
+    ) -> None:
+        """Write a base anew from absolute rows, made if there is none; or `only` some files of its version `since`, whose rows are `where`.
 
-    def _create(self, table: TableDef, log: DeltaLog, frame: DataFrame) -> None:
-        """Create an empty base with its properties; losing the race to do so is no error."""
-        keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
-        properties = {
-            "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
-            "delta.logRetentionDuration": keep, STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint,
-        }  # fmt: skip
-        log.create((f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields), properties)
+        Where its columns or states were another table's, the same commit makes them this one's.
+        """
+        log, columns = self.reader.log(name), [f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields]
+        shown = {STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint, _INDEXED: str(_indexed(frame.schema))}
+        if log.latest() is None:
+            keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
+            properties = {
+                "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
+                "delta.logRetentionDuration": keep,
+            }  # fmt: skip
+            log.create(columns, properties | shown)
+        log.overwrite(frame, line=FOLD_LINE, number=number, since=since, properties=shown, columns=columns, only=only, where=where)
 
     def _made(self, name: str, number: int) -> int | None:
         """Find the version that holds this fold; None when a newer fold made it superfluous."""
@@ -395,6 +393,25 @@ class Folder:
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise  # a start that adds columns has won; the folds are found by their transactions
+
+
+def _version(snapshot: Snapshot | None) -> int:
+    """Give the version that is pinned, or that before the first."""
+    return -1 if snapshot is None else snapshot.version
+
+
+def _indexed(schema: StructType) -> int:
+    """Count the columns of which Delta is to keep statistics: the user's, as many as by default, and when a row was changed.
+
+    No reader leaves out anything by what else is in `_wt`, and its statistics would take a fifth of the time of a large fold.
+    """
+    users = sum(_leaves(field.dataType) for field in schema if field.name != "_wt")
+    return min(32, users + 1)
+
+
+def _leaves(kind: DataType) -> int:
+    """Count the columns that a type is of."""
+    return sum(_leaves(field.dataType) for field in kind) if isinstance(kind, StructType) else 1
 
 
 def _goes_by_time(table: TableDef) -> bool:

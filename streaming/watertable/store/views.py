@@ -132,12 +132,11 @@ class View:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
         return earliest(self.deltas(table, self.bases[table.name].seq, self.position.seq), "key.window_start")
 
-    def states_from(self, table: TableDef, first: datetime, files: Files) -> DataFrame:
-        """Give the absolute states of the windows that start at a time or later, as all in the tail do; `files` of the base hold its."""
+    def states_of(self, table: TableDef, files: Files) -> DataFrame:
+        """Give the absolute states of all keys in some files of the base and in the tail, which has none that is in another file."""
         rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
         if base is not None and files.number:
-            kept = states_in(base, table, "window_start", files=files).where(f"window_start >= {moment(first)}").drop("window_start")
-            rows = kept.unionByName(rows)
+            rows = states_in(base, table, files=files).unionByName(rows)
         return merge(table, self._at_hand(rows, self.spread_bytes(table) + files.bytes))
 
     def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
