@@ -136,16 +136,18 @@ def test_a_table_is_written_anew_with_its_columns_and_properties_in_one_commit_o
 
 def test_some_files_are_written_anew_only_in_the_version_that_they_were_listed_of(spark: SparkSession, tmp_path: Path) -> None:
     log = DeltaLog(spark, f"{tmp_path}/t")
-    log.create(["a BIGINT"], {})
+    log.create(["a BIGINT"], {"delta.enableDeletionVectors": "true"})
     for start in (0, 10, 20):
         log.append(spark.range(start, start + 2).toDF("a").coalesce(1))
+    DeltaTable.forPath(spark, log.path).delete("a = 10")  # of one of the files, a row is gone by a deletion vector
     listed = log.latest()
     assert listed is not None
     files = listed.files("a >= 11")
     assert files.number == 2
+    assert sorted(row.a for row in listed.frame(files).collect()) == [11, 20, 21]
     anew = {"line": "l", "number": 1, "properties": {}, "columns": (), "only": files, "where": "a >= 11"}
-    log.overwrite(spark.range(10, 13).toDF("a"), since=3, **anew)
-    commit = log.commit(4)
+    log.overwrite(spark.range(10, 13).toDF("a"), since=4, **anew)
+    commit = log.commit(5)
     assert commit is not None
     assert not commit.replaces
     assert numbers(log) == [(0,), (1,), (10,), (11,), (12,)]
@@ -153,8 +155,8 @@ def test_some_files_are_written_anew_only_in_the_version_that_they_were_listed_o
     latest = log.latest()
     assert latest is not None
     files = latest.files("a >= 11")
-    with pytest.raises(Fenced, match="version 5 isn't 4"):
-        log.overwrite(spark.range(1).toDF("a"), since=4, **anew | {"number": 2, "only": files})
+    with pytest.raises(Fenced, match="version 6 isn't 5"):
+        log.overwrite(spark.range(1).toDF("a"), since=5, **anew | {"number": 2, "only": files})
     assert numbers(log) == [(0,), (1,), (10,), (11,), (12,)]
 
 
