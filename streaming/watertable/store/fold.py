@@ -403,7 +403,7 @@ def _version(snapshot: Snapshot | None) -> int:
 def _indexed(schema: StructType) -> int:
     """Count the columns of which Delta is to keep statistics: the user's, as many as by default, and when a row was changed.
 
-    No reader leaves out anything by what else is in `_wt`, and its statistics would take a fifth of the time of a large fold.
+    Who reads leaves out next to nothing by what else is in `_wt`, and its statistics would take a fifth of the time of a large fold.
     """
     users = sum(_leaves(field.dataType) for field in schema if field.name != "_wt")
     return min(32, users + 1)
