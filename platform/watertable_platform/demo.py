@@ -262,6 +262,8 @@ def _watched(
             if dagster.ended:
                 raise JobError(f"Dagster ended by itself; its log is {log}:\n{dagster.tail()}")
             board.look()
+            for line in board.news():
+                _log(console, line)
         board.closing = True
     console.print(Markdown(script.tour()))
     return 0
@@ -445,6 +447,7 @@ class Board:
         self._first_row: float | None = None
         self._delta: dict[str, Any] = {}
         self._last = (0.0, 0)
+        self._told: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take in an event of a run that is ours."""
@@ -466,6 +469,16 @@ class Board:
             self._first_row = time.monotonic() - self._began
         if self._admin is not None:
             self._look_at_stream()
+
+    def news(self) -> Iterator[str]:
+        """Give what has come about since this was asked last, in lines for where nothing can be drawn."""
+        lines = [f"Dagster {self._page.url} {self._page.state}"] if self._page is not None else []
+        if self.feeding is not None and self.feeding.done >= self.feeding.total:
+            lines.append(f"all {self.feeding.total:,} records are in the topics")
+        if self._first_row is not None:
+            lines.append(f"the tables have rows, after {self._first_row:.0f} s")
+        yield from (line for line in lines if line not in self._told)
+        self._told.update(lines)
 
     def __rich__(self) -> RenderableType:
         """Draw it."""

@@ -220,7 +220,8 @@ class Chain:
     def start(self, **options: Any) -> Child:
         """Start a child and wait until it has its JVM."""
         script = Script(
-            suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, merges=self.seed % 2 == 1, **options
+            suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, merges=self.seed % 2 == 1,
+            windows_anew=len(self.jvms) % 2 == 1, **options,
         )  # fmt: skip
         if self.archive:
             script = replace(script, archive=self.archive)

@@ -28,6 +28,7 @@ ARMED = ExitStack()
 class Script:
     """Say what a child does. `delay` seconds after the nth time that it meets `point`, it kills `how`.
 
+    Its folds merge, or write each table anew; where they merge, they may write the last windows of a windowed table anew instead.
     With `act` it does one, and not what a run does: see `acting`.
     """
 
@@ -44,6 +45,7 @@ class Script:
     read: str = ""
     archive: str = ""
     merges: bool = False
+    windows_anew: bool = False
     act: str = ""
     to: str = "earliest"
     again: bool = False
@@ -85,7 +87,8 @@ def main(script: Script) -> int:
         return perform(script, spark, settings, jvm)
     small_buckets()
     if script.merges:  # tables as small as these would all be folded by writing them anew
-        fold.SMALL_BASE = fold.OVERWRITE_WINDOWS = -1  # type: ignore[misc]
+        fold.SMALL_BASE, fold.OVERWRITE_FROM = -1, float("inf")  # type: ignore[misc]
+        fold.OVERWRITE_WINDOWS = 1 << 40 if script.windows_anew else -1  # type: ignore[misc]
     BUGS.get(script.bug, lambda: None)()
     if script.point:
         arm(script, jvm)

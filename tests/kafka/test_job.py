@@ -148,6 +148,7 @@ def test_runs_go_on_where_the_last_one_ended_and_publish_each_change_once(world:
     assert batch.lag == {world.moves: 0}
     fold = next(e for e in first if isinstance(e, Folded))
     assert fold.tables["stock"].folded == f"shop{world.suffix}@1.1"
+    assert (batch.unfolded_s > 0, fold.unfolded_s) == (True, 0.0)
 
     world.produce(("a", 1), ("c", 3), ("a", -9))
     second = world.run()

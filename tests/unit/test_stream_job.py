@@ -42,7 +42,7 @@ def batch(seq, **rows):
         quarantined=1, dropped={"late": 2}, rows=rows, stream_time="2011-01-01T00:00:00+00:00")
 def fold(**versions):
     say("fold", tables={t: {"version": v, "folded": "shop@1.4", "ms": 40} for t, v in versions.items()}, fold_ms=50, fold_lag_s=1.5)
-def idle(): say("idle", position="shop@1.4", lag={"sales": 0})
+def idle(**more): say("idle", **{"position": "shop@1.4", "lag": {"sales": 0}, **more})
 """
 
 
@@ -113,6 +113,21 @@ def test_a_table_is_reported_with_numbers_that_plot_and_with_its_provenance(run:
     stock = instance.fetch_materializations(dg.AssetKey(["shop", "stock"]), limit=50).records[-1]
     assert tags["dagster/input_event_pointer/shop/stock"] == str(stock.storage_id)
     assert (first.tags or {})["dagster/input_data_version/topics/sales"] == "INITIAL"
+
+
+def test_the_fold_lag_is_that_of_what_waits_now_so_a_late_fold_ends_the_warning(run: Run, instance: dg.DagsterInstance) -> None:
+    result = run(
+        """
+        started(); batch(4, stock=5); idle(unfolded_s=61.0); idle(unfolded_s=64.0); idle(unfolded_s=125.0)
+        fold(stock=8); idle(); sys.exit(1)
+        """
+    )
+    nothing = (True, "no commit waits for its fold")
+    late = [(False, f"the oldest commit that waits for its fold is {minutes} min old") for minutes in (1, 2)]
+    logs = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    said = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
+    key = dg.AssetCheckKey(dg.AssetKey(["shop", "stock"]), "fold_lag")
+    assert [(s.passed, s.description) for s in said if s.asset_check_key == key] == [nothing, *late, nothing]
 
 
 def test_reports_are_throttled_but_for_the_first(run: Run, instance: dg.DagsterInstance) -> None:

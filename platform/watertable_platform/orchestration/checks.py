@@ -140,13 +140,17 @@ def freshness(held: Lease | None) -> Verdict:
     if not held.is_held:
         return Verdict(False, f"unknown: the stream doesn't run; it was {lag} records behind", dg.AssetCheckSeverity.WARN, {"lag": lag})
     says = f"{lag} records behind, for {behind:.0f} s" if lag else "at the head of its topics"
+    if behind > BEHIND:  # a verdict is told when it is new: so once a minute
+        says = f"there were unread records for {behind // 60:.0f} min"
     return Verdict(behind <= BEHIND, says, dg.AssetCheckSeverity.WARN, {"lag": lag, "behind for s": round(behind, 1)})
 
 
 def fold_lag(held: Lease | None) -> Verdict:
-    """Judge the last fold: how old the oldest commit was that it brought to plain Delta readers."""
-    age = held.fold_lag_s if held else 0.0
-    says = f"the last fold reached {age:.1f} s back" if age else "nothing was folded by this stream yet"
+    """Judge by what waits for its fold: how long plain Delta readers have lacked what `wt.read` gives."""
+    age = held.beat - held.unfolded_since if held and held.unfolded_since else 0.0
+    says = f"the oldest commit that waits for its fold is {age:.0f} s old" if age else "no commit waits for its fold"
+    if age > FOLD_SECONDS:
+        says = f"the oldest commit that waits for its fold is {age // 60:.0f} min old"
     return Verdict(age <= FOLD_SECONDS, says, dg.AssetCheckSeverity.WARN, {"fold lag s": round(age, 3)})
 
 

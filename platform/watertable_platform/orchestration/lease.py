@@ -34,7 +34,7 @@ class Lease:
     `pid` is the Dagster worker, `driver` the process that writes, each with its birth.
     `act` marks a bounded act's: it ends by itself.
     `behind_since` is when lag was last seen to begin; 0: there is none. `lag` is empty until it is known; `told` is how far its days
-    have been reported.
+    have been reported. `unfolded_since` is when the oldest commit was made that waits for its fold; 0: none does.
     """
 
     app: str
@@ -51,7 +51,7 @@ class Lease:
     stream_time: str = ""
     lag: dict[str, int] = field(default_factory=dict)
     behind_since: float = 0.0
-    fold_lag_s: float = 0.0
+    unfolded_since: float = 0.0
     told: str = ""
     act: bool = False
     released: bool = False

@@ -158,17 +158,18 @@ class _Stream:
             case "started":
                 self._started(event)
             case "batch":
-                self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time)
+                reached = event.get("stream_time") or self.lease.stream_time
+                self._beat(lag=event["lag"], stream_time=reached, unfolded_since=_since(event))
                 self.reporter.batch(event)
                 self._judge()
             case "fold":
-                self._beat(fold_lag_s=float(event["fold_lag_s"]))
+                self._beat(unfolded_since=_since(event))
                 self.reporter.fold(event)
                 self._judge()
             case "days":
                 self.reporter.touched(event)
             case "idle":
-                self._beat(lag=event["lag"])
+                self._beat(lag=event["lag"], unfolded_since=_since(event))
                 self.reporter.idle(event)
                 self._judge()
                 if event.get("problem"):
@@ -261,6 +262,12 @@ def environment(settings: Settings, instance: dg.DagsterInstance) -> str:
     """Name the environment that a lease belongs to: this Dagster instance, and the settings' prefix."""
     home = os.environ.get("DAGSTER_HOME", "")
     return f"{settings.env or 'default'}@{home or instance.root_directory}"
+
+
+def _since(event: Event) -> float:
+    """Give when the oldest commit was made that waits for its fold; 0.0 where none does."""
+    age = float(event.get("unfolded_s", 0.0))
+    return time.time() - age if age else 0.0
 
 
 def _obituary(code: int) -> str:

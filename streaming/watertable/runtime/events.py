@@ -1,8 +1,9 @@
 """Say what happened to a running app, as data: the progress line, `--json`, Dagster and the tests all read these.
 
 An event is a frozen value; `as_json` gives the one line a program reads. Times are UTC in ISO 8601; a position is written
-`retail@3.48211`. A run begins with `Started` and ends with `Stopped` or `Failed`, and between them is never silent for long: where
-there is nothing to do, `Idle` comes every few seconds.
+`retail@3.48211`; `unfolded_s` is the age of the oldest commit that waits for its fold, or for the end of it, 0.0 where none does. A run
+begins with `Started` and ends with `Stopped` or `Failed`, and between them is never silent for long: where there is nothing to do,
+`Idle` comes every few seconds.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class BatchCommitted:
     rows: Mapping[str, int] = field(default_factory=dict)
     published: Mapping[str, int] = field(default_factory=dict)
     stream_time: datetime | None = None
+    unfolded_s: float = 0.0
 
     @property
     def records_per_second(self) -> float:
@@ -68,6 +70,7 @@ class Folded:
     tables: Mapping[str, TableFolded]
     fold_ms: int
     fold_lag_s: float
+    unfolded_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,7 @@ class Idle:
     lag: Mapping[str, int]
     busy_s: float = 0.0
     problem: str = ""
+    unfolded_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +146,7 @@ def as_json(event: Event) -> str:
     """Write an event as one line of JSON.
 
     >>> as_json(Idle(position="retail@1.17", lag={"sales": 0}))
-    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}, "busy_s": 0.0, "problem": ""}'
+    '{"event": "idle", "position": "retail@1.17", "lag": {"sales": 0}, "busy_s": 0.0, "problem": "", "unfolded_s": 0.0}'
     """
     body: dict[str, object] = {"event": event.event, **dataclasses.asdict(event)}
     if isinstance(event, BatchCommitted):

@@ -465,7 +465,7 @@ class _Job:
             BatchCommitted(
                 position=self.shown, records=stats.records, seconds=time.monotonic() - began, lag=self._lag(ends), jobs=spent,
                 quarantined=stats.quarantined, dropped=dict(dropped), rows=rows, published=outbox,
-                stream_time=min(times, default=None),
+                stream_time=min(times, default=None), unfolded_s=self.folding.unfolded,
             )
         )  # fmt: skip
 
@@ -537,7 +537,8 @@ class _Job:
             if self._started and time.monotonic() - self.emit.last >= HEARTBEAT:
                 busy = time.monotonic() - self._busy_since if self._busy_since else 0.0
                 problem = self.problem or self.courier.problem
-                self.emit(Idle(position=self.shown, lag=self._known_lag, busy_s=round(busy, 1), problem=problem))
+                waits = self.folding.unfolded
+                self.emit(Idle(position=self.shown, lag=self._known_lag, busy_s=round(busy, 1), problem=problem, unfolded_s=waits))
 
     def _look_after(self) -> None:
         """Raise what stopped a worker: a run whose tables aren't folded or whose outbox isn't sent is no run."""

@@ -110,7 +110,8 @@ class Folding(Worker):
         self._store, self._every, self._bound, self._tidy_every, self._emit = store, fold_seconds, tail_rows, tidy_seconds, emit
         self._lock = threading.Lock()
         self._waiting: dict[str, int] = {}
-        self._oldest: float | None = None
+        self._oldest: float | None = None  # when the oldest commit was made that waits for a fold
+        self._underway: float | None = None  # and that of those that are being folded
         self._known: Known | None = None
         self._due = self._tidy_due = 0.0
         self._finishing = False
@@ -120,6 +121,13 @@ class Folding(Worker):
         """Give the number of rows that wait for the fold of one table, at most."""
         with self._lock:
             return max(self._waiting.values(), default=0)
+
+    @property
+    def unfolded(self) -> float:
+        """Give the age in seconds of the oldest commit whose fold hasn't ended; 0.0 when all are folded."""
+        with self._lock:
+            oldest = self._oldest if self._underway is None else self._underway
+        return 0.0 if oldest is None else max(0.001, round(time.monotonic() - oldest, 3))
 
     def waiting(self, known: Known, rows: Mapping[str, int]) -> None:
         """Hear of a commit from its writer, and of how many rows it added to each table's tail."""
@@ -160,19 +168,21 @@ class Folding(Worker):
 
     def _fold(self, *, beside: bool) -> None:
         with self._lock:
-            oldest, self._oldest = self._oldest, None
-            self._waiting, known = {}, self._known
+            oldest = self._underway = self._oldest
+            self._oldest, self._waiting, known = None, {}, self._known
         if known is None:
             return  # nothing was ever committed
         began = time.monotonic()
         with self._group("fold"):
             done = self._store.fold_all(known, self._closed.is_set, beside=beside)
+        with self._lock:
+            self._underway = None
         if done:
             lag = 0.0 if oldest is None else time.monotonic() - oldest
             folded = str(known.position)
             shown = {name: fold for name, fold in done.items() if not name.startswith("__")}  # the buffers of joins are nobody's tables
             tables = {name: TableFolded(version=fold.mark.version, folded=folded, ms=fold.ms) for name, fold in shown.items()}
-            self._emit(Folded(tables=tables, fold_ms=_ms(began), fold_lag_s=round(lag, 3)))
+            self._emit(Folded(tables=tables, fold_ms=_ms(began), fold_lag_s=round(lag, 3), unfolded_s=self.unfolded))
         if self._touched is not None and self._touched.told != known.position and not self._closed.is_set():
             with self._group("days"):
                 days = self._touched.upto(known.position, known.head.lineage)
