@@ -40,15 +40,18 @@ AHEAD = 600
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Name one kill of the grid; by its seed it lands at the point or a little after it, at the first or a later time."""
+    """Name one kill of the grid; by its seed it lands at the point or a little after it, at the first or a later time, or the `nth`."""
 
     point: str
     how: str
     seed: int
+    nth: int = 0
 
     def aim(self) -> tuple[int, float]:
         """Give the nth time at which the point is armed, and the delay of the kill."""
         draw = Random(f"{self.point}/{self.how}/{self.seed}")
+        if self.nth:
+            return self.nth, round(draw.uniform(0.0, 0.4), 3)
         if self.seed == 0 or not self.point.startswith(("store.commit", "fold", "job.batch", "publish")):
             return 1, 0.0 if self.seed == 0 else round(draw.uniform(0.0, 0.3), 3)
         rarely = self.point in ("fold.after_pin", "fold.after_confirm")  # once a round of folds, not once a table
@@ -130,6 +133,7 @@ class Chain:
     seed: int
     bug: str = ""
     archive: str = ""
+    windows_anew: bool = False
     ledger: Ledger = field(init=False)
     lake: Lake = field(init=False)
     jvms: list[tuple[int, str]] = field(default_factory=list)
@@ -221,7 +225,7 @@ class Chain:
         """Start a child and wait until it has its JVM."""
         script = Script(
             suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, merges=self.seed % 2 == 1,
-            windows_anew=len(self.jvms) % 2 == 1, **options,
+            windows_anew=self.windows_anew, **options,
         )  # fmt: skip
         if self.archive:
             script = replace(script, archive=self.archive)

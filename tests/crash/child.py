@@ -28,7 +28,7 @@ ARMED = ExitStack()
 class Script:
     """Say what a child does. `delay` seconds after the nth time that it meets `point`, it kills `how`.
 
-    Its folds merge, or write each table anew; where they merge, they may write the last windows of a windowed table anew instead.
+    Its folds merge, or write each table anew; where they merge, they may write anew the last windows of a windowed table instead.
     With `act` it does one, and not what a run does: see `acting`.
     """
 

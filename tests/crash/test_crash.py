@@ -10,8 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.crash.campaign import WAYS, Cell, Chain, Result, grid
+from tests.crash.ledger import topology
 from watertable.failpoints import POINTS
 from watertable.kafka.config import Cluster
 
@@ -62,6 +64,22 @@ def test_an_app_killed_at_every_point_loses_repeats_and_reorders_nothing(
     chain = Chain(broker, tmp_path, f"_{way.replace('-', '_')}_{seed}", seed, archive=archive)
     results = _campaign(chain, cells, capsys)
     _hold(results, chain.finish().differences, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_an_app_killed_while_its_last_windows_are_written_anew_loses_and_repeats_nothing(
+    broker: Cluster, tmp_path: Path, archive: str, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = [table.name for table in topology("").tables].index("windows") + 1
+    cells = [Cell("fold.after_confirm", way, 1)]  # whose first folds make the tables
+    cells += [Cell(point, way, seed, windows) for seed in SEEDS for point in ("fold.before_merge", "fold.after_merge")]
+    chain = Chain(broker, tmp_path, f"_windows_{way.replace('-', '_')}", seed=1, archive=archive, windows_anew=True)
+    results = _campaign(chain, cells, capsys)
+    _hold(results, chain.finish().differences, capsys)
+    told = [(c["operation"], c.get("operationParameters", {})) for c in DeltaTable(str(chain.lake.folder / "windows")).history()]
+    by = {operation for operation, how in told if "window_start" in how.get("predicate", "")}
+    assert by == {"WRITE"}, "the last windows were written anew, and not merged"
 
 
 @pytest.mark.slow

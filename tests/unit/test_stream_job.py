@@ -18,8 +18,8 @@ import pytest
 
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
+from watertable_platform.orchestration import checks, stream_job
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration import stream_job
 from watertable_platform.orchestration.child import Child, alive, birth
 from watertable_platform.orchestration.history import attempts, job_name
 from watertable_platform.orchestration.lease import Lease
@@ -128,6 +128,13 @@ def test_the_fold_lag_is_that_of_what_waits_now_so_a_late_fold_ends_the_warning(
     said = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
     key = dg.AssetCheckKey(dg.AssetKey(["shop", "stock"]), "fold_lag")
     assert [(s.passed, s.description) for s in said if s.asset_check_key == key] == [nothing, *late, nothing]
+
+
+@pytest.mark.parametrize(("every", "age", "holds"), [(30.0, 60.0, True), (30.0, 61.0, False), (300.0, 600.0, True), (300.0, 601.0, False)])
+def test_folds_that_come_seldom_may_be_late_by_as_much(every: float, age: float, holds: bool) -> None:
+    held = Lease(app="shop", run_id="r", environment="e", beat=10_000.0, unfolded_since=10_000.0 - age)
+    assert checks.fold_lag(held, every).passed is holds
+    assert checks.fold_lag(None, every).passed
 
 
 def test_reports_are_throttled_but_for_the_first(run: Run, instance: dg.DagsterInstance) -> None:

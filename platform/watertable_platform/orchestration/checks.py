@@ -30,13 +30,13 @@ FOLD_LAG: Final = "fold_lag"
 BEHIND: Final = 300.0
 """Seconds for which a stream may have unread records before its tables count as late."""
 FOLD_SECONDS: Final = 60.0
-"""How far, in seconds, a plain Delta reader may be behind."""
+"""How far, in seconds, a plain Delta reader may be behind, at least; twice the time between two folds, where that is more."""
 
 _DESCRIPTIONS: Final = {
     STREAM_ALIVE: "The stream is in the state that a person wanted: launched means running, whatever crashed in between.",
     DEPLOYED_CODE: "The code that wrote the table's last changes is the code that is loaded.",
     FRESHNESS: f"The stream hasn't had unread records for more than {BEHIND:.0f} s. Idle topics and old data are fresh.",
-    FOLD_LAG: f"A plain Delta reader is at most {FOLD_SECONDS:.0f} s behind the stream.",
+    FOLD_LAG: f"A plain Delta reader is at most {FOLD_SECONDS:.0f} s behind the stream; twice `fold_seconds`, where that is more.",
 }
 
 
@@ -83,7 +83,7 @@ def build_checks(app: LoadedApp, settings: Settings, loaded_at: float) -> dg.Ass
                 (STREAM_ALIVE, stream_alive(decision)),
                 (DEPLOYED_CODE, deployed_code(table, recorded_code(context.instance, key))),
                 (FRESHNESS, freshness(held)),
-                (FOLD_LAG, fold_lag(held)),
+                (FOLD_LAG, fold_lag(held, settings.fold_seconds)),
             ):
                 if dg.AssetCheckKey(key, name) in context.selected_asset_check_keys:
                     yield verdict.result(key, name)
@@ -145,13 +145,14 @@ def freshness(held: Lease | None) -> Verdict:
     return Verdict(behind <= BEHIND, says, dg.AssetCheckSeverity.WARN, {"lag": lag, "behind for s": round(behind, 1)})
 
 
-def fold_lag(held: Lease | None) -> Verdict:
-    """Judge by what waits for its fold: how long plain Delta readers have lacked what `wt.read` gives."""
+def fold_lag(held: Lease | None, every: float) -> Verdict:
+    """Judge by what waits for its fold, one of which comes `every` so many seconds: how long plain Delta readers have lacked it."""
     age = held.beat - held.unfolded_since if held and held.unfolded_since else 0.0
     says = f"the oldest commit that waits for its fold is {age:.0f} s old" if age else "no commit waits for its fold"
-    if age > FOLD_SECONDS:
+    late = age > max(FOLD_SECONDS, 2 * every)
+    if late:
         says = f"the oldest commit that waits for its fold is {age // 60:.0f} min old"
-    return Verdict(age <= FOLD_SECONDS, says, dg.AssetCheckSeverity.WARN, {"fold lag s": round(age, 3)})
+    return Verdict(not late, says, dg.AssetCheckSeverity.WARN, {"fold lag s": round(age, 3)})
 
 
 _PLACE: Final = ("topic", "partition", "offset", "location", "position", "error")

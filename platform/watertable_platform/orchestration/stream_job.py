@@ -202,7 +202,7 @@ class _Stream:
 
     def _judge(self, *, always: bool = False) -> None:
         self.reporter.check(checks.FRESHNESS, lambda _: checks.freshness(self.lease), always=always)
-        self.reporter.check(checks.FOLD_LAG, lambda _: checks.fold_lag(self.lease), always=always)
+        self.reporter.check(checks.FOLD_LAG, lambda _: checks.fold_lag(self.lease, self.settings.fold_seconds), always=always)
 
     def _observe_topics(self) -> None:
         """Record what the topics are before a table names them as its inputs; the topics sensor does the rest."""
