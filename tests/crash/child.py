@@ -198,12 +198,12 @@ def zombie_commits() -> None:
     """Forget the fence: append whatever comes, whoever has written in between."""
     from watertable.store import deltalog
 
-    honest = deltalog.DeltaLog.append
+    honest = deltalog.DeltaLog.draft
 
-    def careless(self: Any, frame: Any, *, note: str = "", point: str = "", **_: Any) -> Any:
-        return honest(self, frame, note=note, point=point)
+    def careless(self: Any, *, note: str = "", point: str = "", **_: Any) -> Any:
+        return honest(self, note=note, point=point)
 
-    deltalog.DeltaLog.append = careless  # type: ignore[method-assign]
+    deltalog.DeltaLog.draft = careless  # type: ignore[method-assign]
 
 
 def mixed_app() -> None:
