@@ -41,8 +41,9 @@ def batch(seq, **rows):
     say("batch", position=f"shop@1.{seq}", records=100, seconds=0.5, records_per_second=200.0, batch_ms=500, lag={"sales": 7},
         quarantined=1, dropped={"late": 2}, rows=rows, stream_time="2011-01-01T00:00:00+00:00")
 def fold(**versions):
-    say("fold", tables={t: {"version": v, "folded": "shop@1.4", "ms": 40} for t, v in versions.items()}, fold_ms=50, fold_lag_s=1.5)
-def idle(**more): say("idle", **{"position": "shop@1.4", "lag": {"sales": 0}, **more})
+    tables = {t: {"version": v, "folded": "shop@1.4", "ms": 40} for t, v in versions.items()}
+    say("fold", tables=tables, fold_ms=50, fold_lag_s=1.5, unfolded_s=0.0)
+def idle(**more): say("idle", **{"position": "shop@1.4", "lag": {"sales": 0}, "unfolded_s": 0.0, **more})
 """
 
 

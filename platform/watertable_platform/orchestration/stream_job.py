@@ -154,22 +154,23 @@ class _Stream:
         """Take in one event: remember where the app stands, and tell Dagster what is worth it."""
         if event.get("position"):
             self.lease = dataclasses.replace(self.lease, position=event["position"])
+        if (age := event.get("unfolded_s")) is not None:
+            self.lease = dataclasses.replace(self.lease, unfolded_since=time.time() - age if age else 0.0)
         match event["event"]:
             case "started":
                 self._started(event)
             case "batch":
-                reached = event.get("stream_time") or self.lease.stream_time
-                self._beat(lag=event["lag"], stream_time=reached, unfolded_since=_since(event))
+                self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time)
                 self.reporter.batch(event)
                 self._judge()
             case "fold":
-                self._beat(unfolded_since=_since(event))
+                self._beat()
                 self.reporter.fold(event)
                 self._judge()
             case "days":
                 self.reporter.touched(event)
             case "idle":
-                self._beat(lag=event["lag"], unfolded_since=_since(event))
+                self._beat(lag=event["lag"])
                 self.reporter.idle(event)
                 self._judge()
                 if event.get("problem"):
@@ -262,12 +263,6 @@ def environment(settings: Settings, instance: dg.DagsterInstance) -> str:
     """Name the environment that a lease belongs to: this Dagster instance, and the settings' prefix."""
     home = os.environ.get("DAGSTER_HOME", "")
     return f"{settings.env or 'default'}@{home or instance.root_directory}"
-
-
-def _since(event: Event) -> float:
-    """Give when the oldest commit was made that waits for its fold; 0.0 where none does."""
-    age = float(event.get("unfolded_s", 0.0))
-    return time.time() - age if age else 0.0
 
 
 def _obituary(code: int) -> str:
