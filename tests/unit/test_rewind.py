@@ -44,8 +44,8 @@ def facts(seq: int = 4, available: Mapping[tuple[str, int], int] | None = None, 
     begins = {("moves", 0): 100 * seq, ("moves", 1): 50 * seq}
     kept = {"fork_fingerprint": shop().fingerprint if seq else ""}
     return Facts(**{
-        "head": head(), "parent": 1, "fork": Position("shop", 1, seq), "back": 1, "begins": begins,
-        "available": available or dict.fromkeys(begins, 0), "records": 900, **kept, **changes,
+        "at": datetime(2011, 6, 1, 12, 30, 15, 250_000, UTC), "head": head(), "parent": 1, "fork": Position("shop", 1, seq), "back": 1,
+        "begins": begins, "available": available or dict.fromkeys(begins, 0), "records": 900, **kept, **changes,
     })  # fmt: skip
 
 
@@ -109,6 +109,7 @@ def test_a_plan_names_what_is_read_again_and_where_the_app_goes_on() -> None:
     assert (plan.head, plan.fork, plan.becomes, plan.parent, plan.commits, plan.records) == ("shop@1.10", "shop@1.4", "shop@2.4", 1, 6, 900)
     assert (plan.sinks, plan.refusals, plan.losses, plan.words) == (("low",), (), (), "rewind to commit 4")
     assert planned(reason="a bad price").words == "rewind to commit 4: a bad price"
+    assert (plan.made_at, planned()) == ("2011-06-01T12:30:15+00:00", plan)  # the same facts, the same plan
 
 
 def test_a_plan_that_publishes_again_names_the_topics_and_the_records_of_which() -> None:

@@ -246,12 +246,13 @@ class RewindPlan:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Hold what a plan is drawn from: the app's head, the place to fork at, and what Kafka still has.
+    """Hold what a plan is drawn from: when it was looked up, the app's head, the place to fork at, and what Kafka still has.
 
     `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
     those up to which it is in archives; `records` counts what was committed after it, None where that is another lineage.
     """
 
+    at: datetime
     head: Head
     parent: int
     fork: Position
@@ -355,9 +356,9 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
         if done.get("ms", 0) > 0 and done.get("records", 0) > 0
     ]  # fmt: skip
     return Facts(
-        head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back, here[0].fingerprint if here else "", begins,
-        available, archived, renamed, changelog.extent(snapshot, head.lineage, seq, upto).records if on_lineage and upto > seq else None,
-        samples,
+        datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
+        here[0].fingerprint if here else "", begins, available, archived, renamed,
+        changelog.extent(snapshot, head.lineage, seq, upto).records if on_lineage and upto > seq else None, samples,
     )  # fmt: skip
 
 
@@ -417,7 +418,7 @@ def draw(
         emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
         eta=estimate(facts.samples, records, batch_records), partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
-        refusals=tuple(refusals), reason=reason, made_at=datetime.now(UTC).isoformat(timespec="seconds"), shadow=shadow,
+        refusals=tuple(refusals), reason=reason, made_at=facts.at.isoformat(timespec="seconds"), shadow=shadow,
         rebuilds=rebuilds, days="/".join(map(str, days or ())), until=facts.until.seq if facts.until else 0,
     )  # fmt: skip
 
