@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.watertable-ready
 JARS   := $(VENV)/.watertable-jars
+CLASSES := $(VENV)/share/watertable/spark.jsa
 ARGS   ?=
 # Tests run in so many processes, a file of them in one; each has a JVM of its own (2 GB).
 JOBS   ?= 2
@@ -17,22 +18,22 @@ help: ## show this handbook
 
 setup: $(JARS) ## make the environment and fetch the jars; the other targets do it themselves
 
-classes: setup ## archive the classes that Spark loads: every start of it is some seconds quicker (200 MB in .venv; a minute or two)
+classes: setup ## archive the classes that Spark loads anew, after an update of Java: every start is some seconds quicker
 	$(BIN)/python -m watertable.classes
 
-demo: setup ## the retail demo: broker, topics, tables, Dagster; options in ARGS="--until-caught-up --no-browser"
+demo: $(CLASSES) ## the retail demo: broker, topics, tables, Dagster; options in ARGS="--until-caught-up --no-browser"
 	$(BIN)/watertable demo $(ARGS)
 
-dev: setup ## broker and Dagster with code reload
+dev: $(CLASSES) ## broker and Dagster with code reload
 	$(BIN)/watertable dev $(ARGS)
 
-test: setup ## the tests of every change (20 to 45 minutes on 2 cores)
+test: $(CLASSES) ## the tests of every change (20 to 45 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: setup ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, and 50 on a store
+test-all: $(CLASSES) ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, and 50 on a store
 	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
 
-proofs: setup ## run what proves each operator, and print docs/proofs.md: which test holds which operator to which law
+proofs: $(CLASSES) ## run what proves each operator, and print docs/proofs.md: which test holds which operator to which law
 	$(BIN)/python -m pytest -m "" -n $(JOBS) --dist loadfile --no-loadscope-reorder --proofs docs/proofs.md \
 		tests/properties/test_stores_keep_the_law.py tests/properties tests/cases $(ARGS)
 
@@ -42,7 +43,7 @@ check: setup ## ruff, mypy --strict, the import laws
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_house.py
 
-bench: setup ## the benchmarks, with Kafka Streams beside (needs a JDK); prints what it ran on
+bench: $(CLASSES) ## the benchmarks, with Kafka Streams beside (needs a JDK); prints what it ran on
 	$(BIN)/python -m watertable.jars spark broker bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -68,10 +69,14 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); \
 		echo "$(PYTHON) can't make a virtual environment (Debian: apt-get install python3-venv)"; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^\(uv==[0-9.]*\).*/\1/p' requirements.lock)"
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(JARS): $(READY) streaming/watertable/jars.lock
 	$(BIN)/python -m watertable.jars
 	@touch $@
+
+# What starts Spark starts from this; where it can't be made, all runs as well, and takes longer.
+$(CLASSES): $(JARS)
+	@$(BIN)/python -m watertable.classes || echo "Without the archive, every start of Spark takes some seconds longer; \`make classes\` tries again."

@@ -49,7 +49,9 @@ SPEED: Final = 86_400.0
 _LOOK: Final = 1.0
 _PATIENCE: Final = 30.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_PACE: Final = {"WATERTABLE_FOLD_SECONDS": "10", "WATERTABLE_BATCH_RECORDS": "100000"}  # sooner than by default: a person is looking
+_FOLDED: Final = {"WATERTABLE_FOLD_SECONDS": "10"}  # sooner than by default: a person is looking
+_BOUNDED: Final = {**_FOLDED, "WATERTABLE_BATCH_RECORDS": "100000"}
+_WATCHED: Final = {**_FOLDED, "WATERTABLE_BATCH_RECORDS": "20000"}  # the first rows are there before all that has come meanwhile is
 _MEMORY: Final = "1536m"  # of the driver: Kafka, Dagster and Spark stay within 4 GB
 _Partition = tuple[str, int]
 
@@ -198,8 +200,8 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, days: int | N
         if stop.is_set():
             return 130
         _log(console, f"{feeding.done:,} records are in the topics")
-        log = settings.log_file("demo")
-        with Child(run_command(script.app.name, "--available-now"), env=_environment(settings), cwd=settings.project, log=log) as child:
+        log, env = settings.log_file("demo"), _environment(settings, _BOUNDED)
+        with Child(run_command(script.app.name, "--available-now"), env=env, cwd=settings.project, log=log) as child:
             while not child.ended and not stop.is_set():
                 event = child.event(0.25)
                 if event is not None:
@@ -222,10 +224,10 @@ def _bounded(settings: Settings, cluster: Cluster, script: Script, days: int | N
         return 130
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: Settings, pace: Mapping[str, str]) -> dict[str, str]:
     """Say how the demo's stream should run, where the user hasn't said it."""
-    pace = {name: value for name, value in _PACE.items() if name not in os.environ}
-    return {**pace, "WATERTABLE_SPARK": json.dumps({"spark.driver.memory": _MEMORY, **settings.spark})}
+    unsaid = {name: value for name, value in pace.items() if name not in os.environ}
+    return {**unsaid, "WATERTABLE_SPARK": json.dumps({"spark.driver.memory": _MEMORY, **settings.spark})}
 
 
 def _log(console: Console, text: str) -> None:
@@ -246,12 +248,12 @@ def _watched(
     from watertable.kafka.admin import Admin
     from watertable_platform.orchestration.child import Child
 
-    log = settings.log_file("dagster")
+    log, env = settings.log_file("dagster"), _environment(settings, _WATCHED)
     command = [sys.executable, "-m", "watertable_platform", "dev", "--port", str(port), "--no-broker"]
     page = Page(f"http://127.0.0.1:{port}", script.app.name)
     board = Board(settings, script.app, Admin(cluster), page, script.tour())
     with (
-        Child(command, env=_environment(settings), cwd=settings.project, log=log) as dagster,  # it starts while the replay is planned
+        Child(command, env=env, cwd=settings.project, log=log) as dagster,  # it starts while the replay is planned
         _feeding(cluster, script.schedule(days, console), speed or None, stop) as feeding,
         _live(board, console),
     ):

@@ -199,6 +199,25 @@ def test_a_stop_ends_the_run_within_seconds_and_is_no_failure(world: World) -> N
     assert sum(n for _, n in world.stock().values()) == 50
 
 
+def test_the_first_commit_of_a_new_app_is_folded_at_once_and_later_ones_by_the_interval(world: World) -> None:
+    world.produce(("a", 5))
+    stop, said = threading.Event(), list[str]()
+    patience = threading.Timer(120, stop.set)
+    patience.start()
+
+    def look(event: Event) -> None:
+        said.extend([event.event] if isinstance(event, BatchCommitted | Folded) else [])
+        if isinstance(event, Folded):
+            world.produce(("a", 1))
+        elif said == ["batch", "fold", "batch"]:
+            stop.set()
+
+    job.run(world.topology(), world.settings, spark=world.spark, stop=stop, on_event=look)
+    patience.cancel()
+    assert said == ["batch", "fold", "batch"]
+    assert world.settings.fold_seconds == 3600
+
+
 def test_a_batch_that_cannot_be_done_in_time_is_undone_by_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce(("a", 1), ("b", 2))
     stop = threading.Event()

@@ -87,6 +87,15 @@ def test_a_head_that_is_remembered_is_what_a_new_process_finds_after_every_kind_
             assert kind == "fold" or replace(log.extent(snapshot, found.lineage, after, upto), records=0) == counted, (name, after)
 
 
+def test_of_an_app_that_is_new_nothing_is_looked_up(spark: SparkSession, tmp_path: Path, looks: list[str]) -> None:
+    ledger = Ledger.open(spark, str(tmp_path / "made"))
+    assert (ledger.sell(a=1), looks) == (Position("shop", 1, 1), [])
+    ledger.sell(a=1)
+    source, copy = ledger.store.changelog.path, Changelog(spark, str(tmp_path / "copied"), "shop")
+    spark.read.format("delta").load(source).write.format("delta").save(copy.path)
+    assert (copy.log.latest().version, copy.head().position, len(looks)) == (0, Position("shop", 1, 2), 1)  # type: ignore[union-attr]
+
+
 def test_what_was_committed_without_a_word_in_the_log_is_looked_up(ledger: Ledger, looks: list[str]) -> None:
     ledger.sell(a=1)
     log = ledger.store.changelog

@@ -232,8 +232,11 @@ class _Job:
         self._lag(ends)
         self._busy_since = began
         self._check_topics()
+        new = goal is None and self.position == Position(self.topology.app, 1, 0)
         self._advance(end, ends)
         self._busy_since = 0.0
+        if new:  # somebody waits for the tables to be there
+            self.folding.hurry()
         self._hold_back()
         if end == ends:
             self.stop.wait(max(0.0, began + self.pace.trigger - time.monotonic()))

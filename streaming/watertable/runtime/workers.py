@@ -139,6 +139,11 @@ class Folding(Worker):
         if self.tail > self._bound:
             self._wake.set()
 
+    def hurry(self) -> None:
+        """Fold what was committed as soon as that can be, and not only when the interval is over."""
+        self._due = time.monotonic()
+        self._wake.set()
+
     def finish(self, stop: threading.Event) -> None:
         """Fold all there is, now; return when it's done, or as soon as a stop is asked for."""
         self._finishing = True

@@ -249,8 +249,14 @@ class Changelog:
     def _follow(self, snapshot: Snapshot) -> _Seen | None:
         """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
         seen = _seen.get(self.path)
-        here = None if seen is None or seen.table != snapshot.table else self._next(seen, snapshot.version)
+        here = self._made(snapshot) if seen is None or seen.table != snapshot.table else self._next(seen, snapshot.version)
         return here and self._remember(here)
+
+    def _made(self, snapshot: Snapshot) -> _Seen | None:
+        """See that a changelog which has just been made holds nothing; None where it has gone on since, or was made of another's files."""
+        commit = None if snapshot.version else self.log.commit(0)
+        empty = commit is not None and commit.operation == "CREATE TABLE" and not commit.added
+        return _Seen(snapshot.table, 0, 0, ()) if empty else None
 
     def _remember(self, here: _Seen) -> _Seen:
         seen = _seen.get(self.path)
