@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -132,7 +132,6 @@ class Chain:
     name: str
     seed: int
     bug: str = ""
-    archive: str = ""
     windows_anew: bool = False
     ledger: Ledger = field(init=False)
     lake: Lake = field(init=False)
@@ -227,8 +226,6 @@ class Chain:
             suffix=self.name, home=str(self.home), bootstrap=self.cluster.bootstrap, bug=self.bug, merges=self.seed % 2 == 1,
             windows_anew=self.windows_anew, **options,
         )  # fmt: skip
-        if self.archive:
-            script = replace(script, archive=self.archive)
         child = Child(script, self.home / "child.log")
         child.follow("child")
         if child.jvm is not None:

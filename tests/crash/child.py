@@ -19,8 +19,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-JAVA = "-Xss16m -Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-
 ARMED = ExitStack()
 
 
@@ -43,7 +41,6 @@ class Script:
     available_now: bool = False
     batch_records: int = 60
     read: str = ""
-    archive: str = ""
     merges: bool = False
     windows_anew: bool = False
     act: str = ""
@@ -72,7 +69,7 @@ def main(script: Script) -> int:
         script.home, kafka=script.bootstrap, master="local[2]", trigger_seconds=0.0, batch_records=script.batch_records,
         fold_seconds=1.0 if script.point.startswith("fold") else 4.0, tidy_seconds=2.0 if busy else 30.0,
         spark={
-            "spark.driver.memory": "700m", "spark.driver.extraJavaOptions": java(script), "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "700m", "spark.sql.shuffle.partitions": "2",
             # Compiling code for each plan is most of what a JVM does that lives for a few batches.
             "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
@@ -102,11 +99,6 @@ def main(script: Script) -> int:
     if script.read:
         read(script, spark, settings)
     return 0
-
-
-def java(script: Script) -> str:
-    """Give the JVM's options. An archive of loaded classes halves what a start costs, and a campaign is mostly starts."""
-    return f"{JAVA} -XX:SharedArchiveFile={script.archive}" if script.archive else JAVA
 
 
 def say(event: dict[str, object]) -> None:

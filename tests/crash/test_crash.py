@@ -47,7 +47,7 @@ def _hold(results: list[Result], differences: list[str], out: pytest.CaptureFixt
 def test_an_app_that_is_killed_loses_repeats_and_reorders_nothing(
     broker: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chain = Chain(broker, tmp_path, "_smoke", seed=7)  # an archive of classes costs more than so few starts gain by it
+    chain = Chain(broker, tmp_path, "_smoke", seed=7)
     results = _campaign(chain, list(SMOKE), capsys)
     _hold(results, chain.finish().differences, capsys)
 
@@ -56,12 +56,12 @@ def test_an_app_that_is_killed_loses_repeats_and_reorders_nothing(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_app_killed_at_every_point_loses_repeats_and_reorders_nothing(
-    broker: Cluster, tmp_path: Path, archive: str, way: str, seed: int, capsys: pytest.CaptureFixture[str]
+    broker: Cluster, tmp_path: Path, way: str, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """CRASH_POINTS=fold,publish narrows the grid to points that begin so."""
     wanted = tuple(os.environ.get("CRASH_POINTS", "").split(","))
     cells = [Cell(point, way, seed) for point in POINTS if point.startswith(wanted) and not point.startswith("rewind.")]
-    chain = Chain(broker, tmp_path, f"_{way.replace('-', '_')}_{seed}", seed, archive=archive)
+    chain = Chain(broker, tmp_path, f"_{way.replace('-', '_')}_{seed}", seed)
     results = _campaign(chain, cells, capsys)
     _hold(results, chain.finish().differences, capsys)
 
@@ -69,12 +69,12 @@ def test_an_app_killed_at_every_point_loses_repeats_and_reorders_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_an_app_killed_while_its_last_windows_are_written_anew_loses_and_repeats_nothing(
-    broker: Cluster, tmp_path: Path, archive: str, way: str, capsys: pytest.CaptureFixture[str]
+    broker: Cluster, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     windows = [table.name for table in topology("").tables].index("windows") + 1
     cells = [Cell("fold.after_confirm", way, 1)]  # whose first folds make the tables
     cells += [Cell(point, way, seed, windows) for seed in SEEDS for point in ("fold.before_merge", "fold.after_merge")]
-    chain = Chain(broker, tmp_path, f"_windows_{way.replace('-', '_')}", seed=1, archive=archive, windows_anew=True)
+    chain = Chain(broker, tmp_path, f"_windows_{way.replace('-', '_')}", seed=1, windows_anew=True)
     results = _campaign(chain, cells, capsys)
     _hold(results, chain.finish().differences, capsys)
     told = [(c["operation"], c.get("operationParameters", {})) for c in DeltaTable(str(chain.lake.folder / "windows")).history()]
@@ -85,23 +85,23 @@ def test_an_app_killed_while_its_last_windows_are_written_anew_loses_and_repeats
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["store.commit.before_write", "store.commit.after_write", "fold.before_merge", "publish.after_produce"])
 def test_a_run_that_was_paused_while_another_took_over_ends_as_fenced_and_changes_nothing(
-    broker: Cluster, tmp_path: Path, archive: str, point: str
+    broker: Cluster, tmp_path: Path, point: str
 ) -> None:
-    chain = Chain(broker, tmp_path, f"_zombie_{point.replace('.', '_')}", seed=3, archive=archive)
+    chain = Chain(broker, tmp_path, f"_zombie_{point.replace('.', '_')}", seed=3)
     assert chain.zombie(point).differences == []
     assert chain.finish().differences == []
 
 
 @pytest.mark.slow
-def test_the_campaign_catches_an_offset_that_is_off_by_one(broker: Cluster, tmp_path: Path, archive: str) -> None:
-    chain = Chain(broker, tmp_path, "_bug_offset", seed=1, archive=archive, bug="offset off by one")
+def test_the_campaign_catches_an_offset_that_is_off_by_one(broker: Cluster, tmp_path: Path) -> None:
+    chain = Chain(broker, tmp_path, "_bug_offset", seed=1, bug="offset off by one")
     chain.run(Cell("store.commit.after_commit", "kill-both", 0))
     assert any("table entries" in difference for difference in chain.finish().differences)
 
 
 @pytest.mark.slow
-def test_the_campaign_catches_a_fold_that_is_not_idempotent(broker: Cluster, tmp_path: Path, archive: str) -> None:
-    chain = Chain(broker, tmp_path, "_bug_fold", seed=1, archive=archive, bug="fold not idempotent")
+def test_the_campaign_catches_a_fold_that_is_not_idempotent(broker: Cluster, tmp_path: Path) -> None:
+    chain = Chain(broker, tmp_path, "_bug_fold", seed=1, bug="fold not idempotent")
     second = Cell("fold.after_merge", "kill-python", 13)  # the first table's rows are latest values, which may be merged twice
     assert second.aim() == (2, 0.011)
     found = chain.run(second).why
@@ -109,8 +109,8 @@ def test_the_campaign_catches_a_fold_that_is_not_idempotent(broker: Cluster, tmp
 
 
 @pytest.mark.slow
-def test_the_campaign_catches_a_zombie_that_commits(broker: Cluster, tmp_path: Path, archive: str) -> None:
-    chain = Chain(broker, tmp_path, "_bug_zombie", seed=1, archive=archive, bug="zombie commit")
+def test_the_campaign_catches_a_zombie_that_commits(broker: Cluster, tmp_path: Path) -> None:
+    chain = Chain(broker, tmp_path, "_bug_zombie", seed=1, bug="zombie commit")
     assert any(
         "commit after" in difference or "table" in difference for difference in chain.zombie("store.commit.before_write").differences
     )

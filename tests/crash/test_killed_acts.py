@@ -59,11 +59,11 @@ def test_every_point_of_these_acts_is_in_the_grid() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_an_act_that_is_killed_leaves_the_old_state_or_the_new_and_says_which(
-    broker: Cluster, tmp_path: Path, archive: str, way: str, capsys: pytest.CaptureFixture[str]
+    broker: Cluster, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """CRASH_DEEDS="join,promote beside" narrows the grid to deeds in whose names one of these is."""
     wanted = os.environ.get("CRASH_DEEDS", "").split(",")
-    chain = ActChain(broker, tmp_path, f"_acts_{way.replace('-', '_')}", seed=2, archive=archive)
+    chain = ActChain(broker, tmp_path, f"_acts_{way.replace('-', '_')}", seed=2)
     wrong = []
     for deed in (deed for deed in deeds(way) if any(words in str(deed) for words in wanted)):
         verdict = chain.deed(deed)
@@ -74,10 +74,8 @@ def test_an_act_that_is_killed_leaves_the_old_state_or_the_new_and_says_which(
 
 
 @pytest.mark.slow
-def test_the_campaign_catches_an_app_that_is_mixed_while_its_tables_are_restored_one_by_one(
-    broker: Cluster, tmp_path: Path, archive: str
-) -> None:
-    chain = ActChain(broker, tmp_path, "_bug_mixed", seed=1, archive=archive, bug="mixed app")
+def test_the_campaign_catches_an_app_that_is_mixed_while_its_tables_are_restored_one_by_one(broker: Cluster, tmp_path: Path) -> None:
+    chain = ActChain(broker, tmp_path, "_bug_mixed", seed=1, bug="mixed app")
     found = chain.deed(Deed("rewind", "fold.after_merge", "kill-both")).differences
     wrong = {difference.split()[2] for difference in found if difference.startswith("wt.read of")}
     assert wrong, found
@@ -85,7 +83,7 @@ def test_the_campaign_catches_an_app_that_is_mixed_while_its_tables_are_restored
 
 
 @pytest.mark.slow
-def test_the_campaign_catches_a_promote_behind_the_live_position(broker: Cluster, tmp_path: Path, archive: str) -> None:
-    chain = ActChain(broker, tmp_path, "_bug_behind", seed=1, archive=archive, bug="promote behind")
+def test_the_campaign_catches_a_promote_behind_the_live_position(broker: Cluster, tmp_path: Path) -> None:
+    chain = ActChain(broker, tmp_path, "_bug_behind", seed=1, bug="promote behind")
     found = chain.deed(Deed("promote", "rewind.promote.after_commit", "kill-python")).differences
     assert any("offsets of the promote" in difference for difference in found), found

@@ -80,8 +80,7 @@ def run(broker: Cluster, tmp_path: Path) -> Iterator[Run]:
     (tmp_path / "assets" / "words").mkdir(parents=True)
     (tmp_path / "assets" / "words" / "app.py").write_text(APP.replace("{n}", f"_p{number}"))
     (tmp_path / "pyproject.toml").write_text(
-        f'[tool.watertable]\nkafka = "{broker.bootstrap}"\nmaster = "local[2]"\n[tool.watertable.spark]\n'
-        '"spark.driver.memory" = "700m"\n"spark.driver.extraJavaOptions" = "-Xss16m -Duser.timezone=UTC -XX:TieredStopAtLevel=1"\n'
+        f'[tool.watertable]\nkafka = "{broker.bootstrap}"\nmaster = "local[2]"\n[tool.watertable.spark]\n"spark.driver.memory" = "700m"\n'
     )
     begin(broker, {f"lines_p{number}": 1})
     producer = Producer(broker.client_config())
