@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import proofs
+from watertable.settings import QUICK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +28,7 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 """For batches of a dozen rows, each of other tables: to generate and compile code for them takes longer than all else."""
 
 # A JVM that a test starts lives for seconds: to compile its hottest code twice, and to collect garbage in parallel, doesn't pay.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
+os.environ.setdefault("JDK_JAVA_OPTIONS", f"{QUICK} -XX:+UseSerialGC")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -35,7 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 from watertable.errors import DefinitionError, JobError
-from watertable.settings import Settings
+from watertable.settings import QUICK, Settings
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -51,8 +51,7 @@ _PATIENCE: Final = 30.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FOLDED: Final = {"WATERTABLE_FOLD_SECONDS": "10"}  # sooner than by default: a person is looking
 _BOUNDED: Final = {**_FOLDED, "WATERTABLE_BATCH_RECORDS": "100000"}
-_QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"  # Java's second compiler works against the first rows
-_WATCHED: Final = {**_FOLDED, "WATERTABLE_BATCH_RECORDS": "20000", "JDK_JAVA_OPTIONS": _QUICK}
+_WATCHED: Final = {**_FOLDED, "WATERTABLE_BATCH_RECORDS": "20000", "JDK_JAVA_OPTIONS": QUICK}
 _MEMORY: Final = "1536m"  # of the driver: Kafka, Dagster and Spark stay within 4 GB
 _Partition = tuple[str, int]
 

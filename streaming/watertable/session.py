@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from watertable.errors import JobError
 from watertable.jars import spark_classpath
-from watertable.settings import Settings, java_options
+from watertable.settings import QUICK, Settings, java_options
 
 STREAM_POOL: Final = "stream"
 UPKEEP_POOL: Final = "upkeep"
@@ -59,8 +59,8 @@ _LOOKED_UP: Final[Mapping[str, tuple[str, ...]]] = {
 Classes come with their methods: to ask for one is a question too.
 """
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-BRIEF: Final = {JAVA_OPTIONS: f"{java_options('-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
-"""For a command that looks at something and ends: its JVM is gone before the code that it would compile well is in use."""
+BRIEF: Final = {JAVA_OPTIONS: f"{java_options('-XX:+UseSerialGC')} {QUICK}"}
+"""For a command that looks at something and ends."""
 CLASSES: Final = Path(sys.prefix) / "share" / "watertable" / "spark.jsa"
 """The archive of classes that this environment's JVMs start from, where `watertable.classes` has made one."""
 _CALL_SITE: Final = ("callSite.short", "callSite.long")
