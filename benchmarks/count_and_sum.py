@@ -2,7 +2,8 @@
 
 The plain way is what Delta's and Spark's own pages show: `foreachBatch`, an aggregate of the batch, and a MERGE that adds it to the table.
 
-Arguments: a JSON object with `way` ("watertable" or "merge"), `bootstrap`, `topic`, `records`, `warm_topic`, `work`.
+Arguments: a JSON object with `way` ("watertable" or "merge"), `bootstrap`, `topic`, `records`, `warm_topic`, `work`, and where a batch is
+not to be of the standard size, `batch_records`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def settings(work: str, bootstrap: str, **more: Any) -> Settings:
 def main() -> None:
     """Warm up, wait for `go`, run."""
     given = json.loads(sys.argv[1])
-    ours = settings(given["work"], given["bootstrap"])
+    ours = settings(given["work"], given["bootstrap"], **{name: given[name] for name in ("batch_records",) if name in given})
     spark = spark_session(ours, app=f"benchmark {given['way']}", log=Path(given["work"]) / "jvm.txt")
     try:
         way = with_watertable if given["way"] == "watertable" else with_merge

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from benchmarks.count_and_sum import answer, settings
 from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import count_and_sum
-from benchmarks.workload import Workload
+from benchmarks.workload import SHARE, Workload
 from watertable.acts import rewind
 from watertable.acts.rewind import Target
 from watertable.kafka.admin import Admin
@@ -35,8 +35,6 @@ from watertable.settings import Settings
 from watertable.store.reader import read
 from watertable.store.writer import Store
 
-SHARE: Final = 100
-"""One record in so many is the end of the history that is rewound by itself."""
 HISTORY: Final = 100_000
 """Records of the commits that its history is of, as those of a stream at work; a replay's may have 1,000,000."""
 PART: Final = 50_000

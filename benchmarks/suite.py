@@ -14,21 +14,28 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Producer
 
 from benchmarks.count_and_sum import MEMORY
 from benchmarks.feeds import Trial
 from benchmarks.race import BenchmarkFailed, Contender, Run, check, run
-from benchmarks.workload import Answer, Workload
+from benchmarks.workload import SHARE, Answer, Workload
 from watertable.jars import classpath, find_java
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
+RETAIL: Final = ROOT / "assets" / "retail"
+OUT: Final = ("reorders", "price_changes")
+"""Topics that the retail app writes."""
 CORES: Final = os.cpu_count() or 2
 QUIX: Final = "quixstreams==3.28.1"
 OURS, STREAMS = "watertable", "kafka-streams-exactly-once"
@@ -43,6 +50,8 @@ class Sizes:
     records: int = 2_000_000
     keys: int = 1_000_000
     warm_up: int = 200_000
+    small_batch: int = 100_000
+    """Records of a batch where the race is run again in small ones."""
     batch: int = 10_000
     batches: int = 20
     tails: tuple[int, ...] = (1_000, 100_000, 2_000_000)
@@ -60,12 +69,13 @@ class Sizes:
     skip_seconds: float = 60.0
     fold_seconds: float = 30.0
     limit: float = 900.0
+    shop_limit: float = 1_800.0
 
     @classmethod
     def smoke(cls) -> Sizes:
         """Give sizes that show that everything works, and nothing else."""
         return cls(
-            records=100_000, keys=50_000, warm_up=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
+            records=100_000, keys=50_000, warm_up=20_000, small_batch=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
             operator_records=20_000, operator_history=10_000, growth=(1_000, 10_000), wide=((1, 20), (5, 20)), partitions=(2, 8),
             fresh_before=10_000, fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=600.0,
         )  # fmt: skip
@@ -81,8 +91,15 @@ class Suite:
 
     def race(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Run the contenders named, each alone, over one topic, and check each answer; one that fails stops no other."""
-        real = Workload("records", self.sizes.records, self.sizes.keys)
-        warm = Workload("warmup", self.sizes.warm_up, self.sizes.keys)
+        return self._race(names, "records")
+
+    def small(self) -> list[dict[str, Any]]:
+        """Run the two that read in batches over such a topic again, in the batches of a stream at work in place of those of a backlog."""
+        return self._race((OURS, "merge"), "small_batches", batch_records=self.sizes.small_batch)
+
+    def _race(self, names: Sequence[str], topic: str, **spark: int) -> list[dict[str, Any]]:
+        real = Workload(topic, self.sizes.records, self.sizes.keys)
+        warm = Workload(f"{topic}_warmup", self.sizes.warm_up, self.sizes.keys)
         for load in (warm, real):
             load.produce(self.cluster)
         wanted = real.answer
@@ -90,7 +107,7 @@ class Suite:
         for name in names:
             folder = self.work / name
             try:
-                done = run(self._contender(name, real, warm, folder), folder, limit=self.sizes.limit)
+                done = run(self._contender(name, real, warm, folder, **spark), folder, limit=self.sizes.limit)
                 check(done, wanted)
             except BenchmarkFailed as error:
                 results.append({"contender": name, "failed": str(error)})
@@ -99,10 +116,10 @@ class Suite:
             self._clear(folder)
         return results
 
-    def _contender(self, name: str, real: Workload, warm: Workload, folder: Path) -> Contender:
+    def _contender(self, name: str, real: Workload, warm: Workload, folder: Path, **spark: int) -> Contender:
         match name:
             case "watertable" | "merge":
-                given = {"way": name, "topic": real.topic, "records": real.records, "warm_topic": warm.topic}
+                given = {"way": name, "topic": real.topic, "records": real.records, "warm_topic": warm.topic, **spark}
                 return self._ours(name, "count_and_sum", folder, **given)
             case "kafka-streams-exactly-once" | "kafka-streams-at-least-once":
                 guarantee = "exactly_once_v2" if name.endswith("exactly-once") else "at_least_once"
@@ -166,9 +183,24 @@ class Suite:
             "race": [
                 self._result(ours, size.records), self._result(streams, size.records) | {"reset_seconds": streams.said("reset")["seconds"]},
             ],
-            "rewinds": {e["what"]: dict(e) for e in ours.events if e["event"] == "rewound"},
-            "etas": [dict(e) for e in ours.events if e["event"] == "eta"],
-        }  # fmt: skip
+        } | _rewinds(ours)  # fmt: skip
+
+    def shop(self) -> dict[str, Any]:
+        """Measure the retail app's rewinds, to earliest and by the last hundredth; its file's year is sold again and again."""
+        source = _module(RETAIL / "replay.py", "retail_replay")
+        schedule = source.Schedule.of(_years(source.load(), self.sizes.records))
+        last = max(1, len(schedule) // SHARE)
+        quantities = schedule.lines["Quantity"].to_pylist()
+        stock = sum(receipt.quantity for receipt in schedule.received) - sum(quantities[line] for line in schedule.sold)
+        _create(self.cluster, schedule)
+        pace = _Pace(self.cluster, schedule, RATE, 0)
+        pace.begin_with(len(schedule) - last)
+        given = {"app": str(RETAIL), "commit": len(schedule) // 20, "last": last, "sales": len(schedule.sold), "stock": stock}
+        folder = self.work / "shop"
+        rest = partial(pace.begin_with, len(schedule))
+        done = run(self._ours("shop", "shop", folder, **given), folder, limit=self.sizes.shop_limit, on_ready=rest)
+        self._clear(folder, *schedule.topics, *OUT)
+        return {"records": len(schedule), "peak_mib": done.peak_mib} | _rewinds(done)
 
     # -- operator by operator, beside Kafka Streams -------------------------------------------------------------------------------
 
@@ -260,19 +292,15 @@ class Suite:
 
     def freshness(self) -> dict[str, Any]:
         """Measure produced → committed, produced → read, and the fold lag of a plain Delta reader, at a steady rate."""
-        source = _module(ROOT / "assets" / "retail" / "replay.py", "retail_replay")
+        source = _module(RETAIL / "replay.py", "retail_replay")
         schedule = source.Schedule.of(source.load())
-        admin = Admin(self.cluster)
-        for topic, partitions in schedule.topics.items():
-            admin.create_topic(topic, partitions, {"retention.ms": "-1"})
-        for topic in ("reorders", "price_changes"):
-            admin.create_topic(topic, schedule.partitions, {"retention.ms": "-1"})
+        _create(self.cluster, schedule)
         folder = self.work / "freshness"
         if len(schedule) < RATE * self.sizes.fresh_seconds + self.sizes.fresh_before:
             raise BenchmarkFailed(f"{len(schedule):,} records don't last {self.sizes.fresh_seconds:.0f} s at {RATE:,} a second")
         pace = _Pace(self.cluster, schedule, RATE, self.sizes.fresh_seconds - 5)
         pace.begin_with(self.sizes.fresh_before)
-        given = {"app": str(ROOT / "assets" / "retail"), "seconds": self.sizes.fresh_seconds, "fold_seconds": self.sizes.fold_seconds}
+        given = {"app": str(RETAIL), "seconds": self.sizes.fresh_seconds, "fold_seconds": self.sizes.fold_seconds}
         try:
             done = run(self._ours("freshness", "freshness", folder, **given), folder, limit=self.sizes.limit, on_ready=pace.start)
         finally:
@@ -294,6 +322,27 @@ class Suite:
             "fold_ms": statistics.median(f["ms"] for f in seen["folds"]) if seen["folds"] else None,
             "reads_checked": len(seen["reads"]), "peak_mib": done.peak_mib,
         }  # fmt: skip
+
+
+def _rewinds(done: Run) -> dict[str, Any]:
+    """Collect what a contender said of its rewinds."""
+    etas = [dict(e) for e in done.events if e["event"] == "eta"]
+    return {"rewinds": {e["what"]: dict(e) for e in done.events if e["event"] == "rewound"}, "etas": etas}
+
+
+def _create(cluster: Cluster, schedule: Any) -> None:
+    """Create the topics that the retail app reads and writes."""
+    for topic in (*schedule.topics, *OUT):
+        Admin(cluster).create_topic(topic, schedule.partitions, {"retention.ms": "-1"})
+
+
+def _years(lines: pa.Table, records: int) -> pa.Table:
+    """Repeat the shop's lines until there are so many, each time a number of weeks later that is longer than they span."""
+    place, times = lines.schema.get_field_index("InvoiceDate"), lines["InvoiceDate"]
+    span = pc.max(times).as_py() - pc.min(times).as_py()
+    shift = timedelta(weeks=span // timedelta(weeks=1) + 1)
+    later = [pc.add(times, pa.scalar(year * shift, pa.duration("us"))).cast(times.type) for year in range(-(-records // len(lines)))]
+    return pa.concat_tables([lines.set_column(place, "InvoiceDate", each) for each in later]).slice(0, records)
 
 
 class _Pace:

@@ -18,6 +18,8 @@ from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 
 CHUNK: Final = 50_000
+SHARE: Final = 100
+"""One record in so many is the end of a history that is rewound by itself."""
 _SHOPS: Final = ("Basel", "Bergen", "Bilbao", "Bologna", "Bremen", "Bristol", "Brno", "Bruges")
 VALUE: Final = "item STRING, amount BIGINT, shop STRING"
 """The schema of a value; the key is its item."""

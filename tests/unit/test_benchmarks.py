@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 
+import pyarrow as pa
 import pytest
 
 from benchmarks import report, topologies
@@ -11,7 +13,7 @@ from benchmarks.feeds import GRACE, OPERATORS, WINDOW, Trial
 from benchmarks.growth import changes, new_keys
 from benchmarks.planning import Interval, _covered
 from benchmarks.race import BenchmarkFailed, Run, check
-from benchmarks.suite import _fold_lag, _quantiles
+from benchmarks.suite import _fold_lag, _quantiles, _years
 from benchmarks.workload import Answer, Workload
 from watertable.testing import TopologyTestDriver
 
@@ -116,6 +118,8 @@ def test_a_goal_that_is_missed_is_said_to_be() -> None:
 
     assert [g["reached"] for g in report.goals({"race": race(300, 150)})] == [True, True]
     assert [g["reached"] for g in report.goals({"race": race(299, 149)})] == [False, False]
+    assert [g["reached"] for g in report.goals({"small": race(300, 150)})] == [True]
+    assert [g["reached"] for g in report.goals({"small": race(299, 150)})] == [False]
     unseen = {"freshness": {"read": None, "fold_lag": None}}
     assert not any(g["reached"] for g in report.goals(unseen))
     assert [g["reached"] for g in report.goals({"planning": [{"tables": 1, "jobs": 2}, {"tables": 6, "jobs": 3}]})] == [False]
@@ -134,6 +138,14 @@ def test_a_replay_is_held_against_a_reset_its_own_end_and_what_its_plan_said() -
     assert [g["reached"] for g in report.goals(replay(200, 1.0, 12.5))] == [True, True, True]
     assert [g["reached"] for g in report.goals(replay(199, 1.1, 12.6))] == [False, False, False]
     assert report.goals(replay(199, 1.0, 7.0))[2]["measured"] == "+0%, -30%"
+    assert [g["reached"] for g in report.goals({"shop": replay(0, 1.0, 7.0)["replay"]})] == [True, False]
+
+
+def test_years_that_are_repeated_begin_on_the_same_weekday_and_do_not_overlap() -> None:
+    days = [datetime(2010, 12, 1, 8, 26), datetime(2011, 1, 3), datetime(2011, 12, 9, 12, 50)]
+    lines = pa.table({"InvoiceDate": pa.array(days, pa.timestamp("us")), "line": [0, 1, 2]})
+    later = timedelta(weeks=54)
+    assert _years(lines, 5)["InvoiceDate"].to_pylist() == [*days, days[0] + later, days[1] + later]
 
 
 def test_each_operator_is_held_against_kafka_streams_and_three_to_more() -> None:
