@@ -198,8 +198,10 @@ class Suite:
         given = {"app": str(RETAIL), "commit": len(schedule) // 20, "last": last, "sales": len(schedule.sold), "stock": stock}
         folder = self.work / "shop"
         rest = partial(pace.begin_with, len(schedule))
-        done = run(self._ours("shop", "shop", folder, **given), folder, limit=self.sizes.shop_limit, on_ready=rest)
-        self._clear(folder, *schedule.topics, *OUT)
+        try:
+            done = run(self._ours("shop", "shop", folder, **given), folder, limit=self.sizes.shop_limit, on_ready=rest)
+        finally:  # the freshness is measured on topics of these names
+            self._clear(folder, *schedule.topics, *OUT)
         return {"records": len(schedule), "peak_mib": done.peak_mib} | _rewinds(done)
 
     # -- operator by operator, beside Kafka Streams -------------------------------------------------------------------------------
