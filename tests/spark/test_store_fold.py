@@ -270,6 +270,24 @@ def test_beside_a_stream_a_fold_is_one_task_and_gives_the_rows_that_any_fold_giv
     assert plain(ledger, "stock") == ledger.read("stock") == {"a": 4, "b": 8, "c": -4}
 
 
+def test_a_large_fold_beside_a_stream_is_of_many_short_tasks(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    overwrite, tasks = Folder._overwrite, list[int]()
+
+    def written(folder: Folder, table: TableDef, name: str, rows: DataFrame, *args: Any) -> None:
+        tasks.append(rows.rdd.getNumPartitions())
+        overwrite(folder, table, name, rows, *args)
+
+    monkeypatch.setattr(Folder, "_overwrite", written)
+    monkeypatch.setattr("watertable.store.fold.SMALL_FOLD", 0)  # everything is large
+    monkeypatch.setattr("watertable.store.fold.SHORT_TASK", 256)
+    for beside in (True, False, True):
+        ledger.commit({"stock": ledger.sums("stock", {"a": 1, "b": 2, "c": -1})})
+        ledger.store.folder.fold_all(["stock"], ledger.writer.known, beside=beside)
+    first, alone, again = tasks
+    assert min(first, again) > 4 > alone
+    assert plain(ledger, "stock") == ledger.read("stock") == {"a": 3, "b": 6, "c": -3}
+
+
 def test_a_sum_that_leaves_its_type_stops_folds_with_the_tables_name_and_the_way_out(ledger: Ledger) -> None:
     ledger.sell(a=1, b=2**63 - 1)
     ledger.store.fold("stock")

@@ -75,11 +75,15 @@ _LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
 """The properties of a base that say which columns it has."""
 _INDEXED: Final = "delta.dataSkippingNumIndexedCols"
 _TASKS: Final = "spark.sql.shuffle.partitions"
+_SPLIT: Final = "spark.sql.files.maxPartitionBytes"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves.
 
 Nor is it more than one task beside a stream, each short task of which would wait for the end of a long one if those were on all cores.
 """
+SHORT_TASK: Final = 4 << 20
+"""Bytes for each task of a larger fold beside a stream: it takes all cores, in tasks of a second or two that the stream's wait for."""
+MOST_TASKS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class Folder:
         self.spark, self.horizon = spark, horizon
         self.reader = Reader(spark, warehouse, app, tables)
         self.changelog = self.reader.changelog
-        self._tasks = str(spark.conf.get(_TASKS))
+        self._tasks, self._split = str(spark.conf.get(_TASKS)), str(spark.conf.get(_SPLIT))
         self._lock = threading.Lock()  # a MERGE takes its transaction from the session's settings
         self._marks: tuple[FoldMark, ...] = ()
 
@@ -241,9 +245,15 @@ class Folder:
         return self._merge(table, view, number, first)
 
     def _plan_for(self, view: View, changed: int, whole: int) -> None:
-        """Plan the next fold for so many bytes: in one task where the whole is small, as Spark finds out on the way where much changes."""
-        self.spark.conf.set(_TASKS, "1" if whole <= view.one_task else self._tasks)
-        self.spark.conf.set("spark.sql.adaptive.enabled", str(changed > SMALL_FOLD).lower())
+        """Plan the next fold for so many bytes: in one task where the whole is small; where much changes, in short ones beside a stream.
+
+        And with no stream beside it as Spark finds out on the way.
+        """
+        short = SMALL_FOLD <= view.one_task < changed
+        tasks = str(min(MOST_TASKS, max(int(self._tasks), changed // SHORT_TASK))) if short else self._tasks
+        self.spark.conf.set(_TASKS, "1" if whole <= view.one_task else tasks)
+        self.spark.conf.set(_SPLIT, str(SHORT_TASK) if short else self._split)
+        self.spark.conf.set("spark.sql.adaptive.enabled", str(changed > SMALL_FOLD and not short).lower())
 
     def _publish(self, table: TableDef) -> None:
         """Write the table that readers see from the states kept beside it, where it is behind them.
