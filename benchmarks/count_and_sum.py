@@ -20,7 +20,7 @@ from benchmarks.workload import VALUE
 from watertable.runtime import job
 from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
-from watertable.settings import Settings
+from watertable.settings import BATCH_RECORDS, Settings
 from watertable.store.reader import read
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def settings(work: str, bootstrap: str, **more: Any) -> Settings:
 def main() -> None:
     """Warm up, wait for `go`, run."""
     given = json.loads(sys.argv[1])
-    ours = settings(given["work"], given["bootstrap"], **{name: given[name] for name in ("batch_records",) if name in given})
+    ours = settings(given["work"], given["bootstrap"], batch_records=given.get("batch_records", BATCH_RECORDS))
     spark = spark_session(ours, app=f"benchmark {given['way']}", log=Path(given["work"]) / "jvm.txt")
     try:
         way = with_watertable if given["way"] == "watertable" else with_merge

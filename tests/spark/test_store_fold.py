@@ -252,15 +252,24 @@ def test_where_time_went_on_the_last_windows_are_written_anew_and_earlier_files_
     assert sorted(seen["n"].to_list()) == sorted((known | {1: 11}).values())
 
 
-def test_beside_a_stream_a_fold_is_one_task_and_gives_the_rows_that_any_fold_gives(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    view_for, overwrite, tasks = Reader.view_for, Folder._overwrite, list[int]()
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """List of how many tasks each overwrite is."""
+    overwrite, seen = Folder._overwrite, list[int]()
 
     def written(folder: Folder, table: TableDef, name: str, rows: DataFrame, *args: Any) -> None:
-        tasks.append(rows.rdd.getNumPartitions())
+        seen.append(rows.rdd.getNumPartitions())
         overwrite(folder, table, name, rows, *args)
 
-    monkeypatch.setattr(Reader, "view_for", lambda *args: replace(view_for(*args), one_task=-1))  # nothing is small by itself
     monkeypatch.setattr(Folder, "_overwrite", written)
+    return seen
+
+
+def test_beside_a_stream_a_fold_is_one_task_and_gives_the_rows_that_any_fold_gives(
+    ledger: Ledger, tasks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view_for = Reader.view_for
+    monkeypatch.setattr(Reader, "view_for", lambda *args: replace(view_for(*args), one_task=-1))  # nothing is small by itself
     for beside in (True, False):
         for _ in range(2):
             tasks.clear()
@@ -270,14 +279,7 @@ def test_beside_a_stream_a_fold_is_one_task_and_gives_the_rows_that_any_fold_giv
     assert plain(ledger, "stock") == ledger.read("stock") == {"a": 4, "b": 8, "c": -4}
 
 
-def test_a_large_fold_beside_a_stream_is_of_many_short_tasks(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    overwrite, tasks = Folder._overwrite, list[int]()
-
-    def written(folder: Folder, table: TableDef, name: str, rows: DataFrame, *args: Any) -> None:
-        tasks.append(rows.rdd.getNumPartitions())
-        overwrite(folder, table, name, rows, *args)
-
-    monkeypatch.setattr(Folder, "_overwrite", written)
+def test_a_large_fold_beside_a_stream_is_of_many_short_tasks(ledger: Ledger, tasks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("watertable.store.fold.SMALL_FOLD", 0)  # everything is large
     monkeypatch.setattr("watertable.store.fold.SHORT_TASK", 256)
     for beside in (True, False, True):
