@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,7 @@ from watertable.plan.aggregates import PLACE, TIMED_PLACE, Merge, NumberedField,
 from watertable.plan.nodes import ForeignJoin, Leaf, Stored
 from watertable.plan.plan import Part, TableDef
 from watertable.plan.stages import Beside, How, Match, Named, Project, Side, Stage, Where
-from watertable.plan.windows import SessionWindows, SlidingWindows, microseconds
+from watertable.plan.windows import SessionWindows, SlidingWindows, Windows, microseconds
 from watertable.schema import Column, Schema, Type, quote
 from watertable.sql.expressions import Expr
 
@@ -350,14 +351,59 @@ def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame
     key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread,
     unless the delta of `each` commit is wanted.
     """
+    if (starts := _starts(table)) is None:
+        return rows
+    spans = rows if each else merge(table, rows, "max(st) AS st")
+    return spans.withColumn("_start", F.expr(f"explode({starts})")).withColumn("key", F.expr(_key_at(table))).drop("_start")
+
+
+def _starts(table: TableDef) -> str | None:
+    """List the starts of the windows that a delta is for, in microseconds, by the key that spans them; None where each is for its own."""
     windows = plan.folded_into(table.root)
     if windows is None or windows.per_record == 1:
-        return rows
-    size, advance = microseconds(windows.size), microseconds(windows.advance)
-    spans = rows if each else merge(table, rows, "max(st) AS st")
-    starts = f"sequence(unix_micros(key.window_start), unix_micros(key.window_end) - {size}L, {advance}L)"
-    key = _windowed("key", table.key.names[:-2], "timestamp_micros(s)", f"timestamp_micros(s + {size}L)")
-    return spans.withColumn("s", F.expr(f"explode({starts})")).withColumn("key", F.expr(key)).drop("s")
+        return None
+    return f"sequence(unix_micros(key.window_start), {_last_start(windows)}, {microseconds(windows.advance)}L)"
+
+
+def _last_start(windows: Windows) -> str:
+    return f"unix_micros(key.window_end) - {microseconds(windows.size)}L"
+
+
+def _key_at(table: TableDef) -> str:
+    """Write the key of the window that begins at `_start`."""
+    windows = plan.folded_into(table.root)
+    assert windows is not None
+    return _windowed("key", table.key.names[:-2], "timestamp_micros(_start)", f"timestamp_micros(_start + {microseconds(windows.size)}L)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Cut time into so many slices of `step` microseconds from `first` on; whatever is before or after them is in the outermost."""
+
+    first: int
+    step: int
+    number: int
+
+    def of(self, time: str) -> str:
+        """Write the number of the slice that a time in microseconds is in."""
+        return f"CAST(greatest(0, least({self.number - 1}, ({time} - {self.first}L) div {self.step}L)) AS INT)"
+
+
+def merge_by_time(table: TableDef, rows: DataFrame, slices: Slices) -> DataFrame:
+    """Merge the states of windows, and deltas as `spread` takes them, to one row a window; each slice of time is a partition, in order.
+
+    A delta goes to the slices that its windows start in, and is spread there: what is shuffled is deltas, and not all windows of each.
+    """
+    starts, windows = _starts(table), plan.folded_into(table.root)
+    first = "unix_micros(key.window_start)"
+    last = first if starts is None or windows is None else _last_start(windows)
+    of = F.expr(f"explode(sequence({slices.of(first)}, {slices.of(last)}))").alias("_slice")
+    rows = rows.select("*", of).repartitionById(slices.number, F.col("_slice"))
+    if starts is not None:
+        spans = grouped(rows, table.state, ("_slice", "key"), *_folds(table, rows))
+        each = spans.withColumn("_start", F.expr(f"explode({starts})")).where(f"{slices.of('_start')} = _slice")
+        rows = each.withColumn("key", F.expr(_key_at(table))).drop("_start")
+    return grouped(rows, table.state, ("_slice", "key"), *_folds(table, rows)).drop("_slice")
 
 
 def finish(table: TableDef, rows: DataFrame) -> DataFrame:

@@ -10,8 +10,9 @@ from pyspark.sql import DataFrame
 
 from watertable.plan.aggregates import Merge
 from watertable.plan.nodes import ForeignJoin, TableAggregate, Waiting
-from watertable.plan.plan import TableDef
+from watertable.plan.plan import TableDef, is_open
 from watertable.plan.stages import How, Match, Stage, Where
+from watertable.plan.windows import TimeWindows
 from watertable.schema import quote
 from watertable.sql.expressions import Expr
 from watertable.store.deltalog import Files, Snapshot
@@ -23,6 +24,8 @@ STATE_PROPERTY: Final = "watertable.state"
 """Table property: the state version that a base keeps; another one can't be merged with it."""
 ROWS_PROPERTY: Final = "watertable.fingerprint"
 """Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
+_FILE: Final = 4 << 20
+_MOST_FILES: Final = 200
 NEXT: Final = "_wt_next"
 """Names the column of what an outer join of streams keeps that says when the first window in a row closes."""
 
@@ -74,6 +77,20 @@ def _mortal(alive: Expr | None, stages: Sequence[Stage]) -> bool:
         if isinstance(stage, Match) and (stage.how is not How.OUTER or any(_mortal(s.alive, s.stages) for s in (stage.left, stage.right))):
             return True
     return alive is not None
+
+
+def goes_by_time(table: TableDef) -> bool:
+    """Tell whether a base's rows are those of windows that are known by when they start, all of them to stay."""
+    return isinstance(table.windows, TimeWindows) and not (hides(table) or forgets(table) or is_open(table))
+
+
+def file_bytes(size: int) -> int:
+    """Give the bytes of a file of a base that goes by time, by those of all of it: so few that a file spans a part of the time.
+
+    >>> file_bytes(100 << 20) >> 20, file_bytes(100 << 30) >> 20
+    (4, 512)
+    """
+    return max(_FILE, size // _MOST_FILES)
 
 
 def base_name(table: TableDef) -> str:

@@ -28,7 +28,7 @@ from watertable.compiler.versions import remembered
 from watertable.errors import Fenced, StoreError
 from watertable.plan.nodes import History, JoinBuffer
 from watertable.plan.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
-from watertable.plan.windows import MILLISECOND, TimeWindows, microseconds
+from watertable.plan.windows import MILLISECOND, microseconds
 from watertable.schema import quote
 from watertable.store.bases import (
     FOLD_LINE,
@@ -38,6 +38,7 @@ from watertable.store.bases import (
     Base,
     base_name,
     forgets,
+    goes_by_time,
     hides,
     number_of,
     split_number,
@@ -64,7 +65,9 @@ Not where the tail is of the last windows only, in less than half of the base: t
 """
 SMALL_BASE: Final = 4 << 20
 """Bytes of a base up to which it is always written anew: that is one Spark job, where a MERGE is a dozen."""
-ONCE: Final = 8
+IN_ORDER: Final = 4
+"""How many times less that is of a base that goes by time: in order, rows take so much less room, and the last windows are often few."""
+ONCE: Final = 4
 """How many times that a base may be for its first fold after a rewind to write it anew: to give it its older files again, and merge, takes
 longer. A fold that comes each half a minute would leave too many dead files.
 """
@@ -76,6 +79,7 @@ _LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
 _INDEXED: Final = "delta.dataSkippingNumIndexedCols"
 _TASKS: Final = "spark.sql.shuffle.partitions"
 _SPLIT: Final = "spark.sql.files.maxPartitionBytes"
+_FILE_ROWS: Final = "spark.sql.files.maxRecordsPerFile"
 SMALL_FOLD: Final = 64 << 20
 """Bytes up to which a fold isn't planned again at each shuffle: for so little, that costs more than it saves.
 
@@ -84,6 +88,8 @@ Nor is it more than one task beside a stream, each short task of which would wai
 SHORT_TASK: Final = 4 << 20
 """Bytes for each task of a larger fold beside a stream: it takes all cores, in tasks of a second or two that the stream's wait for."""
 MOST_TASKS: Final = 200
+FILE_ROWS: Final = 500_000
+"""Windows in a file at most: a task that writes them in order of time begins another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +175,17 @@ class Folder:
         same = view.new_bytes(table) == 0 and ancestor and not outdated
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
+        small = SMALL_BASE // (IN_ORDER if goes_by_time(table) else 1)
         try:
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
-            elif base.snapshot is None or outdated or size <= SMALL_BASE * (1 if ancestor else ONCE) or not _alike(base, newest):
+            elif base.snapshot is None or outdated or size <= small or not _alike(base, newest):
                 self._write_whole(table, view, number, newest)
             else:
-                first = view.first_window(table) if _goes_by_time(table) else None
+                first = view.first_window(table) if goes_by_time(table) else None
                 last = None if first is None else base.snapshot.files(f"window_start >= {moment(first)}")
-                if tail > OVERWRITE_FROM * size and (last is None or last.bytes > size / 2):
+                everywhere = last is None or last.bytes > size / 2
+                if everywhere and (tail > OVERWRITE_FROM * size or (not ancestor and size <= ONCE * SMALL_BASE)):
                     self._write_whole(table, view, number, newest)
                 else:
                     since = base.snapshot.version
@@ -223,7 +231,7 @@ class Folder:
         """Write a base anew; `newest` is what it was when this fold began."""
         size = view.whole_bytes(table)
         self._plan_for(view, size, size)
-        frame = self._live(table, view, _shaped(table, view.states(table))).where("_wt_alive").drop("_wt_alive")
+        frame = self._live(table, view, _shaped(table, view.anew(table))).where("_wt_alive").drop("_wt_alive")
         failpoints.hit("fold.before_merge")
         self._overwrite(table, base_name(table), frame, number, _version(newest.snapshot))
 
@@ -238,7 +246,7 @@ class Folder:
             spread = view.spread_bytes(table)
             if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * spread):
                 self._plan_for(view, spread + last.bytes, spread + last.bytes)
-                frame = _shaped(table, view.states_of(table, last)).where("_wt_alive").drop("_wt_alive")
+                frame = _shaped(table, view.anew(table, last)).where("_wt_alive").drop("_wt_alive")
                 failpoints.hit("fold.before_merge")
                 return self._overwrite(table, base_name(table), frame, number, since, last, f"window_start >= {moment(first)}")
         self._plan_for(view, tail, tail + (base.bytes if base is not None else 0))
@@ -353,6 +361,7 @@ class Folder:
         Where its columns or states were another table's, the same commit makes them this one's.
         """
         log, columns = self.reader.log(name), [f"{quote(f.name)} {f.dataType.simpleString()}" for f in frame.schema.fields]
+        self.spark.conf.set(_FILE_ROWS, FILE_ROWS if goes_by_time(table) else 0)
         shown = {STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint, _INDEXED: str(_indexed(frame.schema))}
         if log.latest() is None:
             keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
@@ -422,11 +431,6 @@ def _indexed(schema: StructType) -> int:
 def _leaves(kind: DataType) -> int:
     """Count the columns that a type is of."""
     return sum(_leaves(field.dataType) for field in kind) if isinstance(kind, StructType) else 1
-
-
-def _goes_by_time(table: TableDef) -> bool:
-    """Tell whether a base's rows are those of windows that are known by when they start, all of them to stay."""
-    return isinstance(table.windows, TimeWindows) and not (hides(table) or forgets(table) or is_open(table))
 
 
 def _alike(*bases: Base) -> bool:

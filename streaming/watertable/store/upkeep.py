@@ -7,10 +7,10 @@ horizon, they can read after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
@@ -19,7 +19,7 @@ from watertable import failpoints
 from watertable.compiler.layout import moment
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
-from watertable.store.bases import Base, base_name, forgets
+from watertable.store.bases import Base, base_name, file_bytes, forgets, goes_by_time
 from watertable.store.changelog import batches, told
 from watertable.store.commits import BUCKET, CommitInfo, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
@@ -28,6 +28,10 @@ from watertable.store.views import View
 
 if TYPE_CHECKING:
     from watertable.plan.plan import TableDef
+
+
+_SIZES: Final = "spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize"
+"""What OPTIMIZE leaves as it is, and how large it makes what it writes."""
 
 
 class Upkeep:
@@ -46,10 +50,15 @@ class Upkeep:
         return kept
 
     def optimize(self) -> None:
-        """Rewrite small files as large ones: those of the changelog by epoch, table and bucket, those of each table."""
+        """Rewrite small files as large ones: those of the changelog by epoch, table and bucket, those of each table.
+
+        Of a table of windows, as small ones that are large enough: in one large file, the last windows would be among all the others.
+        """
+        by_time = {self._reader.log(t.name).path for t in self._reader.tables.values() if goes_by_time(t)}
         for log in self._logs():
             try:
-                DeltaTable.forPath(log.spark, log.path).optimize().executeCompaction()
+                with _short_files(log) if log.path in by_time else nullcontext():
+                    DeltaTable.forPath(log.spark, log.path).optimize().executeCompaction()
             except JVM_ERRORS as error:
                 if conflict(error) is None:
                     raise  # a fold or a trim was quicker: the next round finds what is left
@@ -123,3 +132,17 @@ class Upkeep:
     def _logs(self) -> list[DeltaLog]:
         logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
         return [log for log in (self._reader.changelog.log, *logs) if log.exists()]
+
+
+@contextmanager
+def _short_files(log: DeltaLog) -> Iterator[None]:
+    """Have a table of windows optimized to the size of file that its folds write, and what is an eighth of one left alone."""
+    newest = log.latest()
+    most = file_bytes(newest.bytes if newest else 0)
+    for name, size in zip(_SIZES, (most // 8, most), strict=True):
+        log.spark.conf.set(name, size)
+    try:
+        yield
+    finally:
+        for name in _SIZES:
+            log.spark.conf.unset(name)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import change_struct, finish, home, merge, spread, state_struct
+from watertable.compiler.algebra import Slices, change_struct, finish, home, merge, merge_by_time, spread, state_struct
 from watertable.compiler.layout import moment
 from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, closing_of, folded_into, is_open
 from watertable.plan.windows import EPOCH
 from watertable.schema import quote
-from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, forgets, hides, states_in
+from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, file_bytes, forgets, goes_by_time, hides, states_in
 from watertable.store.changelog import Changelog
 from watertable.store.commits import CommitInfo, Head, Lineage, Partition, Position
 from watertable.store.deltalog import Files, Snapshot
@@ -28,13 +28,15 @@ from watertable.store.deltalog import Files, Snapshot
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+_OUTER: Final = 0.01
+"""The part of rows at either end that says nothing of how long a time all are of: some records have a wrong one, of 1970 or 2099."""
 _DUE_STEP: Final = timedelta(minutes=1)
 WHOLE_BASE: Final = 4 << 20
 """Bytes of a base up to which it is read whole, whatever is asked of it."""
 ONE_TASK: Final = 4 << 20
 """Bytes of a base and its tail up to which they are merged in one task."""
 SMALL_TAIL: Final = 16 << 20
-"""Bytes of tail files up to which the tail's keys are broadcast, and the base is neither sorted nor shuffled."""
+"""Bytes of the tail, spread to its windows, up to which its keys are broadcast, and the base is neither sorted nor shuffled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,17 @@ class View:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
 
         Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct; of sessions, their groups) each is cut by a
-        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut.
+        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut. Of all keys, those that
+        a small tail hasn't are taken as the base has them, neither sorted nor shuffled.
         """
         base = self.base_states(table)
-        base = base if base is None or keys is None else only(base, keys, "left_semi")
         if base is not None and not self.tail_bytes(table):
-            return base
+            return base if keys is None else only(base, keys, "left_semi")
+        if base is not None and keys is None and self._is_little_changed(table):
+            touched = self.touched(table)
+            merged = self.states(table, touched, of_tail=True)
+            return self._at_hand(only(base, touched, "left_anti").unionByName(merged), self.whole_bytes(table))
+        base = base if base is None or keys is None else only(base, keys, "left_semi")
         tail = self.tail(table).select("key", "state", "epoch", "seq")
         tail = tail if keys is None or of_tail else only(tail, keys, "left_semi")
         return merge(table, self._at_hand(tail if base is None else base.unionByName(tail), self.whole_bytes(table)))
@@ -132,12 +139,28 @@ class View:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
         return earliest(self.deltas(table, self.bases[table.name].seq, self.position.seq), "key.window_start")
 
-    def states_of(self, table: TableDef, files: Files) -> DataFrame:
-        """Give the absolute states of all keys in some files of the base and in the tail, which has none that is in another file."""
-        rows, base = self.tail(table).select("key", "state", "epoch", "seq"), self.bases[table.name].snapshot
-        if base is not None and files.number:
-            rows = states_in(base, table, files=files).unionByName(rows)
-        return merge(table, self._at_hand(rows, self.spread_bytes(table) + files.bytes))
+    def anew(self, table: TableDef, files: Files | None = None) -> DataFrame:
+        """Give the absolute states to write a base anew from: of all keys; or of those in some of its files and in the tail.
+
+        In the latter case, the tail has none that is in another file. Many rows of windows come in order of time, a file of them from each
+        partition: the tails that are still to come are of the last windows, and leave the files of all others alone. One more Spark job.
+        """
+        pinned = self.bases[table.name].snapshot
+        if files is None:
+            base, size = self.base_states(table), self.whole_bytes(table)
+        else:
+            base = states_in(pinned, table, files=files) if pinned is not None and files.number else None
+            size = self.spread_bytes(table) + files.bytes
+        number = size // file_bytes(size)
+        if goes_by_time(table) and number > 1:
+            deltas = self.deltas(table, self.bases[table.name].seq, self.position.seq).select("key", "state", "epoch", "seq")
+            rows = deltas if base is None else base.unionByName(deltas)
+            if (slices := _slices(rows, number)) is not None:
+                return self._at_hand(merge_by_time(table, rows, slices), size)
+        if files is None:
+            return self.states(table)
+        tail = self.tail(table).select("key", "state", "epoch", "seq")
+        return merge(table, self._at_hand(tail if base is None else base.unionByName(tail), size))
 
     def waiting(self, table: TableDef, keys: DataFrame, due: datetime) -> DataFrame:
         """Give what an outer join of streams keeps of these keys, and wherever the window of a record is closed at the stream time `due`.
@@ -202,13 +225,12 @@ class View:
         Few rows are merged in one task. Of more, a small tail leaves the base unshuffled: rows of keys that it hasn't are read as they are.
         """
         base = self.bases[table.name].snapshot
-        size = self.tail_bytes(table)
         if base is None or hides(table) or base.property(ROWS_PROPERTY) != table.fingerprint:
             return shown(finish(table, self.states(table)))
         kept = base.frame(self._of_base(table)).select(*(quote(n) for n in table.columns.names))
-        if size == 0:
+        if not self.tail_bytes(table):
             return kept
-        if size > SMALL_TAIL or self.whole_bytes(table) <= self.one_task:
+        if not self._is_little_changed(table):
             return shown(finish(table, self.states(table)))
         touched = self.touched(table)
         untouched = only(kept, touched, "left_anti", of="")
@@ -232,6 +254,10 @@ class View:
     def whole(self, table: TableDef) -> DataFrame:
         """Give all that a table without a base keeps as the changes of one commit: `key`, `state`, `st`."""
         return merge(table, self.deltas(table, 0, self.position.seq), "max(st) AS st").select("key", "state", "st")
+
+    def _is_little_changed(self, table: TableDef) -> bool:
+        """Tell whether the keys in the tail are few enough to be broadcast, and base and tail too much to be merged in one task."""
+        return self.spread_bytes(table) <= SMALL_TAIL and self.whole_bytes(table) > ONE_TASK
 
     def _at_hand(self, rows: DataFrame, size: int) -> DataFrame:
         """Bring rows of so many bytes together in one task where they are few: what is made of them by key then needs no shuffle."""
@@ -260,6 +286,15 @@ def earliest(rows: DataFrame, time: str) -> datetime | None:
     """Find the least of a column of times; a Spark job."""
     least = rows.agg(F.expr(f"unix_micros(min({time}))")).head()
     return None if least is None or least[0] is None else EPOCH + timedelta(microseconds=least[0])
+
+
+def _slices(rows: DataFrame, number: int) -> Slices | None:
+    """Cut the time in which windows of these rows start into slices of one length, but for the first and the last; a Spark job."""
+    found = rows.agg(F.expr(f"percentile_approx(unix_micros(key.window_start), array({_OUTER}D, {1 - _OUTER}D))")).head()
+    if found is None or found[0] is None:
+        return None
+    first, last = found[0]
+    return Slices(first, max(1, (last - first) // number), number)
 
 
 def materialise(frame: DataFrame) -> DataFrame:
