@@ -90,7 +90,7 @@ def test_states_merged_by_slices_of_time_are_those_merged_at_all(ledger: Ledger,
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of next to nothing, and nothing so small that it's one task, or written anew, for that."""
     view_for = Reader.view_for
-    monkeypatch.setattr(bases, "_FILE", 256)
+    monkeypatch.setattr(bases, "_FILE", 512)
     monkeypatch.setattr(fold, "SMALL_BASE", 1)
     monkeypatch.setattr(Reader, "view_for", lambda *args: replace(view_for(*args), one_task=-1))
 
@@ -111,7 +111,7 @@ def commit(ledger: Ledger, *hours: int) -> None:
 @pytest.mark.usefixtures("short")
 def test_each_file_of_many_windows_spans_a_part_of_the_time_and_a_fold_writes_the_last_ones_alone(ledger: Ledger) -> None:
     commit(ledger, *range(48))
-    ledger.store.folder.fold_all(None, ledger.writer.known)
+    ledger.store.folder.fold_all(["hourly", "hopping"], ledger.writer.known)
     for name in ("hourly", "hopping"):
         ranges = spans(ledger, name)
         assert len(ranges) > 3
@@ -119,7 +119,7 @@ def test_each_file_of_many_windows_spans_a_part_of_the_time_and_a_fold_writes_th
     table = deltalake.DeltaTable(f"{ledger.store.warehouse}/shop/hopping")
     before = set(table.file_uris())
     commit(ledger, 47, 48)
-    ledger.store.folder.fold_all(None, ledger.writer.known)
+    ledger.store.folder.fold_all(["hourly", "hopping"], ledger.writer.known)
     table.update_incremental()
     assert len(before - set(table.file_uris())) < len(before) / 2, "the files of what is long past are left"
     assert ledger.store.reader.read("hopping").count() == 49 + 3
@@ -129,7 +129,7 @@ def test_each_file_of_many_windows_spans_a_part_of_the_time_and_a_fold_writes_th
 @pytest.mark.usefixtures("short")
 def test_optimize_leaves_the_windows_of_one_time_apart_from_those_of_another(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(ledger, *range(48))
-    ledger.store.folder.fold_all(None, ledger.writer.known)
+    ledger.store.folder.fold_all(["hourly"], ledger.writer.known)
     before = spans(ledger, "hourly")
     ledger.store.upkeep.optimize()
     assert spans(ledger, "hourly") == before
@@ -142,7 +142,7 @@ def test_optimize_leaves_the_windows_of_one_time_apart_from_those_of_another(led
 def test_one_task_that_writes_many_windows_begins_another_file_after_so_many(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "FILE_ROWS", 10)
     commit(ledger, *range(48))
-    ledger.store.folder.fold_all(None, ledger.writer.known, beside=True)
+    ledger.store.folder.fold_all(["hourly"], ledger.writer.known, beside=True)
     ranges = spans(ledger, "hourly")
     assert len(ranges) == 5
     assert ranges[0][1] < ranges[-1][0]
