@@ -351,29 +351,28 @@ def spread(table: TableDef, rows: DataFrame, *, each: bool = False) -> DataFrame
     key spans them, from the first one's window_start to the last one's window_end. Deltas of one span are merged before they are spread,
     unless the delta of `each` commit is wanted.
     """
-    if (starts := _starts(table)) is None:
+    if (windows := _hopping(table)) is None:
         return rows
-    spans = rows if each else merge(table, rows, "max(st) AS st")
-    return spans.withColumn("_start", F.expr(f"explode({starts})")).withColumn("key", F.expr(_key_at(table))).drop("_start")
+    return _in_each_window(table, windows, rows if each else merge(table, rows, "max(st) AS st"))
 
 
-def _starts(table: TableDef) -> str | None:
-    """List the starts of the windows that a delta is for, in microseconds, by the key that spans them; None where each is for its own."""
+def _hopping(table: TableDef) -> Windows | None:
+    """Give the windows of which a record enters many; None where a delta is for the one in its key."""
     windows = plan.folded_into(table.root)
-    if windows is None or windows.per_record == 1:
-        return None
-    return f"sequence(unix_micros(key.window_start), {_last_start(windows)}, {microseconds(windows.advance)}L)"
+    return None if windows is None or windows.per_record == 1 else windows
 
 
 def _last_start(windows: Windows) -> str:
     return f"unix_micros(key.window_end) - {microseconds(windows.size)}L"
 
 
-def _key_at(table: TableDef) -> str:
-    """Write the key of the window that begins at `_start`."""
-    windows = plan.folded_into(table.root)
-    assert windows is not None
-    return _windowed("key", table.key.names[:-2], "timestamp_micros(_start)", f"timestamp_micros(_start + {microseconds(windows.size)}L)")
+def _in_each_window(table: TableDef, windows: Windows, spans: DataFrame, wanted: str | None = None) -> DataFrame:
+    """Give each delta to every window that it is for, those whose `_start`, in microseconds, is `wanted`."""
+    starts = f"sequence(unix_micros(key.window_start), {_last_start(windows)}, {microseconds(windows.advance)}L)"
+    each = spans.withColumn("_start", F.expr(f"explode({starts})"))
+    each = each if wanted is None else each.where(wanted)
+    end = f"timestamp_micros(_start + {microseconds(windows.size)}L)"
+    return each.withColumn("key", F.expr(_windowed("key", table.key.names[:-2], "timestamp_micros(_start)", end))).drop("_start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,15 +393,13 @@ def merge_by_time(table: TableDef, rows: DataFrame, slices: Slices) -> DataFrame
 
     A delta goes to the slices that its windows start in, and is spread there: what is shuffled is deltas, and not all windows of each.
     """
-    starts, windows = _starts(table), plan.folded_into(table.root)
-    first = "unix_micros(key.window_start)"
-    last = first if starts is None or windows is None else _last_start(windows)
+    windows, first = _hopping(table), "unix_micros(key.window_start)"
+    last = first if windows is None else _last_start(windows)
     of = F.expr(f"explode(sequence({slices.of(first)}, {slices.of(last)}))").alias("_slice")
     rows = rows.select("*", of).repartitionById(slices.number, F.col("_slice"))
-    if starts is not None:
+    if windows is not None:
         spans = grouped(rows, table.state, ("_slice", "key"), *_folds(table, rows))
-        each = spans.withColumn("_start", F.expr(f"explode({starts})")).where(f"{slices.of('_start')} = _slice")
-        rows = each.withColumn("key", F.expr(_key_at(table))).drop("_start")
+        rows = _in_each_window(table, windows, spans, f"{slices.of('_start')} = _slice")
     return grouped(rows, table.state, ("_slice", "key"), *_folds(table, rows)).drop("_slice")
 
 

@@ -113,17 +113,12 @@ class View:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
 
         Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct; of sessions, their groups) each is cut by a
-        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut. Of all keys, those that
-        a small tail hasn't are taken as the base has them, neither sorted nor shuffled.
+        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut.
         """
         base = self.base_states(table)
-        if base is not None and not self.tail_bytes(table):
-            return base if keys is None else only(base, keys, "left_semi")
-        if base is not None and keys is None and self._is_little_changed(table):
-            touched = self.touched(table)
-            merged = self.states(table, touched, of_tail=True)
-            return self._at_hand(only(base, touched, "left_anti").unionByName(merged), self.whole_bytes(table))
         base = base if base is None or keys is None else only(base, keys, "left_semi")
+        if base is not None and not self.tail_bytes(table):
+            return base
         tail = self.tail(table).select("key", "state", "epoch", "seq")
         tail = tail if keys is None or of_tail else only(tail, keys, "left_semi")
         return merge(table, self._at_hand(tail if base is None else base.unionByName(tail), self.whole_bytes(table)))
@@ -144,6 +139,7 @@ class View:
 
         In the latter case, the tail has none that is in another file. Many rows of windows come in order of time, a file of them from each
         partition: the tails that are still to come are of the last windows, and leave the files of all others alone. One more Spark job.
+        Of other tables, keys that a small tail hasn't are taken as the base has them, neither sorted nor shuffled.
         """
         pinned = self.bases[table.name].snapshot
         if files is None:
@@ -157,6 +153,9 @@ class View:
             rows = deltas if base is None else base.unionByName(deltas)
             if (slices := _slices(rows, number)) is not None:
                 return self._at_hand(merge_by_time(table, rows, slices), size)
+        if files is None and base is not None and self.tail_bytes(table) and self._is_little_changed(table):
+            touched = self.touched(table)
+            return self._at_hand(only(base, touched, "left_anti").unionByName(self.states(table, touched, of_tail=True)), size)
         if files is None:
             return self.states(table)
         tail = self.tail(table).select("key", "state", "epoch", "seq")
