@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from watertable.errors import SettingsError
+from watertable.jars import find_java
 from watertable.kafka.config import Cluster
-from watertable.settings import LEFT_OUT, REGROUPS, Secret, Settings, find_project, resolve
+from watertable.settings import LEFT_OUT, REGROUPS, Secret, Settings, find_project, resolve, zeroing
 
 
 @pytest.fixture
@@ -117,3 +119,28 @@ def test_a_collector_that_the_environment_names_is_the_only_one(
 ) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", named)
     assert ("-XX:+UseParallelGC" in Settings.load(tmp_path).spark_conf()["spark.driver.extraJavaOptions"]) is ours
+
+
+@pytest.mark.parametrize(
+    ("told", "option"),
+    [
+        ("vendor_id : GenuineIntel\nflags : fpu bmi2 erms invpcid\n", "-XX:+UseFastStosb"),
+        ("vendor_id : GenuineIntel\nflags : fpu sse2\n", ""),
+        ("vendor_id : AuthenticAMD\nflags : fpu bmi2 erms invpcid\n", ""),
+        ("CPU implementer : 0x41\nFeatures : fp asimd\n", ""),
+        (None, ""),
+    ],
+    ids=["intel", "an old one", "amd", "arm", "no linux"],
+)
+def test_memory_is_zeroed_by_the_one_instruction_where_that_was_measured(tmp_path: Path, told: str | None, option: str) -> None:
+    if told is not None:
+        (tmp_path / "cpuinfo").write_text(told)
+    assert zeroing(tmp_path / "cpuinfo") == option
+
+
+def test_this_machines_java_takes_the_option_for_its_processor_without_a_word_against_it(tmp_path: Path) -> None:
+    options = Settings.load(tmp_path).spark_conf()["spark.driver.extraJavaOptions"].split()
+    assert (zeroing() in options) is bool(zeroing())
+    said = subprocess.run([find_java().launcher, *options, "-version"], capture_output=True, text=True, check=True)
+    assert "warning" not in said.stderr
+    assert zeroing() not in Settings.load(tmp_path).spark_conf()["spark.executor.extraJavaOptions"].split()  # they run on any machine
