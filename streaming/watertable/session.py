@@ -161,6 +161,7 @@ def shut_down(spark: SparkSession, *, seconds: float = 10.0) -> None:
 
 def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
     kept = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    written = log.stat().st_size if log and log.is_file() else 0
     descriptor, file = tempfile.mkstemp(prefix="watertable-", suffix=".conf")  # readable by this user only
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as out:
@@ -178,8 +179,8 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
             signal.signal(signal.SIGINT, interrupt)  # PySpark takes Ctrl-C for itself, to cancel all jobs
         return session
     except Exception as error:
-        where = f"; the JVM's own words are in {log}" if log else ""
-        raise JobError(f"Spark doesn't start: {str(error).splitlines()[0]}{where}") from error
+        words = f"\n{_end_of(log, written)}" if log and log.is_file() else ""
+        raise JobError(f"Spark doesn't start: {str(error).splitlines()[0]}{words}") from error
     finally:
         Path(file).unlink(missing_ok=True)
         if kept is None:
@@ -195,6 +196,14 @@ def _launch(log: Path | None) -> JavaGateway:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         return launch(popen_kwargs={"stdout": out, "stderr": out})
+
+
+def _end_of(log: Path, since: int, lines: int = 6) -> str:
+    """Quote the last lines that a JVM has written: its log may be gone before anybody looks for it."""
+    with log.open("rb") as file:
+        file.seek(since)
+        found = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return "\n".join([f"the JVM's own words, in {log}:", *(f"  {line}" for line in found[-lines:] or ["none"])])
 
 
 def _property(text: str) -> str:
