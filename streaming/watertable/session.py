@@ -92,6 +92,16 @@ def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]
     return whole
 
 
+def work_with_this_python(spark: SparkSession) -> None:
+    """Let the Python workers of one machine be this interpreter again, with its packages, unless PYSPARK_PYTHON says otherwise.
+
+    Spark takes the first `python3` of the path. That is another one wherever an environment isn't activated, and it is asked for more
+    often than one sees: `createDataFrame` of a list of rows is made by a worker.
+    """
+    if (spark.sparkContext.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        spark.sparkContext.pythonExec = sys.executable
+
+
 def alive(spark: SparkSession) -> bool:
     """Tell whether the JVM of a session is running."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
@@ -169,6 +179,7 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
         interrupt = signal.getsignal(signal.SIGINT)
         session = SparkSession(SparkContext(gateway=_launch(log)))
+        work_with_this_python(session)
         for name, methods in _LOOKED_UP.items():
             found = getattr(session._jvm, name)
             for method in methods:

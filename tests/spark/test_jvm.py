@@ -1,12 +1,13 @@
-"""What becomes of a Spark that can't start."""
+"""The processes of a session: a JVM that can't start, and the Pythons that work for it."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-_START = """
+_REFUSED = """
 from pathlib import Path
 from watertable.errors import JobError
 from watertable.session import JAVA_OPTIONS, spark_session
@@ -18,11 +19,30 @@ except JobError as error:
     print(error)
 """
 
+_ROWS = """
+from watertable.session import shut_down, spark_session
+from watertable.settings import Settings
+
+spark = spark_session(Settings.model_construct())
+print(spark.createDataFrame([(1,), (2,)], "n INT").selectExpr("sum(n)").first()[0])
+shut_down(spark)
+"""
+
 
 def test_a_jvm_that_does_not_start_is_quoted_and_what_an_earlier_one_wrote_is_not(tmp_path: Path) -> None:
     (tmp_path / "jvm.log").write_text("an earlier JVM was here\n", encoding="utf-8")
-    said = subprocess.run([sys.executable, "-c", _START], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([sys.executable, "-c", _REFUSED], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert said.startswith("Spark doesn't start: ")
     assert "jvm.log:\n" in said
     assert "stack size specified is too small" in said
     assert "an earlier JVM" not in said
+
+
+def test_the_workers_of_a_session_are_its_own_python_and_not_the_first_of_the_path(tmp_path: Path) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho another Python >&2\nexit 1\n", encoding="utf-8")
+    other.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run([sys.executable, "-c", _ROWS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "3", done.stderr[-2000:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from watertable.plan.nodes import Process
 from watertable.plan.windows import EPOCH
 from watertable.processing import PLACE
 from watertable.schema import Schema, quote
+from watertable.session import work_with_this_python
 from watertable.sql import udfs
 from watertable.sql.udfs import Udf, arrow_type
 
@@ -34,12 +34,8 @@ _OF_RECORD = Schema.parse("ts TIMESTAMP, st TIMESTAMP, topic STRING, partition I
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:
-    """Let this session's SQL call functions by their names in expressions: each gives `made`, and `failed` where it raised.
-
-    On one machine the workers are this interpreter again, and not the first `python3` of the path, unless PYSPARK_PYTHON says otherwise.
-    """
-    if (spark.sparkContext.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        spark.sparkContext.pythonExec = sys.executable
+    """Let this session's SQL call functions by their names in expressions: each gives `made`, and `failed` where it raised."""
+    work_with_this_python(spark)  # in a session of the user's own, too
     for function in functions:
         spark.udf.register(function.token, _arrow_udf(function))
 
