@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -37,7 +36,7 @@ UPKEEP_POOL: Final = "upkeep"
 _SCHEDULER: Final = Path(__file__).with_name("fairscheduler.xml")
 _CONF: Final = {
     "spark.scheduler.mode": "FAIR",
-    "spark.scheduler.allocation.file": "file://" + quote(str(_SCHEDULER)),
+    "spark.scheduler.allocation.file": f"file://{_SCHEDULER}",
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.sql.datetime.java8API.enabled": "true",  # else a filter on a day of October 1582 asks Parquet for another one, of java.sql's
     "spark.sql.adaptive.enabled": "false",  # re-planning at each shuffle costs small batches a job per stage
@@ -190,8 +189,7 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
             signal.signal(signal.SIGINT, interrupt)  # PySpark takes Ctrl-C for itself, to cancel all jobs
         return session
     except Exception as error:
-        words = f"\n{_end_of(log, written)}" if log and log.is_file() else ""
-        raise JobError(f"Spark doesn't start: {str(error).splitlines()[0]}{words}") from error
+        raise JobError(f"Spark doesn't start: {_reason(error, log, written)}") from error
     finally:
         Path(file).unlink(missing_ok=True)
         if kept is None:
@@ -209,12 +207,17 @@ def _launch(log: Path | None) -> JavaGateway:
         return launch(popen_kwargs={"stdout": out, "stderr": out})
 
 
-def _end_of(log: Path, since: int, lines: int = 6) -> str:
-    """Quote the last lines that a JVM has written: its log may be gone before anybody looks for it."""
+def _reason(error: Exception, log: Path | None, written: int, lines: int = 6) -> str:
+    """Say why there is no session: what Java raised, or where the JVM has died the end of what it wrote, whose log may soon be gone."""
+    reason, *more = str(error).splitlines()
+    if isinstance(error, Py4JJavaError) and more:
+        return more[0].removeprefix(": ")
+    if log is None or not log.is_file():
+        return reason
     with log.open("rb") as file:
-        file.seek(since)
-        found = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return "\n".join([f"the JVM's own words, in {log}:", *(f"  {line}" for line in found[-lines:] or ["none"])])
+        file.seek(written)
+        said = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return "\n".join([reason, f"the JVM's own words, in {log}:", *(f"  {line}" for line in said[-lines:] or ["none"])])
 
 
 def _property(text: str) -> str:

@@ -28,8 +28,10 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "broker"
-    embedded.stop(tmp_path / "broker")
+    folder = tmp_path / "José's own broker"  # as home folders are called, and Java reads its files as Latin-1
+    yield folder
+    embedded.stop(folder)
+    assert set(tmp_path.iterdir()) <= {folder}, "nothing is written beside it"
 
 
 def port_of(cluster: Cluster) -> int:
@@ -146,6 +148,12 @@ def test_a_broker_that_can_not_start_says_why(folder: Path) -> None:
     with pytest.raises(BrokerError, match=r"died while it started(?s:.*)node"):
         embedded.start(folder, port=port)
     assert embedded.status(folder, port=port).state is State.STOPPED
+
+
+def test_a_folder_that_kafka_takes_for_two_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match="comma"):
+        embedded.start(tmp_path / "one, two")
+    assert not any(tmp_path.iterdir())
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_it(folder: Path) -> None:

@@ -70,10 +70,12 @@ class Status:
 def start(folder: Path, *, port: int = PORT, heap: str = HEAP, timeout: float = 60) -> Status:
     """Start the broker of a folder, or find it running; return when it serves.
 
-    Raises `BrokerError` where the port is taken or a foreign broker's, where this folder's broker runs on another port, and where the
-    process dies or doesn't answer in time, with the end of its log. Raises `SettingsError` when Java or the jars are missing.
+    Raises `BrokerError` where the port is taken or a foreign broker's, where this folder's broker runs on another port, where Kafka can't
+    have the folder, and where the process dies or doesn't answer in time, with the end of its log. Raises `SettingsError` when Java or the jars are missing.
     """
     folder = folder.resolve()
+    if "," in str(folder):
+        raise BrokerError(f"Kafka takes {folder} for two folders, since there is a comma in it: keep the broker's data in another one")
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         now = status(folder, port=port)
@@ -217,7 +219,7 @@ def _write_configuration(folder: Path, port: int) -> None:
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": f"1@{HOST}:{controller}",
-        "log.dirs": folder / "data",
+        "log.dirs": _escaped(folder / "data"),
         "auto.create.topics.enable": "false",  # a topic nobody declared is a mistake
         "log.retention.ms": -1,  # development replays history: records of 2010 would be deleted at once under the default
         "offsets.retention.minutes": 525600,
@@ -235,14 +237,15 @@ def _write_configuration(folder: Path, port: int) -> None:
         "background.threads": 2,
         "metadata.max.idle.interval.ms": 5000,  # an idle controller writes a no-op record twice a second by default
     }
-    (folder / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in properties.items()), encoding="utf-8")
+    log = _escaped(folder / "broker.log")
+    (folder / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in properties.items()), encoding="ascii")
     (folder / "log4j2.properties").write_text(
         f"""rootLogger.level = INFO
 rootLogger.appenderRef.file.ref = file
 appender.file.type = RollingFile
 appender.file.name = file
-appender.file.fileName = {folder / "broker.log"}
-appender.file.filePattern = {folder / "broker.log"}.%i
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{ISO8601}}{{UTC}}Z %-5p %c{{1}}: %m%n
 appender.file.policies.type = Policies
@@ -251,8 +254,13 @@ appender.file.policies.size.size = 10MB
 appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 2
 """,
-        encoding="utf-8",
+        encoding="ascii",
     )
+
+
+def _escaped(path: Path) -> str:
+    """Write a path as a Java properties file has it, which is of Latin-1 and has JSON's escapes for all else."""
+    return json.dumps(str(path))[1:-1]
 
 
 def _claim(folder: Path) -> _Claim | None:
