@@ -71,7 +71,8 @@ def start(folder: Path, *, port: int = PORT, heap: str = HEAP, timeout: float = 
     """Start the broker of a folder, or find it running; return when it serves.
 
     Raises `BrokerError` where the port is taken or a foreign broker's, where this folder's broker runs on another port, where Kafka can't
-    have the folder, and where the process dies or doesn't answer in time, with the end of its log. Raises `SettingsError` when Java or the jars are missing.
+    have the folder, and where the process dies or doesn't answer in time, with the end of its log. Raises `SettingsError` when Java or the
+    jars are missing.
     """
     folder = folder.resolve()
     if "," in str(folder):
