@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import dagster as dg
@@ -93,6 +94,14 @@ def test_topics_tables_and_batch_assets_are_one_graph(definitions: dg.Definition
     }
     graph = definitions.resolve_asset_graph()
     assert {k.to_user_string() for k in graph.external_asset_keys} == {"topics/sales", "topics/other", "topics/reorders"}
+
+
+def test_what_dagster_calls_beta_is_used_without_a_warning_in_the_users_files_too(tmp_path: Path) -> None:
+    report = REPORT.replace("deps=", "backfill_policy=dg.BackfillPolicy.single_run(), deps=")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        build_definitions(load_apps(write(tmp_path, shop__app=SHOP, shop__report=report)))
+    assert [str(warning.message) for warning in found if issubclass(warning.category, dg.BetaWarning)] == []
 
 
 def test_a_table_of_joined_records_depends_on_the_table_that_they_look_up(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from watertable_platform.orchestration.spark_resource import build_spark_resourc
 from watertable_platform.orchestration.stream_job import build_stream_job
 from watertable_platform.orchestration.suites import build_suite_checks, find_suites, own_name
 from watertable_platform.orchestration.topics import Watched, build_topic
-from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, topic_key
+from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, beta, topic_key
 
 LOADS: Final = "definition_loads"
 
@@ -97,7 +97,8 @@ def _batch(project: Project) -> tuple[list[dg.Definitions], dict[str, Broken]]:
     made: list[dg.Definitions] = []
     failed: dict[str, Broken] = {}
     for name, batch in project.batch.items():
-        modules = batch.load()
+        with beta():
+            modules = batch.load()
         if isinstance(modules, Broken):
             failed[f"{name}_batch"] = modules
             continue

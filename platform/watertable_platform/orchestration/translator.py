@@ -71,7 +71,7 @@ def table_key(app: str, table: str) -> dg.AssetKey:
 
 @contextmanager
 def beta() -> Iterator[None]:
-    """Use what Dagster calls beta without a warning for each topic and table: its version is pinned."""
+    """Use what Dagster calls beta without a warning for each use: its version is pinned."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         yield
