@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -169,13 +170,15 @@ def shut_down(spark: SparkSession, *, seconds: float = 10.0) -> None:
 
 
 def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
-    kept = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    kept = {name: os.environ.get(name) for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME")}
     written = log.stat().st_size if log and log.is_file() else 0
     descriptor, file = tempfile.mkstemp(prefix="watertable-", suffix=".conf")  # readable by this user only
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as out:
             out.writelines(f"{_property(name)}={_property(value)}\n" for name, value in conf.items())
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
+        if not _is_this_spark(kept["SPARK_HOME"]):
+            os.environ.pop("SPARK_HOME", None)  # it's for other programs, and would be started: PySpark's own is taken
         interrupt = signal.getsignal(signal.SIGINT)
         session = SparkSession(SparkContext(gateway=_launch(log)))
         work_with_this_python(session)
@@ -192,10 +195,15 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         raise JobError(f"Spark doesn't start: {_reason(error, log, written)}") from error
     finally:
         Path(file).unlink(missing_ok=True)
-        if kept is None:
-            os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
-        else:
-            os.environ["PYSPARK_SUBMIT_ARGS"] = kept
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _is_this_spark(home: str | None) -> bool:
+    """Tell whether a SPARK_HOME is of the Spark that this PySpark and the jars are for."""
+    return home is not None and any(Path(home, "jars").glob(f"spark-core_*-{pyspark.__version__}.jar"))
 
 
 def _launch(log: Path | None) -> JavaGateway:

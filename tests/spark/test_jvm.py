@@ -38,11 +38,13 @@ def test_a_jvm_that_does_not_start_is_quoted_and_what_an_earlier_one_wrote_is_no
     assert "an earlier JVM" not in said
 
 
-def test_the_workers_of_a_session_are_its_own_python_and_not_the_first_of_the_path(tmp_path: Path) -> None:
+def test_another_python_on_the_path_and_another_spark_in_spark_home_are_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    (tmp_path / "spark" / "jars" / "spark-core_2.12-3.5.1.jar").touch()
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\necho another Python >&2\nexit 1\n", encoding="utf-8")
     other.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment |= {"SPARK_HOME": str(tmp_path / "spark"), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run([sys.executable, "-c", _ROWS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "3", done.stderr[-2000:]
