@@ -26,11 +26,13 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from watertable.errors import SettingsError
 
 _JAVA: Final = (
-    "-Xss16m -Duser.timezone=UTC -XX:MetaspaceSize=256m -XX:Tier4InvocationThreshold=50000 "
+    "-Xss16m -Duser.timezone=UTC -Duser.language=en -Duser.country=US -XX:MetaspaceSize=256m -XX:Tier4InvocationThreshold=50000 "
     "-XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
     + (" -Djdk.lang.Process.launchMechanism=VFORK" if sys.platform == "linux" else "")
 )
-"""Deep plans overflow the default stack; and the classes of generated code fit before a collection is due for them.
+"""A table is the same whatever the machine: on a Turkish one Java's `upper('iß')` isn't `ISS`.
+
+Deep plans overflow the default stack; and the classes of generated code fit before a collection is due for them.
 
 Code is compiled for the last time when it has run ten times as often as by default: of two cores, half of one went into that for minutes.
 Hadoop starts a process for each mode that it sets and each link that it looks for on a local disk, some 35 a commit: so they take half.

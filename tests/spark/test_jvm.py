@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,11 +21,13 @@ except JobError as error:
 """
 
 _ROWS = """
+import json
 from watertable.session import shut_down, spark_session
 from watertable.settings import Settings
 
 spark = spark_session(Settings.model_construct())
-print(spark.createDataFrame([(1,), (2,)], "n INT").selectExpr("sum(n)").first()[0])
+rows = spark.createDataFrame([("iß", 0)], "word STRING, n INT")
+print(json.dumps(rows.selectExpr("upper(word)", "lower('Iß')", "CAST(timestamp_seconds(n) AS STRING)").first()))
 shut_down(spark)
 """
 
@@ -38,13 +41,15 @@ def test_a_jvm_that_does_not_start_is_quoted_and_what_an_earlier_one_wrote_is_no
     assert "an earlier JVM" not in said
 
 
-def test_another_python_on_the_path_and_another_spark_in_spark_home_are_not_taken(tmp_path: Path) -> None:
+def test_tables_are_the_same_whatever_the_machine_speaks_and_has_installed(tmp_path: Path) -> None:
+    """Another Spark, another Python, Turkish and Indian time: none of them is taken."""
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     (tmp_path / "spark" / "jars" / "spark-core_2.12-3.5.1.jar").touch()
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\necho another Python >&2\nexit 1\n", encoding="utf-8")
     other.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    environment |= {"SPARK_HOME": str(tmp_path / "spark"), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"SPARK_HOME": str(tmp_path / "spark"), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "TZ": "Asia/Kolkata"}
+    environment["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Duser.language=tr -Duser.country=TR"
     done = subprocess.run([sys.executable, "-c", _ROWS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "3", done.stderr[-2000:]
+    assert json.loads(done.stdout or "null") == ["ISS", "iß", "1970-01-01 00:00:00"], done.stderr[-2000:]
