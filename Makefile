@@ -1,5 +1,5 @@
 # `make` or `make help` is the handbook. Every target does its own set-up, once: a virtual environment from requirements.lock
-# (.venv) and the pinned jars (~/.cache/watertable, or WATERTABLE_CACHE). Needs Python >= 3.11, Java 17 or 21, and make.
+# (.venv) and the pinned jars (~/.cache/watertable, or WATERTABLE_CACHE). Needs Python 3.11 to 3.14, Java 17 or 21, and make.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -60,9 +60,9 @@ clean: ## remove the environment, caches and the local state (.watertable, its b
 
 # Python and Java are checked before anything is made, and the environment is only stamped ready when all of it is.
 $(READY): requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) found. Install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$$(command -v $(PYTHON)) is $$($(PYTHON) --version 2>&1), wanted 3.11 or newer. Name one: make PYTHON=python3.12"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) found. Install Python 3.11 to 3.14, or name one: make PYTHON=python3.13"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { \
+		echo "$$(command -v $(PYTHON)) is $$($(PYTHON) --version 2>&1), wanted 3.11 to 3.14. Name one: make PYTHON=python3.13"; exit 1; }
 	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; found=$$("$$java" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p'); \
 		case "$$found" in 17|21) ;; *) echo "Found $${found:+Java }$${found:-no Java} ($$java), wanted Java 17 or 21. Install one (Debian:" \
 		"apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME to one."; exit 1;; esac
