@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from watertable.errors import JobError
 from watertable.jars import spark_classpath
-from watertable.settings import QUICK, Settings, java_options
+from watertable.settings import JAVA_OPTIONS, QUICK, Settings, java_options
 
 STREAM_POOL: Final = "stream"
 UPKEEP_POOL: Final = "upkeep"
@@ -58,8 +58,7 @@ _LOOKED_UP: Final[Mapping[str, tuple[str, ...]]] = {
 
 Classes come with their methods: to ask for one is a question too.
 """
-JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-BRIEF: Final = {JAVA_OPTIONS: f"{java_options('-XX:+UseSerialGC')} {QUICK}"}
+BRIEF: Final = {JAVA_OPTIONS: java_options("-XX:+UseSerialGC", QUICK)}
 """For a command that looks at something and ends."""
 CLASSES: Final = Path(sys.prefix) / "share" / "watertable" / "spark.jsa"
 """The archive of classes that this environment's JVMs start from, where `watertable.classes` has made one."""

@@ -37,6 +37,7 @@ Deep plans overflow the default stack; and the classes of generated code fit bef
 Code is compiled for the last time when it has run ten times as often as by default: of two cores, half of one went into that for minutes.
 Hadoop starts a process for each mode that it sets and each link that it looks for on a local disk, some 35 a commit: so they take half.
 """
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """For a JVM of minutes: it is gone before the code that Java's second compiler would make of it is in use."""
 _COLLECTOR: Final = "-XX:+UseParallelGC"
@@ -180,6 +181,8 @@ class Settings(BaseSettings):
     def spark_conf(self) -> dict[str, str]:
         """Build the configuration of every Spark session of this project: Delta, UTC, ANSI, then the user's own. The session adds the jars.
 
+        Options of Java and rules of the optimizer that are left out are added to ours, which tables go by: nothing replaces those.
+
         Secrets are revealed in it: hand it to a session and show it nowhere. Raises `SettingsError` when one isn't set.
         """
         conf = {
@@ -190,8 +193,6 @@ class Settings(BaseSettings):
             "spark.sql.ansi.enabled": "true",
             LEFT_OUT: REGROUPS,
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
-            "spark.driver.extraJavaOptions": f"{java_options(_COLLECTOR)} {zeroing()}".rstrip(),
-            "spark.executor.extraJavaOptions": java_options(_COLLECTOR),
             "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot is 50 tasks by default, and each writes 100 KB of code anew
             "spark.sql.codegen.cache.maxEntries": "1000",  # a round of commits and folds is more plans than the 100 it keeps by default
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each column looks for its caller: 3 times its cost
@@ -212,13 +213,16 @@ class Settings(BaseSettings):
             conf[name] = found.reveal() if isinstance(found, Secret) else found
         if REGROUPS not in conf[LEFT_OUT]:
             conf[LEFT_OUT] = f"{REGROUPS},{conf[LEFT_OUT]}"
+        for name, more in ((JAVA_OPTIONS, zeroing()), ("spark.executor.extraJavaOptions", "")):
+            conf[name] = java_options(_COLLECTOR, more, conf.get(name, ""))  # the user's come last, and of two Java takes the last
         return conf
 
 
-def java_options(collector: str) -> str:
-    """Give the options of our JVMs; where the environment names a collector for all of Java's, that is it: of two, a JVM takes none."""
-    named = " ".join(os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))
-    return _JAVA if re.search(r"-XX:\+Use\w+GC\b", named) else f"{_JAVA} {collector}"
+def java_options(collector: str, *more: str) -> str:
+    """Give the options of our JVMs, then `more`; where these or the environment name a collector, that is it: of two, a JVM takes none."""
+    named = " ".join([*more, *(os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))])
+    ours = [_JAVA] if re.search(r"-XX:\+Use\w+GC\b", named) else [_JAVA, collector]
+    return " ".join(filter(None, [*ours, *more]))
 
 
 @cache

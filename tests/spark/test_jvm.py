@@ -11,8 +11,8 @@ from pathlib import Path
 _REFUSED = """
 from pathlib import Path
 from watertable.errors import JobError
-from watertable.session import JAVA_OPTIONS, spark_session
-from watertable.settings import Settings
+from watertable.session import spark_session
+from watertable.settings import JAVA_OPTIONS, Settings
 
 try:
     spark_session(Settings.model_construct(spark={JAVA_OPTIONS: "-Xss1k"}), log=Path("jvm.log"))

@@ -10,13 +10,11 @@ import pytest
 
 from watertable import classes, session
 from watertable.jars import find_java
-from watertable.settings import Settings
-
-JAVA = "spark.driver.extraJavaOptions"
+from watertable.settings import JAVA_OPTIONS, Settings
 
 
 def options(settings: Settings, **ours: str) -> str:
-    return session.configuration(settings, ours)[JAVA]
+    return session.configuration(settings, ours)[JAVA_OPTIONS]
 
 
 def test_a_jvm_is_started_from_the_archive_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +25,7 @@ def test_a_jvm_is_started_from_the_archive_where_there_is_one(tmp_path: Path, mo
     assert f'"-XX:SharedArchiveFile={session.CLASSES}"' in options(Settings.load(tmp_path))
     assert "TieredStopAtLevel=1" in (brief := options(Settings.load(tmp_path), **session.BRIEF))
     assert "SharedArchiveFile" in brief
-    assert options(Settings.load(tmp_path, spark={JAVA: "-Xss32m"})) == "-Xss32m", "who says what Java runs with, says all of it"
+    assert "SharedArchiveFile" not in options(Settings.load(tmp_path, spark={JAVA_OPTIONS: "-Xss32m"})), "who says so may name another"
 
 
 def test_java_starts_with_an_archive_that_is_none_of_its_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from watertable.errors import SettingsError
 from watertable.jars import find_java
 from watertable.kafka.config import Cluster
-from watertable.settings import LEFT_OUT, REGROUPS, Secret, Settings, find_project, resolve, zeroing
+from watertable.settings import JAVA_OPTIONS, LEFT_OUT, REGROUPS, Secret, Settings, find_project, resolve, zeroing
 
 
 @pytest.fixture
@@ -119,6 +119,17 @@ def test_a_collector_that_the_environment_names_is_the_only_one(
 ) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", named)
     assert ("-XX:+UseParallelGC" in Settings.load(tmp_path).spark_conf()["spark.driver.extraJavaOptions"]) is ours
+
+
+def test_options_of_java_are_added_to_those_that_tables_go_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
+    theirs = {JAVA_OPTIONS: "-Xss4m -XX:+UseG1GC", "spark.executor.extraJavaOptions": "-verbose:gc"}
+    driver, executors = (Settings.load(tmp_path, spark=theirs).spark_conf()[name].split() for name in theirs)
+    assert driver[-2:] == ["-Xss4m", "-XX:+UseG1GC"]
+    assert "-XX:+UseParallelGC" not in driver, "of two collectors a JVM takes none"
+    assert executors[-1] == "-verbose:gc"
+    assert {"-XX:+UseParallelGC", "-Duser.timezone=UTC", "-Duser.language=en"} <= set(executors)
+    assert "-Duser.timezone=UTC" in driver
 
 
 @pytest.mark.parametrize(
