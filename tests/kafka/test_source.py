@@ -51,7 +51,7 @@ def test_a_record_arrives_whole(spark: SparkSession, broker: Cluster, topic: Top
     frame = read_range(spark, broker, {(name, 0): 1}, {(name, 0): 2})
     assert [(f.name, f.dataType) for f in frame.schema] == [(f.name, f.dataType) for f in StructType.fromDDL(RECORDS)]
     (row,) = frame.collect()
-    assert row.timestamp.replace(tzinfo=UTC) == datetime(2010, 12, 1, 0, 0, 0, 1000, UTC)
+    assert row.timestamp.astimezone(UTC) == datetime(2010, 12, 1, 0, 0, 0, 1000, UTC)
     assert (row.topic, row.partition, row.offset, bytes(row.key), bytes(row.value)) == (name, 0, 1, b"k", b"1")
     assert [(header.key, bytes(header.value)) for header in row.headers] == [("h", b"1")]
 

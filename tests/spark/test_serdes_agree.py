@@ -54,7 +54,7 @@ def same(mine: Any, theirs: Any) -> bool:
         case bytes(), bytearray():
             return mine == bytes(theirs)
         case datetime(), datetime():
-            return mine == theirs.replace(tzinfo=UTC)
+            return mine == theirs.astimezone(UTC)  # PySpark gives the local time
     return type(mine) is type(theirs) and mine == theirs
 
 
