@@ -73,10 +73,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     long: what Java compiles twice for it, a hundred plans later, makes a plan cost half of what it does in the JVMs of single tests.
     """
     from watertable.session import spark_session
-    from watertable.settings import JAVA_OPTIONS, Settings
+    from watertable.settings import JAVA_OPTIONS, Settings, java_options
 
     home = tmp_path_factory.mktemp("spark")
-    java = {"spark.driver.memory": "1536m", JAVA_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=4"}
+    java = {"spark.driver.memory": "1536m", JAVA_OPTIONS: java_options("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4")}
     ours = Settings.load(home, master="local[2]", spark=java | INTERPRETED)
     session = spark_session(ours, app="watertable tests")
     try:

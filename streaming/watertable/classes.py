@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final
 from watertable.errors import WatertableError
 from watertable.kafka.config import Cluster
 from watertable.kafka.feed import Record, begin, feed
-from watertable.session import CLASSES, shut_down, spark_session
-from watertable.settings import JAVA_OPTIONS, QUICK, Settings
+from watertable.session import BRIEF, CLASSES, shut_down, spark_session
+from watertable.settings import JAVA_OPTIONS, Settings
 
 if TYPE_CHECKING:
     from watertable.plan.plan import Topology
@@ -49,7 +49,7 @@ def make(archive: Path) -> Path:
         home, made = Path(folder), Path(folder) / archive.name
         running = broker.start(home / "kafka", port=broker.free_port())
         try:
-            java = f'-XX:+UseSerialGC {QUICK} "-XX:ArchiveClassesAtExit={made}"'
+            java = f'{BRIEF[JAVA_OPTIONS]} "-XX:ArchiveClassesAtExit={made}"'
             settings = own_settings(home, running.bootstrap, {JAVA_OPTIONS: java})
             spark, topology = spark_session(settings, log=home / "jvm.log"), _app()
             try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -82,6 +83,15 @@ def find_java() -> Java:
     if major not in JAVA_MAJORS:
         raise SettingsError(f"{launcher} is Java {major or 'of unknown version'}, wanted 17 or 21. {way_out}")
     return Java(launcher, major)
+
+
+def property_text(text: str) -> str:
+    r"""Escape a name or value for a Java properties file: in ASCII, since Java reads some of them as Latin-1.
+
+    >>> print(property_text("a:b = José"))
+    a\:b \= Jos\u00e9
+    """
+    return re.sub("([=:#!])", r"\\\1", json.dumps(text)[1:-1])  # JSON's escapes are among a properties file's
 
 
 def pinned(*sets: JarSet, lock: Path = LOCK) -> tuple[Jar, ...]:

@@ -10,7 +10,6 @@ where Spark would put it, every user of the machine could read the secrets in it
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from watertable.errors import JobError
-from watertable.jars import spark_classpath
+from watertable.jars import property_text, spark_classpath
 from watertable.settings import JAVA_OPTIONS, QUICK, Settings, java_options
 
 STREAM_POOL: Final = "stream"
@@ -174,7 +173,7 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
     descriptor, file = tempfile.mkstemp(prefix="watertable-", suffix=".conf")  # readable by this user only
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.writelines(f"{_property(name)}={_property(value)}\n" for name, value in conf.items())
+            out.writelines(f"{property_text(name)}={property_text(value)}\n" for name, value in conf.items())
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
         if not _is_this_spark(kept["SPARK_HOME"]):
             os.environ.pop("SPARK_HOME", None)  # it's for other programs, and would be started: PySpark's own is taken
@@ -225,11 +224,6 @@ def _reason(error: Exception, log: Path | None, written: int, lines: int = 6) ->
         file.seek(written)
         said = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return "\n".join([reason, f"the JVM's own words, in {log}:", *(f"  {line}" for line in said[-lines:] or ["none"])])
-
-
-def _property(text: str) -> str:
-    """Escape a name or value for a Java properties file."""
-    return re.sub(r"([\\=:#!])", r"\\\1", text).replace("\n", "\\n")
 
 
 def _quietly(act: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a session: a JVM that can't start, and the Pythons that work for it."""
+"""The processes of a session: a JVM that can't start, and what of the machine neither the JVM nor its Pythons go by."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from watertable.errors import BrokerError
-from watertable.jars import broker_classpath, find_java
+from watertable.jars import broker_classpath, find_java, property_text
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 9092
@@ -220,7 +220,7 @@ def _write_configuration(folder: Path, port: int) -> None:
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": f"1@{HOST}:{controller}",
-        "log.dirs": _escaped(folder / "data"),
+        "log.dirs": folder / "data",
         "auto.create.topics.enable": "false",  # a topic nobody declared is a mistake
         "log.retention.ms": -1,  # development replays history: records of 2010 would be deleted at once under the default
         "offsets.retention.minutes": 525600,
@@ -238,8 +238,9 @@ def _write_configuration(folder: Path, port: int) -> None:
         "background.threads": 2,
         "metadata.max.idle.interval.ms": 5000,  # an idle controller writes a no-op record twice a second by default
     }
-    log = _escaped(folder / "broker.log")
-    (folder / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in properties.items()), encoding="ascii")
+    lines = (f"{name}={property_text(str(value))}\n" for name, value in properties.items())
+    (folder / "server.properties").write_text("".join(lines), encoding="ascii")
+    log = property_text(str(folder / "broker.log"))
     (folder / "log4j2.properties").write_text(
         f"""rootLogger.level = INFO
 rootLogger.appenderRef.file.ref = file
@@ -257,11 +258,6 @@ appender.file.strategy.max = 2
 """,
         encoding="ascii",
     )
-
-
-def _escaped(path: Path) -> str:
-    """Write a path as a Java properties file has it, which is of Latin-1 and has JSON's escapes for all else."""
-    return json.dumps(str(path))[1:-1]
 
 
 def _claim(folder: Path) -> _Claim | None:
