@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.ledger import Ledger
+from tests import buckets
+from tests.spark.ledger import Ledger, minute
 from watertable.store import changelog, fold
 from watertable.store.changelog import Changelog, Extent
 from watertable.store.commits import CommitInfo, Head, Position
@@ -123,6 +124,53 @@ def test_an_app_that_is_made_anew_at_the_same_place_is_another(spark: SparkSessi
     assert changelog._seen[path].table != before
     assert again.sell(a=1) == Position("shop", 1, 1)
     assert again.store.head().position.seq == 1
+
+
+def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_whatever_was_seen(
+    spark: SparkSession, tmp_path: Path, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets.resize(3, monkeypatch.setattr)
+    ledger = Ledger.open(spark, str(tmp_path))
+    log, made = ledger.store.changelog, ledger.info
+
+    def info(number: int) -> CommitInfo:
+        return replace(made(reached={"moves": number // 2, "names": None}), counters={"records": number % 3 + 1})
+
+    def sell(numbers: range) -> None:
+        for number in numbers:
+            monkeypatch.setattr(ledger, "info", lambda reached, number=number: info(number))
+            ledger.sell(a=1)
+
+    sell(range(1, 6))
+    fork = CommitInfo(kind="epoch", epoch=2, seq=3, generation=log.head().generation + 1, parent=1, fork=3)
+    ledger.store.act(lambda _: Act(fork, WRITER_LINE, "epoch shop@2.3"))
+    ledger = ledger.restart()
+    made = ledger.info
+    sell(range(4, 12))
+    head, snapshot = log.head(), log.snapshot()
+    upto = head.position.seq
+    every = sorted(log.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(0, upto)}"), key=lambda row: -row.seq)
+    assert [row.seq for row in every] == [*range(11, 0, -1)]
+    full = changelog._seen[log.path]
+    for since, offsets in ((0, range(0, 120, 5)), (5, (25,)), (99, (45,))):  # of what it has seen a process may have forgotten
+        looks.clear()
+        for offset in offsets:
+            changelog._seen[log.path] = replace(full, since=since, rows=tuple(row for row in full.rows if row.seq >= since))
+            time, when = minute(offset / 20), every[offset % 11].commit_time
+            bounds: tuple[Callable[[CommitInfo], bool], ...] = (
+                lambda row, offset=offset: row.is_within({("moves", 0): offset}),  # type: ignore[misc]
+                lambda row, time=time: row.is_by(time),  # type: ignore[misc]
+                lambda row, when=when: row.commit_time < when,  # type: ignore[misc]
+            )
+            for number, holds in enumerate(bounds):
+                told = next((row for row in every if holds(row)), None)
+                assert log.newest(snapshot, head.lineage, 0, upto, holds) == told, (since, offset, number)
+            assert log.newest(snapshot, head.lineage, 7, upto, holds) == (told if told and told.seq > 7 else None), (since, offset)
+            until = next((row for row in reversed(every) if not holds(row)), None)
+            assert log.first(snapshot, head.lineage, 0, upto, lambda row, holds=holds: not holds(row)) == until, (since, offset)
+            back = next((row for row in every if sum(later.records for later in every if later.seq > row.seq) >= offset // 5), None)
+            assert log.newest(snapshot, head.lineage, 0, upto, lambda row: True, records=offset // 5) == back, (since, offset)
+        assert since or not looks
 
 
 def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,12 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
-
 from watertable.compiler.layout import moment
 from watertable.errors import RewindRefused
 from watertable.plan.deployment import Kind
 from watertable.plan.nodes import ToStream
 from watertable.plan.plan import delay_of, walk
 from watertable.plan.windows import TimeWindows
-from watertable.store.changelog import batches
 from watertable.store.commits import CommitInfo, DaySpan, Head
 
 if TYPE_CHECKING:
@@ -84,16 +81,18 @@ def end_of(store: Store, head: Head, part: Topology, names: Collection[str], day
     changelog, tables = store.changelog, [t for t in part.tables if t.name in names]
     snapshot = changelog.snapshot()
     longest = max(t.windows.size + t.windows.grace + delay_of(t.node) for t in tables if isinstance(t.windows, TimeWindows))
-    closed = moment(_start(days[1]) + _DAY + longest)
-    topics = ", ".join(repr(topic.name) for topic in part.topics)
-    open_ = f"exists(c.partitions, p -> p.topic IN ({topics}) AND coalesce(p.stream_time < {closed}, true))"
-    first = batches(snapshot, head.lineage, after, head.position.seq).where(f"NOT {open_}").agg(F.min("seq")).head()
-    return None if first is None or first[0] is None else commit_at(changelog, snapshot, head, int(first[0]))
+    closed, topics = _start(days[1]) + _DAY + longest, {topic.name for topic in part.topics}
+
+    def are_closed(info: CommitInfo) -> bool:
+        reached = [time for (topic, _), time in info.stream_times.items() if topic in topics]
+        return all(time is not None and time >= closed for time in reached)
+
+    return changelog.first(snapshot, head.lineage, after, head.position.seq, are_closed)
 
 
 def commit_at(changelog: Changelog, snapshot: Snapshot, head: Head, seq: int) -> CommitInfo:
     """Give a commit of the app's lineage; raise `RewindRefused` where it isn't there any more: rewound or trimmed."""
-    rows = changelog.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(seq - 1, seq)}")
+    rows = changelog.commits(snapshot, head.lineage, seq - 1, seq)
     if not rows:
         raise RewindRefused(f"commit {seq}, up to which days are made anew, isn't there any more; was the app rewound since?")
     return rows[0]

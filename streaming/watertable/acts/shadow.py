@@ -41,7 +41,7 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import ROWS_PROPERTY, number_of
-from watertable.store.changelog import batches, offsets_passed, table_part
+from watertable.store.changelog import table_part
 from watertable.store.commits import (  # fmt: skip
     BACK,
     DAYS,
@@ -401,16 +401,12 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     read = {p: offset for p, offset in (own.last.next if own.last else {}).items() if p[0] in names}
     there = head.last.next if head.last else {}
     shared = {p: offset for p, offset in read.items() if p in there}
-    found = (
-        batches(snapshot, head.lineage, 0, head.position.seq).agg(F.expr(f"max(CASE WHEN {offsets_passed(shared)} THEN seq END)")).head()
-    )
-    if not shared or found is None or found[0] is None:
+    here = store.changelog.newest(snapshot, head.lineage, 0, head.position.seq, lambda info: info.is_within(shared))
+    if not shared or here is None:
         raise RewindRefused(
             f"the shadow {own.position} has read less than the oldest commit of {store.app}: there is nothing to compare it with"
         )
-    seq = int(found[0])
-    here = store.changelog.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(seq - 1, seq)}")[0]
-    live = Position(store.app, head.position.epoch, seq)
+    live = Position(store.app, head.position.epoch, here.seq)
     of = [table for table in topology.tables if not shadow.of or table.name in shadow.of]
     tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in of]
     return Diff(

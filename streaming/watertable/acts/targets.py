@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from pyspark.sql import functions as F
-
-from watertable.compiler.layout import moment
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
-from watertable.store.changelog import batches, offsets_passed, time_passed
 from watertable.store.commits import BACK, CommitInfo, Head, Position
 
 if TYPE_CHECKING:
@@ -130,22 +126,34 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tup
             on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
             return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
         case _:
-            return epoch, _newest_before(store.app, snapshot, head, target), epoch
+            return epoch, _newest_before(store, snapshot, head, target), epoch
 
 
-def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> int:
+def _newest_before(store: Store, snapshot: Snapshot, head: Head, target: Target) -> int:
     """Give the newest commit at or before a target; 0 where that is before the first."""
-    last = head.last
-    if last is None:
-        raise NothingToRewind(f"{app} is at {head.position}, where nothing is committed: there is nothing before it")
-    commits = batches(snapshot, head.lineage, 0, head.position.seq)
+    if head.last is None:
+        raise NothingToRewind(f"{store.app} is at {head.position}, where nothing is committed: there is nothing before it")
+    holds, records = _condition(store.app, head.last, target)
+    found = store.changelog.newest(snapshot, head.lineage, 0, head.position.seq, holds, records=records)
+    if found is not None:
+        return found.seq
+    oldest = store.changelog.extent(snapshot, head.lineage, 0, head.position.seq).first
+    if oldest != 1:
+        raise RewindRefused(
+            f"{target}: that is before commit {oldest:,}, the oldest that {store.app} still keeps; rewind to that one, or to earliest"
+        )
+    return 0
+
+
+def _condition(app: str, last: CommitInfo, target: Target) -> tuple[Callable[[CommitInfo], bool], int]:
+    """Say what holds for the commits at or before a target, and how many records come after them."""
     match target.kind:
         case "event":
             when = datetime.fromisoformat(target.value)
             if not any(time is not None and time >= when for time in last.stream_times.values()):
                 newest = max((t for t in last.stream_times.values() if t is not None), default=None)
                 raise NothingToRewind(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
-            condition = time_passed(when - timedelta(microseconds=1))
+            return lambda info: info.is_by(when - timedelta(microseconds=1)), 0
         case "offsets":
             wanted = _offsets(target.value)
             for partition, offset in wanted.items():
@@ -155,25 +163,14 @@ def _newest_before(app: str, snapshot: Snapshot, head: Head, target: Target) -> 
                     raise RewindRefused(
                         f"{app} has read {partition[0]}/{partition[1]} up to offset {last.next[partition]:,}; {offset:,} is in its future"
                     )
-            condition = offsets_passed(wanted)
+            return lambda info: info.is_within(wanted), 0
         case "by":
             since = datetime.now(UTC) - timedelta(seconds=float(target.value))
             if last.commit_time <= since:
                 raise RewindRefused(f"{app} has committed nothing since {since:%F %T}Z; its last commit is of {last.commit_time:%F %T}Z")
-            condition = f"c.commit_time <= {moment(since)}"
+            return lambda info: info.commit_time <= since, 0
         case _:
-            after = "coalesce(sum(c.counters['records']) OVER (ORDER BY seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
-            commits = commits.selectExpr("seq", f"{after} AS later", "c")
-            condition = f"later >= {int(target.value)}"
-    row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
-    assert row is not None
-    if row[0] is not None:
-        return int(row[0])
-    if row[1] == 1:
-        return 0
-    raise RewindRefused(
-        f"{target}: that is before commit {row[1]:,}, the oldest that {app} still keeps; rewind to that one, or to earliest"
-    )
+            return lambda info: True, int(target.value)
 
 
 def first_begins(changelog: Changelog, snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:

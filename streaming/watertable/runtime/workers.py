@@ -352,7 +352,7 @@ class Courier(Worker):
             publisher.mark(Published(Place(lineage.epoch, done.place.seq, done.place.ordinal), done.floor))
             return
         self._send(publisher, snapshot, head, left, last)
-        found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last - 1, last)}")
+        found = self._store.changelog.commits(snapshot, left, last - 1, last)
         if not found:  # trimmed, and so all that comes before the first one kept is published
             found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last, 1 << 40)}")
         kept = min(found, key=lambda c: c.seq, default=None)

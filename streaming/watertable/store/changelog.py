@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -29,7 +29,6 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from watertable.compiler import DROPPED, OUT, QUARANTINE
 from watertable.compiler.algebra import change_struct
-from watertable.compiler.layout import moment
 from watertable.errors import FormatError, TableNotFound, UnknownPosition
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import CHANGELOG, TableDef
@@ -227,10 +226,49 @@ class Changelog:
         seen = self.seen(snapshot, lineage, after, upto)
         if seen is not None:
             first = min((row.seq for row in seen), default=None)
-            return Extent(len(seen), first, sum(row.counters.get("records", 0) for row in seen))
+            return Extent(len(seen), first, sum(row.records for row in seen))
         row = batches(snapshot, lineage, after, upto).agg(F.count("*"), F.min("seq"), F.expr("sum(c.counters['records'])")).head()
         assert row is not None
         return Extent(row[0], row[1], row[2] or 0)
+
+    def newest(
+        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, holds: Callable[[CommitInfo], bool], *, records: int = 0
+    ) -> CommitInfo | None:
+        """Find the newest of the commits (after, upto] of a lineage for which something holds; None where none is kept.
+
+        What holds must hold up to some commit and never beyond it: offsets, stream times and commit times only grow along a lineage. So the
+        first commit of each bucket tells the bucket. Two Spark jobs, and none where this process has seen the commit. With `records`, it is
+        one after which there are so many, up to `upto`.
+        """
+        here = self._follow(snapshot)
+        since = upto + 1 if here is None else min(max(here.since, after + 1), upto + 1)
+        found, later = _walk(self.seen(snapshot, lineage, since - 1, upto) or (), holds, records)
+        if found is not None or since <= after + 1:
+            return found
+        for first, count in self._buckets(snapshot, lineage, after, since - 1):
+            if later + count - first.records >= records and holds(first):
+                bucket = lineage.where(first.seq - 1, min(since - 1, first.seq // BUCKET * BUCKET + BUCKET - 1))
+                return _walk(self.rows(snapshot, f"c.kind = 'batch' AND {bucket}"), holds, records - later)[0]
+            later += count
+        return None
+
+    def first(
+        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, holds: Callable[[CommitInfo], bool]
+    ) -> CommitInfo | None:  # fmt: skip
+        """Find the oldest of the commits (after, upto] of a lineage for which something holds that holds from there on; see `newest`."""
+        before = self.newest(snapshot, lineage, after, upto, lambda info: not holds(info))
+        seq = self.extent(snapshot, lineage, after, upto).first if before is None else before.seq + 1
+        found = self.commits(snapshot, lineage, seq - 1, seq) if seq is not None and seq <= upto else []
+        return found[0] if found else None
+
+    def _buckets(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> list[tuple[CommitInfo, int]]:
+        """Give, newest first, the first commit of each bucket and how many records the bucket's commits are of; a Spark job."""
+        each = batches(snapshot, lineage, after, upto).groupBy(F.expr(f"seq div {BUCKET}")).agg(
+            F.min_by(F.struct("epoch", "seq", "c"), "seq").alias("first"), F.expr("sum(c.counters['records'])").alias("records")
+        )  # fmt: skip
+        found = each.selectExpr("first.epoch", "first.seq", "first.c", "coalesce(records, 0L) AS records")
+        rows = sorted(found.withColumn("c", _portable("c")).collect(), key=lambda row: -row["seq"])
+        return [(CommitInfo.from_row(row), row["records"]) for row in rows]
 
     def head(self, snapshot: Snapshot | None = None, *, epoch: int | None = None, since: int | None = None) -> Head:
         """Find the last commit of the current epoch, or of the one given.
@@ -478,9 +516,9 @@ def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = Non
 
 
 def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> DataFrame:
-    """Read the commits (after, upto] of a lineage: `seq`, and `c`, the struct of their `__commit` row."""
-    rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {lineage.where(after, upto)}").selectExpr("seq", "commit_v1 AS c")
-    return rows.where("c.kind = 'batch'")
+    """Read the commits (after, upto] of a lineage: `epoch`, `seq`, and `c`, the struct of their `__commit` row."""
+    rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {lineage.where(after, upto)}")
+    return rows.selectExpr("epoch", "seq", "commit_v1 AS c").where("c.kind = 'batch'")
 
 
 def told(info: CommitInfo) -> dict[str, str]:
@@ -502,15 +540,11 @@ def _portable(column: str) -> Any:
     return moved
 
 
-def offsets_passed(offsets: Offsets) -> str:
-    """Write the condition for commits (`c`) at which no partition had passed these offsets."""
-    parts = []
-    for (topic, partition), offset in offsets.items():
-        name = topic.replace("\\", "\\\\").replace("'", "\\'")
-        parts.append(f"(p.topic = '{name}' AND p.partition = {int(partition)} AND p.next > {int(offset)})")
-    return f"NOT exists(c.partitions, p -> coalesce({' OR '.join(parts) or 'false'}, false))"
-
-
-def time_passed(time: datetime) -> str:
-    """Write the condition for commits (`c`) at which no partition's stream time had passed a time."""
-    return f"NOT exists(c.partitions, p -> coalesce(p.stream_time > {moment(time)}, false))"
+def _walk(rows: Iterable[CommitInfo], holds: Callable[[CommitInfo], bool], records: int) -> tuple[CommitInfo | None, int]:
+    """Find the newest of some commits for which something holds, with so many records after it; count the records down to there."""
+    later = 0
+    for row in sorted(rows, key=lambda row: -row.seq):
+        if later >= records and holds(row):
+            return row, later
+        later += row.records
+    return None, later

@@ -156,6 +156,23 @@ class CommitInfo:
         times = list(self.stream_times.values())
         return None if not times or None in times else min(t for t in times if t is not None)
 
+    @property
+    def records(self) -> int:
+        """Count the records that it is of."""
+        return self.counters.get("records", 0)
+
+    def is_within(self, offsets: Offsets) -> bool:
+        """Tell whether no partition had been read beyond these offsets.
+
+        >>> CommitInfo(next={("sales", 0): 12}).is_within({("sales", 0): 12, ("sales", 1): 0})
+        True
+        """
+        return all(self.next.get(partition, offset) <= offset for partition, offset in offsets.items())
+
+    def is_by(self, time: datetime) -> bool:
+        """Tell whether no partition's stream time had passed a time."""
+        return all(reached is None or reached <= time for reached in self.stream_times.values())
+
     def to_json(self) -> str:
         """Write the row's struct as JSON, as Spark's `from_json` reads it."""
         return json.dumps(self._struct())

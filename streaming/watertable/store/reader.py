@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import company, finish
-from watertable.compiler.layout import moment
 from watertable.compiler.versions import state_as_of
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
 from watertable.plan.nodes import Source, Versioned
@@ -26,7 +25,7 @@ from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
-from watertable.store.changelog import Changelog, batches, offsets_passed, time_passed
+from watertable.store.changelog import Changelog
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
@@ -282,19 +281,20 @@ class Reader:
                     raise UnknownPosition(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
                 return Position(app, *split_number(number))
             case datetime():
-                condition, what = f"c.commit_time <= {moment(_utc(at))}", f"the commit time {_utc(at).isoformat()}"
+                until = _utc(at)
+                holds, what = (lambda info: info.commit_time <= until), f"the commit time {until.isoformat()}"
             case EventTime():
-                condition, what = time_passed(at.time), f"the event time {at.time.isoformat()}"
+                time = at.time
+                holds, what = (lambda info: info.is_by(time)), f"the event time {time.isoformat()}"
             case _:
-                condition, what = offsets_passed(at), f"the offsets {dict(at)}"
+                offsets = at
+                holds, what = (lambda info: info.is_within(offsets)), f"the offsets {dict(at)}"
         head = self.changelog.head(snapshot)
-        commits = batches(snapshot, head.lineage, 0, head.position.seq)
-        row = commits.agg(F.expr(f"max(CASE WHEN {condition} THEN seq END)"), F.min("seq")).head()
-        assert row is not None
-        if row[0] is None:
-            raise UnknownPosition(f"no commit of {app} is at or before {what}; the oldest one kept is {Position(app, 1, row[1] or 0)}")
-        seq = int(row[0])
-        return Position(app, head.lineage.epoch_of(seq), seq)
+        found = self.changelog.newest(snapshot, head.lineage, 0, head.position.seq, holds)
+        if found is None:
+            oldest = self.changelog.extent(snapshot, head.lineage, 0, head.position.seq).first or 0
+            raise UnknownPosition(f"no commit of {app} is at or before {what}; the oldest one kept is {Position(app, 1, oldest)}")
+        return Position(app, found.epoch, found.seq)
 
 
 def read(

@@ -13,14 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
-from pyspark.sql import functions as F
 
 from watertable import failpoints
-from watertable.compiler.layout import moment
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import Base, base_name, file_bytes, forgets, goes_by_time
-from watertable.store.changelog import batches, told
+from watertable.store.changelog import told
 from watertable.store.commits import BUCKET, CommitInfo, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
@@ -84,9 +82,10 @@ class Upkeep:
         """
         view = self._reader.view()
         oldest = (now or datetime.now(UTC)) - self._horizon
-        commits = batches(view.snapshot, view.lineage, 0, view.position.seq)
-        first = commits.where(f"c.commit_time >= {moment(oldest)}").agg(F.min("seq")).head()
-        wanted = int(first[0]) if first and first[0] is not None else view.position.seq
+        first = self._reader.changelog.first(
+            view.snapshot, view.lineage, 0, view.position.seq, lambda info: info.commit_time >= oldest
+        )  # fmt: skip
+        wanted = view.position.seq if first is None else first.seq
         limits = [wanted, *(p.seq + 1 for p in consumers), view.position.seq]
         marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
         for name, base in view.bases.items():

@@ -28,7 +28,6 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import of_one_topic, of_records_alone
 from watertable.records import Key, Record, Row
 from watertable.schema import quote
-from watertable.store.changelog import batches
 from watertable.store.commits import CommitInfo, Offsets, Position
 from watertable.store.reader import Reader
 from watertable.tools.bisect import as_json, keys_frame, read_json
@@ -190,13 +189,11 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
 def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | None:
     """Bound the stream times at these offsets: those after the first commit by which every partition had reached them."""
     head = reader.changelog.head()
-    short = " OR ".join(f"(p.topic = '{t}' AND p.partition = {n} AND p.next < {offset})" for (t, n), offset in begin.items())
-    commits = batches(reader.changelog.snapshot(), head.lineage, 0, live.position.seq)
-    first = commits.where(f"NOT exists(c.partitions, p -> {short})").agg(F.min("seq")).head()
-    if first is None or first[0] is None:
-        return None
-    infos = reader.changelog.rows(reader.changelog.snapshot(), f"c.kind = 'batch' AND {head.lineage.where(first[0] - 1, first[0])}")
-    times = [infos[0].stream_times.get(partition) for partition in begin] if infos else [None]
+    first = reader.changelog.first(
+        reader.changelog.snapshot(), head.lineage, 0, live.position.seq,
+        lambda info: all(info.next.get(partition, 0) >= offset for partition, offset in begin.items()),
+    )  # fmt: skip
+    times = [first.stream_times.get(partition) for partition in begin] if first is not None else []
     known = [time for time in times if time is not None]
     return max(known) if known else None
 
