@@ -9,8 +9,10 @@ where Spark would put it, every user of the machine could read the secrets in it
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,9 +20,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
+from py4j.clientserver import ClientServerConnection, JavaClient
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -63,6 +66,8 @@ CLASSES: Final = Path(sys.prefix) / "share" / "watertable" / "spark.jsa"
 """The archive of classes that this environment's JVMs start from, where `watertable.classes` has made one."""
 _CALL_SITE: Final = ("callSite.short", "callSite.long")
 """Where Spark says each job and RDD was made: seen from Python it's nowhere, and to look for it costs it a twentieth of its planning."""
+_END: Final = ord("\n")
+"""The last byte of an answer of Java's."""
 _lock = threading.Lock()
 
 
@@ -98,6 +103,45 @@ def work_with_this_python(spark: SparkSession) -> None:
     """
     if (spark.sparkContext.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         spark.sparkContext.pythonExec = sys.executable
+
+
+class _Answers(io.RawIOBase):
+    """Read what Java answers, and acknowledge what has come of an answer while there is more of it.
+
+    Java sends an answer by 8 KB, and holds each piece back until the one before is acknowledged, which Linux puts off for 40 ms
+    (py4j#516, mended in py4j after 0.10.9.9, which has the JVM's side of it, too): a schema or a commit takes as long to read as a batch.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; give the number of bytes."""
+        number = self._connection.recv_into(buffer)
+        if number and buffer[number - 1] != _END:
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return number
+
+
+def _read_at_once(gateway: JavaGateway) -> None:
+    """Let long answers of the JVM's come at once to whatever thread asks; of systems other than Linux nothing is known, or done."""
+    client = gateway._gateway_client
+    if not hasattr(socket, "TCP_QUICKACK") or not isinstance(client, JavaClient):
+        return
+    connect = client._create_new_connection
+
+    def read(connection: ClientServerConnection) -> ClientServerConnection:
+        connection.stream.close()
+        connection.stream = io.BufferedReader(_Answers(connection.socket))
+        return connection
+
+    for connection in client.deque:
+        read(connection)
+    client._create_new_connection = lambda: read(connect())
 
 
 def alive(spark: SparkSession) -> bool:
@@ -178,7 +222,9 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         if not _is_this_spark(kept["SPARK_HOME"]):
             os.environ.pop("SPARK_HOME", None)  # it's for other programs, and would be started: PySpark's own is taken
         interrupt = signal.getsignal(signal.SIGINT)
-        session = SparkSession(SparkContext(gateway=_launch(log)))
+        gateway = _launch(log)
+        _read_at_once(gateway)
+        session = SparkSession(SparkContext(gateway=gateway))
         work_with_this_python(session)
         for name, methods in _LOOKED_UP.items():
             found = getattr(session._jvm, name)

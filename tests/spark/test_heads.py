@@ -12,7 +12,9 @@ import pytest
 
 from tests import buckets
 from tests.spark.ledger import Ledger, minute
-from watertable.store import changelog, fold
+from watertable.session import UPKEEP_POOL, job_group
+from watertable.store import changelog, fold, writer
+from watertable.store import reader as store_reader
 from watertable.store.changelog import Changelog, Extent
 from watertable.store.commits import CommitInfo, Head, Position
 from watertable.store.deltalog import Snapshot
@@ -41,7 +43,9 @@ def _fresh(log: Changelog) -> Head:
     kept = dict(changelog._seen)
     changelog._seen.clear()
     try:
-        return log.head(since=0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(changelog, "_YOUNG", -1)
+            return log.head(since=0)
     finally:
         changelog._seen.update(kept)
 
@@ -86,6 +90,51 @@ def test_a_head_that_is_remembered_is_what_a_new_process_finds_after_every_kind_
             assert (seen is None and name == "trim") or sorted(seen or [], key=repr) == sorted(looked_up, key=repr), (name, kind, after)
             counted = Extent(len(looked_up), min((row.seq for row in looked_up), default=None), 0)
             assert kind == "fold" or replace(log.extent(snapshot, found.lineage, after, upto), records=0) == counted, (name, after)
+
+
+def test_a_new_process_finds_a_young_apps_head_in_the_log_and_of_an_old_one_looks_the_newest_commits_up_once(
+    ledger: Ledger, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 6):
+        ledger.sell(a=1)
+        if number in {1, 3}:
+            ledger.store.folder.fold_all()
+    tables = list(ledger.topology.tables)
+    read = {number: ledger.read("stock", f"shop@1.{number}") for number in (2, 4)}
+    for young, jobs in ((200, 0), (-1, 2)):  # the head, then the newest commits
+        monkeypatch.setattr(changelog, "_YOUNG", young)
+        for number in (2, 4):
+            changelog._seen.clear()
+            looks.clear()
+            reader = Reader(ledger.spark, ledger.store.warehouse, "shop", tables)
+            view = reader.view(at=f"shop@1.{number}")
+            assert len(looks) == jobs, (young, number, looks)
+            assert max(base.seq for base in view.bases.values()) == number - 1
+            found = {row["k"]: row["qty"] for row in view.rows(ledger.table("stock")).collect()}
+            assert found == read[number]
+
+
+def test_what_several_tables_ask_of_one_version_is_looked_up_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    for number in range(1, 6):
+        ledger.sell(a=1)
+        if number == 2:
+            ledger.store.folder.fold_all()
+    ledger.store.folder.fold_all()
+    monkeypatch.setattr(changelog, "_YOUNG", -1)
+    monkeypatch.setattr(changelog, "NEAR", -1)  # as if there were many commits since
+    monkeypatch.setattr(store_reader, "NEAR", -1)
+
+    def spent(*tables: str) -> int:
+        changelog._seen.clear()
+        with job_group(spark, f"looks for {tables}", "looks", UPKEEP_POOL) as jobs:
+            view = Reader(spark, ledger.store.warehouse, "shop", list(ledger.topology.tables)).view(tables, at="shop@1.4")
+            assert {base.seq for base in view.bases.values()} == {2}
+            return jobs()
+
+    spent("low")  # some of Delta's own are once a process
+    assert spent("stock", "low", "ids") == spent("stock"), "the head, the folds, and how many commits there are since them"
 
 
 def test_of_an_app_that_is_new_nothing_is_looked_up(spark: SparkSession, tmp_path: Path, looks: list[str]) -> None:
@@ -259,9 +308,12 @@ def test_files_that_came_long_ago_may_be_gone_so_delta_is_asked_for_them(ledger:
     log = ledger.store.changelog
     head, snapshot = log.head(), log.snapshot()
     assert log.added(snapshot, head.lineage, 0, 1, lambda _: True) is not None
-    monkeypatch.setattr(changelog, "_FRESH", -1.0)
-    assert log.added(snapshot, head.lineage, 0, 1, lambda _: True) is None
-    assert ledger.read("stock") == {"a": 1}
+    monkeypatch.setattr(writer, "now_after", lambda earlier: datetime.now(UTC) - timedelta(hours=2))
+    ledger.sell(a=1)  # two hours ago, and this process comes to know of it now
+    head, snapshot = log.head(), log.snapshot()
+    assert log.added(snapshot, head.lineage, 0, 1, lambda _: True) is not None
+    assert log.added(snapshot, head.lineage, 0, 2, lambda _: True) is None
+    assert ledger.read("stock") == {"a": 2}
 
 
 def test_an_older_version_is_seen_as_it_was(ledger: Ledger) -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _REFUSED = """
 from pathlib import Path
@@ -53,3 +62,22 @@ def test_tables_are_the_same_whatever_the_machine_speaks_and_has_installed(tmp_p
     environment["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Duser.language=tr -Duser.country=TR"
     done = subprocess.run([sys.executable, "-c", _ROWS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout or "null") == ["ISS", "iß", "1970-01-01 00:00:00"], done.stderr[-2000:]
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only Linux tells when to acknowledge")
+def test_a_long_answer_of_the_jvms_comes_at_once_to_every_thread(spark: SparkSession) -> None:
+    """Each 8 KB of one would wait 40 ms for the one before to be acknowledged; here the quickest of some counts, whatever else runs."""
+
+    def seconds(length: int) -> float:
+        text = spark._jvm.java.lang.StringBuilder("é" * length)  # type: ignore[union-attr]
+        taken = []
+        for _ in range(10):
+            began = time.perf_counter()
+            assert text.toString() == "é" * length
+            taken.append(time.perf_counter() - began)
+        return min(taken)
+
+    with ThreadPoolExecutor(2) as threads:
+        for found in (seconds(9_000), *threads.map(seconds, (9_000, 30_000))):
+            assert found < 0.02

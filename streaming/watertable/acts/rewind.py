@@ -36,6 +36,7 @@ from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
+from watertable.store.changelog import NEAR
 from watertable.store.commits import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from watertable.store.writer import Store
 
 _TRIES: Final = 20
-_SAMPLES: Final = 500
-"""The newest commits whose times an estimate is made from."""
 EMITTING: Final = ", emitting"
 """In the words of an epoch's row: that it publishes again."""
 
@@ -319,6 +318,8 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     head = changelog.head(snapshot)
     if head.last is None and not head.forks:
         raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
+    upto = head.position.seq
+    recent = changelog.commits(snapshot, head.lineage, max(0, upto - NEAR), upto)  # first: what comes after finds them looked up
     parent, seq, back = fork_of(store, snapshot, head, target)
     of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
     lineage = of_parent.lineage
@@ -349,8 +350,6 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     if not seq:  # an archive that others keep may reach back to before this app began
         begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
     on_lineage = head.lineage.common(lineage) >= seq
-    upto = head.position.seq
-    recent = changelog.commits(snapshot, head.lineage, max(0, upto - _SAMPLES), upto)
     samples = [
         (done.get("ms_records", done["records"]), done["ms"]) for done in (row.counters for row in recent)
         if done.get("ms", 0) > 0 and done.get("records", 0) > 0

@@ -16,12 +16,11 @@ copied: the epoch that takes them over begins with one commit of all that they k
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -53,6 +52,8 @@ from watertable.store.deltalog import Added, DeltaLog, Files, Snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
+
 COMMIT_TABLE: Final = "__commit"
 QUARANTINE_TABLE: Final = "__quarantine"
 DROPPED_TABLE: Final = "__dropped"
@@ -65,10 +66,14 @@ _SAME_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMNS", "S
 """What is done to a changelog without a change of its rows."""
 _STEPS: Final = 200
 """As many commits as are sooner read one by one than looked up in the table."""
+_YOUNG: Final = 200
+"""The version up to which a process that knows nothing of a changelog follows its log from the first commit on."""
+NEAR: Final = 500
+"""As many of the newest commits are looked up all together, once, where something is asked of one of them."""
 _KEPT: Final = 500
 """Rows that are remembered, and up to as many again; the files of as many commits."""
 _FRESH: Final = 3600.0
-"""Seconds for which files are taken as they were when they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""
+"""Seconds after a commit for which its files are where they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""
 
 _COMMIT_DDL: Final = (
     "STRUCT<format: INT, kind: STRING, generation: BIGINT, writer: STRING, commit_time: TIMESTAMP, "
@@ -96,9 +101,9 @@ SYSTEM_COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Hold the files of a commit, and when this process has read of them, by its monotonic clock."""
+    """Hold the files of a commit, and when it was made."""
 
-    seen: float
+    made: datetime
     added: tuple[Added, ...]
 
 
@@ -135,6 +140,7 @@ class Changelog:
         check_identifier(app, "app")
         self.spark, self.warehouse, self.app = spark, warehouse.rstrip("/"), app
         self.log = DeltaLog(spark, self.path)
+        self._once: tuple[tuple[str, int], dict[object, Any]] = ("", 0), {}
 
     @property
     def path(self) -> str:
@@ -204,32 +210,49 @@ class Changelog:
 
     def rows(self, snapshot: Snapshot, where: str) -> list[CommitInfo]:
         """Read the `__commit` rows for which the condition (over epoch, bucket, seq, c) holds."""
-        found = (
-            snapshot.frame().where(f"`table` = '{COMMIT_TABLE}'").selectExpr("epoch", "bucket", "seq", "commit_v1 AS c").where(where)
-        ).select("epoch", "seq", _portable("c").alias("c"))  # fmt: skip
-        return [CommitInfo.from_row(row) for row in found.collect()]
+
+        def look() -> list[CommitInfo]:
+            rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}'").selectExpr("epoch", "bucket", "seq", "commit_v1 AS c")
+            return [CommitInfo.from_row(row) for row in rows.where(where).select("epoch", "seq", _portable("c").alias("c")).collect()]
+
+        return self._looked_up(snapshot, where, look)
+
+    def _looked_up(self, snapshot: Snapshot, what: object, look: Callable[[], T]) -> T:
+        """Look something up in a version once, however many tables ask for it: a version never changes."""
+        version = (snapshot.table, snapshot.version)
+        if self._once[0] != version:
+            self._once = version, {}
+        known = self._once[1]
+        if what not in known:
+            known[what] = look()
+        found: T = known[what]
+        return found
 
     def commits(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, kind: str = "batch") -> list[CommitInfo]:
-        """Read the rows of one kind in commits (after, upto] of a lineage; a Spark job, where this process hasn't seen all of them."""
+        """Read the rows of one kind in commits (after, upto] of a lineage; a Spark job at most."""
         seen = self.seen(snapshot, lineage, after, upto, kind)
         return self.rows(snapshot, f"c.kind = '{kind}' AND {lineage.where(after, upto)}") if seen is None else seen
 
     def seen(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, kind: str = "batch") -> list[CommitInfo] | None:
-        """List what this process has seen of the rows that `commits` reads; None where that may not be all. No Spark job."""
-        here = self._follow(snapshot)
+        """List the rows that `commits` reads where this process has seen all of them, or they are `NEAR`; else None."""
+        here = self._reach(snapshot, after)
         if here is None or here.since > after + 1:
             return None
         return [row for row in here.rows if row.kind == kind and after < row.seq <= upto and lineage.made(row.epoch, row.seq)]
 
     def extent(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Extent:
-        """Say how many commits of (after, upto] of a lineage are kept; a Spark job, where this process hasn't seen all of them."""
+        """Say how many commits of (after, upto] of a lineage are kept; a Spark job at most."""
         seen = self.seen(snapshot, lineage, after, upto)
         if seen is not None:
             first = min((row.seq for row in seen), default=None)
             return Extent(len(seen), first, sum(row.records for row in seen))
-        row = batches(snapshot, lineage, after, upto).agg(F.count("*"), F.min("seq"), F.expr("sum(c.counters['records'])")).head()
-        assert row is not None
-        return Extent(row[0], row[1], row[2] or 0)
+
+        def look() -> Extent:
+            row = batches(snapshot, lineage, after, upto).agg(F.count("*"), F.min("seq"), F.expr("sum(c.counters['records'])")).head()
+            assert row is not None
+            return Extent(row[0], row[1], row[2] or 0)
+
+        return self._looked_up(snapshot, (lineage, after, upto), look)
 
     def newest(
         self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, holds: Callable[[CommitInfo], bool], *, records: int = 0
@@ -237,10 +260,10 @@ class Changelog:
         """Find the newest of the commits (after, upto] of a lineage for which something holds; None where none is kept.
 
         What holds must hold up to some commit and never beyond it: offsets, stream times and commit times only grow along a lineage. So the
-        first commit of each bucket tells the bucket. Two Spark jobs, and none where this process has seen the commit. With `records`, it is
-        one after which there are so many, up to `upto`.
+        first commit of each bucket tells the bucket. One Spark job where it is among the newest, three at most. With `records`, it is one
+        after which there are so many, up to `upto`.
         """
-        here = self._follow(snapshot)
+        here = self._reach(snapshot, max(after, upto - NEAR))
         since = upto + 1 if here is None else min(max(here.since, after + 1), upto + 1)
         found, later = _walk(self.seen(snapshot, lineage, since - 1, upto) or (), holds, records)
         if found is not None or since <= after + 1:
@@ -280,19 +303,31 @@ class Changelog:
         here = self._follow(snapshot)
         if here is None or (since is not None and since < here.since):
             since = self.hint(snapshot) if since is None else since
-            rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
-            here = self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), here.files if here else {}))
+            here = self._see(snapshot, since, here)
         return self._head(snapshot, here.rows, epoch, here.since)
+
+    def _reach(self, snapshot: Snapshot, after: int) -> _Seen | None:
+        """Give what this process has seen of the app, back to a seq where that is near; None where it has seen nothing."""
+        here = self._follow(snapshot)
+        if here is None or here.since <= after + 1 or max((row.seq for row in here.rows), default=0) - after > NEAR:
+            return here
+        return self._see(snapshot, after + 1, here)
+
+    def _see(self, snapshot: Snapshot, since: int, here: _Seen | None) -> _Seen:
+        """Look up all rows from a seq on; a Spark job."""
+        rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
+        return self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), here.files if here else {}))
 
     def _follow(self, snapshot: Snapshot) -> _Seen | None:
         """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
         seen = _seen.get(self.path)
-        here = self._made(snapshot) if seen is None or seen.table != snapshot.table else self._next(seen, snapshot.version)
+        seen = self._made(snapshot) if seen is None or seen.table != snapshot.table else seen
+        here = seen and self._next(seen, snapshot.version)
         return here and self._remember(here)
 
     def _made(self, snapshot: Snapshot) -> _Seen | None:
-        """See that a changelog which has just been made holds nothing; None where it has gone on since, or was made of another's files."""
-        commit = None if snapshot.version else self.log.commit(0)
+        """See how a changelog was made, holding nothing; None where that is long ago, or it was made of another's files."""
+        commit = self.log.commit(0) if snapshot.version <= _YOUNG else None
         empty = commit is not None and commit.operation == "CREATE TABLE" and not commit.added
         return _Seen(snapshot.table, 0, 0, ()) if empty else None
 
@@ -305,12 +340,12 @@ class Changelog:
     def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
         """List the files of wanted tables in commits (after, upto] of a lineage; None where this process hasn't read of all of them."""
         self._follow(snapshot)
-        seen, now, found = _seen.get(self.path), time.monotonic(), []
+        seen, now, found = _seen.get(self.path), datetime.now(UTC), []
         if seen is None or seen.table != snapshot.table:
             return None
         for seq in range(max(after, lineage.after) + 1, upto + 1):
             files = seen.files.get((lineage.epoch_of(seq), seq))
-            if files is None or now - files.seen > _FRESH:
+            if files is None or (now - files.made).total_seconds() > _FRESH:
                 return None
             found += [file for file in files.added if wanted(file.table or "")]
         return self.log.files(found)
@@ -329,7 +364,7 @@ class Changelog:
             if COMMIT_TAG in commit.tags:
                 rows.append(row := CommitInfo.unpacked(commit.tags[COMMIT_TAG]))
                 if row.kind == "batch":
-                    files[row.epoch, row.seq] = _Files(time.monotonic(), commit.added)
+                    files[row.epoch, row.seq] = _Files(row.commit_time, commit.added)
         return replace(seen, version=version, rows=tuple(rows), files=files).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:

@@ -25,7 +25,7 @@ from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
-from watertable.store.changelog import Changelog
+from watertable.store.changelog import NEAR, Changelog
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
@@ -221,7 +221,7 @@ class Reader:
     def _older(self, table: TableDef, position: Position, lineage: Lineage, snapshot: Snapshot) -> Base:
         """Find the newest base at or below a position, by the fold rows; the empty one when Delta can't go back to any."""
         name, log = base_name(table), self.log(base_name(table))
-        for after in dict.fromkeys((max(0, position.seq - 2 * BUCKET), 0)):
+        for after in dict.fromkeys((max(0, position.seq - NEAR), max(0, position.seq - 2 * BUCKET), 0)):
             marks = [
                 m for row in self.changelog.commits(snapshot, lineage, after, position.seq, "fold")
                 for m in row.folds if m.table == name and m.seq <= position.seq and lineage.holds(m.epoch, m.seq)
