@@ -14,6 +14,7 @@ from tests.spark.ledger import Ledger, minute
 from watertable.errors import TableNotFound, UnknownPosition
 from watertable.store import views
 from watertable.store.commits import Advance, CommitInfo, Position
+from watertable.store.deltalog import DeltaLog
 from watertable.store.reader import event_time
 from watertable.store.writer import WRITER_LINE, Retention
 
@@ -165,6 +166,29 @@ def test_status_tells_how_far_each_table_is_behind(ledger: Ledger) -> None:
     assert (stock.folded.seq, stock.commits_behind, stock.folded_rows) == (1, 1, 1)
     assert (low.version, low.commits_behind) == (None, 2)
     assert timedelta(0) < stock.behind < low.behind < timedelta(minutes=10)
+
+
+def test_the_rows_that_a_tables_files_tell_of_are_those_that_are_there(spark: SparkSession, tmp_path: Path) -> None:
+    log, path = DeltaLog(spark, str(tmp_path)), f"delta.`{tmp_path}`"
+    spark.sql(f"CREATE TABLE {path} (id BIGINT) USING delta TBLPROPERTIES (delta.enableDeletionVectors = true)")
+
+    def counted() -> int:
+        snapshot = log.latest()
+        assert snapshot is not None
+        assert snapshot.rows == snapshot.frame().count()
+        return snapshot.rows
+
+    assert counted() == 0
+    spark.range(10).write.format("delta").mode("overwrite").save(str(tmp_path))
+    assert counted() == 10
+    spark.range(5).repartition(2).write.format("delta").mode("append").save(str(tmp_path))
+    assert counted() == 15
+    spark.sql(f"DELETE FROM {path} WHERE id = 3")
+    assert counted() == 13
+    silent = spark.newSession()
+    silent.conf.set("spark.databricks.delta.stats.collect", "false")
+    silent.range(7).write.format("delta").mode("append").save(str(tmp_path))
+    assert counted() == 20
 
 
 @pytest.mark.slow

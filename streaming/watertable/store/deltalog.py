@@ -41,10 +41,14 @@ _OVERWRITE: Final = "Overwrite"
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Hold what the log says of one file that a commit added: its value of the partition column `table`, and all of it, as JSON."""
+    """Hold what the log says of one file that a commit added: its value of the partition column `table`, and all of it, as JSON.
+
+    `rows` are those of its statistics; None where it has none.
+    """
 
     table: str | None
     bytes: int
+    rows: int | None
     action: str
 
 
@@ -147,6 +151,18 @@ class Snapshot:
         """Add up the table's files; a Spark job, unless the version wrote the table anew."""
         written = self._written
         return int(self._snapshot.sizeInBytes()) if written is None else sum(file.bytes for file in written)
+
+    @cached_property
+    def rows(self) -> int:
+        """Count the table's rows as its files' statistics do; a Spark job, unless the version wrote the table anew."""
+        told = [None] if self._written is None else [file.rows for file in self._written]
+        if None not in told:
+            return sum(rows or 0 for rows in told)
+        each = "CAST(get_json_object(stats, '$.numRecords') AS BIGINT) - coalesce(deletionVector.cardinality, 0L)"
+        files = DataFrame(self._snapshot.allFiles().toDF(), self.spark).selectExpr(f"{each} AS rows")
+        row = files.selectExpr("coalesce(sum(rows), 0L)", "count(*) = count(rows)").first()
+        assert row is not None
+        return int(row[0]) if row[1] else self.frame().count()
 
     @property
     def timestamp(self) -> int:
@@ -381,7 +397,7 @@ class DeltaLog:
         version = jvm.scala.jdk.javaapi.OptionConverters.toScala(jvm.java.util.OptionalLong.of(to.version))
         txn = self._begin({line: number}, since, note)
         now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to._snapshot))
-        added = [Added(None, 0, _changing(file.json())) for identity, file in then.items() if identity not in now]
+        added = [Added(None, 0, None, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
         actions = self._listed((*self.files(added).described, *removed))
         return self._end(txn, actions, {line: number}, restore(version, jvm.scala.Option.empty()), {})
@@ -485,10 +501,10 @@ def _commit(version: int, text: str) -> Commit:
             transactions[txn["appId"]] = int(txn["version"])
         elif line.startswith('{"add"'):
             add = json.loads(line)["add"]
-            table = add.get("partitionValues", {}).get("table")
-            added.append(Added(table, int(add["size"]), line))
+            table, count = add.get("partitionValues", {}).get("table"), json.loads(add.get("stats") or "{}").get("numRecords")
+            added.append(Added(table, int(add["size"]), count, line))
             if table is not None:
-                rows[table] += int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
+                rows[table] += count or 0
     how = info.get("operationParameters", {})
     restored = how.get("version") if info.get("operation") == "RESTORE" else None
     return Commit(

@@ -146,7 +146,7 @@ class Reader:
                 name: TableStatus(
                     version=base.snapshot.version if base.snapshot else None, folded=Position(self.changelog.app, base.epoch, base.seq),
                     commits_behind=view.position.seq - base.seq, behind=now - since.get(base.seq + 1, now),
-                    folded_rows=base.snapshot.frame().count() if base.snapshot else 0,
+                    folded_rows=base.snapshot.rows if base.snapshot else 0,
                 ) for name, base in bases.items()
             },
         )  # fmt: skip
