@@ -218,11 +218,10 @@ class Changelog:
         return self._looked_up(snapshot, where, look)
 
     def _looked_up(self, snapshot: Snapshot, what: object, look: Callable[[], T]) -> T:
-        """Look something up in a version once, however many tables ask for it: a version never changes."""
-        version = (snapshot.table, snapshot.version)
-        if self._once[0] != version:
-            self._once = version, {}
-        known = self._once[1]
+        """Look something up in a version once, however many tables ask for it: a version never changes. Any thread may."""
+        version, (of, known) = (snapshot.table, snapshot.version), self._once
+        if of != version:
+            self._once = version, (known := {})
         if what not in known:
             known[what] = look()
         found: T = known[what]
