@@ -92,10 +92,10 @@ def end_of(store: Store, head: Head, part: Topology, names: Collection[str], day
 
 def commit_at(changelog: Changelog, snapshot: Snapshot, head: Head, seq: int) -> CommitInfo:
     """Give a commit of the app's lineage; raise `RewindRefused` where it isn't there any more: rewound or trimmed."""
-    rows = changelog.commits(snapshot, head.lineage, seq - 1, seq)
-    if not rows:
+    found = changelog.commit(snapshot, head.lineage, seq)
+    if found is None:
         raise RewindRefused(f"commit {seq}, up to which days are made anew, isn't there any more; was the app rewound since?")
-    return rows[0]
+    return found
 
 
 def _start(day: date) -> datetime:

@@ -325,12 +325,12 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     lineage = of_parent.lineage
     names = [topic.name for topic in topology.topics]
     last = head.last or of_parent.last or CommitInfo()
-    here = changelog.commits(snapshot, lineage, seq - 1, seq) if seq else []
-    if seq and not here:
+    here = changelog.commit(snapshot, lineage, seq) if seq else None
+    if seq and here is None:
         raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
-    if here:
+    if here is not None:
         # a fork at the parent's own end goes on behind the parent's gaps
-        begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here[0].next
+        begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
     else:
         begins = first_begins(changelog, snapshot, head, last)
     begins = {p: offset for p, offset in begins.items() if p[0] in names}
@@ -356,7 +356,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     ]  # fmt: skip
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
-        here[0].fingerprint if here else "", begins, available, archived, renamed,
+        here.fingerprint if here is not None else "", begins, available, archived, renamed,
         changelog.extent(snapshot, head.lineage, seq, upto).records if on_lineage and upto > seq else None, samples,
     )  # fmt: skip
 

@@ -232,6 +232,10 @@ class Changelog:
         seen = self.seen(snapshot, lineage, after, upto, kind)
         return self.rows(snapshot, f"c.kind = '{kind}' AND {lineage.where(after, upto)}") if seen is None else seen
 
+    def commit(self, snapshot: Snapshot, lineage: Lineage, seq: int) -> CommitInfo | None:
+        """Read one commit of a lineage; None where it isn't kept, or never was. A Spark job at most."""
+        return next(iter(self.commits(snapshot, lineage, seq - 1, seq)), None)
+
     def seen(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, kind: str = "batch") -> list[CommitInfo] | None:
         """List the rows that `commits` reads where this process has seen all of them, or they are `NEAR`; else None."""
         here = self._reach(snapshot, after)
@@ -280,8 +284,7 @@ class Changelog:
         """Find the oldest of the commits (after, upto] of a lineage for which something holds that holds from there on; see `newest`."""
         before = self.newest(snapshot, lineage, after, upto, lambda info: not holds(info))
         seq = self.extent(snapshot, lineage, after, upto).first if before is None else before.seq + 1
-        found = self.commits(snapshot, lineage, seq - 1, seq) if seq is not None and seq <= upto else []
-        return found[0] if found else None
+        return self.commit(snapshot, lineage, seq) if seq is not None and seq <= upto else None
 
     def _buckets(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> list[tuple[CommitInfo, int]]:
         """Give, newest first, the first commit of each bucket and how many records the bucket's commits are of; a Spark job."""

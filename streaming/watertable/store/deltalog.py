@@ -62,12 +62,19 @@ class Commit:
     transactions: Mapping[str, int]
     user_metadata: str | None
     restored: int | None
-    rows: Mapping[str, int]
-    """Rows added by the value of the partition column `table`, from the files' own statistics; empty for tables without one."""
     tags: Mapping[str, str] = field(default_factory=dict)
     added: tuple[Added, ...] = ()
     replaces: bool = False
     """Says that it left the table no other files than those that it added."""
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Count the rows added by the value of the partition column `table`, from the files' statistics; of a table with one."""
+        found: Counter[str] = Counter()
+        for file in self.added:
+            if file.table is not None:
+                found[file.table] += file.rows or 0
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +498,6 @@ def conflict(error: Exception) -> str | None:
 def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
-    rows: Counter[str] = Counter()
     added: list[Added] = []
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
@@ -501,15 +507,13 @@ def _commit(version: int, text: str) -> Commit:
             transactions[txn["appId"]] = int(txn["version"])
         elif line.startswith('{"add"'):
             add = json.loads(line)["add"]
-            table, count = add.get("partitionValues", {}).get("table"), json.loads(add.get("stats") or "{}").get("numRecords")
-            added.append(Added(table, int(add["size"]), count, line))
-            if table is not None:
-                rows[table] += count or 0
+            count = json.loads(add.get("stats") or "{}").get("numRecords")
+            added.append(Added(add.get("partitionValues", {}).get("table"), int(add["size"]), count, line))
     how = info.get("operationParameters", {})
     restored = how.get("version") if info.get("operation") == "RESTORE" else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
-        user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored), rows=rows,
+        user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
         tags=info.get("tags") or {}, added=tuple(added),
         replaces=info.get("operation") == "WRITE" and how.get("mode") == _OVERWRITE and "predicate" not in how,
     )  # fmt: skip

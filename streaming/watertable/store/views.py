@@ -73,8 +73,7 @@ class View:
         last, seq = self.head.last, self.position.seq
         if last is not None and last.seq == seq:
             return last
-        rows = self.changelog.commits(self.snapshot, self.lineage, seq - 1, seq)
-        return rows[0] if rows else None
+        return self.changelog.commit(self.snapshot, self.lineage, seq)
 
     def tail(self, table: TableDef, *, each: bool = False) -> DataFrame:
         """Read the changes that the base lacks: `key`, `state`, `st`, `epoch`, `seq`; several rows a key, of `each` commit if asked for.

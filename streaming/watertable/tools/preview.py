@@ -188,9 +188,9 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
 
 def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | None:
     """Bound the stream times at these offsets: those after the first commit by which every partition had reached them."""
-    head = reader.changelog.head()
+    snapshot = reader.changelog.snapshot()
     first = reader.changelog.first(
-        reader.changelog.snapshot(), head.lineage, 0, live.position.seq,
+        snapshot, reader.changelog.head(snapshot).lineage, 0, live.position.seq,
         lambda info: all(info.next.get(partition, 0) >= offset for partition, offset in begin.items()),
     )  # fmt: skip
     times = [first.stream_times.get(partition) for partition in begin] if first is not None else []
