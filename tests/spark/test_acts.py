@@ -87,6 +87,22 @@ def test_a_trim_spares_what_a_shadow_has_written_and_what_it_is_read_with(ledger
 
 
 @pytest.mark.slow
+def test_a_trim_spares_the_first_commits_while_a_shadow_is_read_with_them(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    buckets.resize(2, monkeypatch.setattr)
+    later, keeper = datetime.now(UTC) + timedelta(days=30), ledger.store.upkeep
+    tell(ledger, cuts=(1, 2, 3))
+    begun(ledger, "2")  # nothing is folded yet that it could be read with
+    tell(ledger, cuts=(4, 5, 6))
+    ledger.store.fold_all()
+    assert keeper.trim(now=later) == 0
+    ours = beside(ledger)
+    batch(ours, 2, 5)
+    assert read(ours, ours.writer.position) == told(5)
+    shadow.abandon(ledger.store)
+    assert keeper.trim(now=later) == 3, "it holds nothing any more"
+
+
+@pytest.mark.slow
 def test_a_rewind_beside_a_shadow_leaves_the_shadow_to_be_promoted_once_the_app_has_read_as_much(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2, 3, 4), folds=(3,))
     begun(ledger)

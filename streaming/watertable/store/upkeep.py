@@ -98,7 +98,8 @@ class Upkeep:
         if shadow is not None and shadow.fork:
             with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
                 forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork))
-                limits += [n for base in forked.bases.values() for n in (base.seq, base.tombstones_from) if n]
+                # where nothing was folded by then, it is read with all there is from the first commit on
+                limits += [n for base in forked.bases.values() for n in (base.seq or 1, base.tombstones_from) if n]
         bucket = min(limits) // BUCKET
         failpoints.hit("trim.before_delete")
         if bucket > 0:
