@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.store.commits import Offsets, Position
+from watertable.store.touched import Touched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 SEED = int(os.environ.get("WATERTABLE_SEED", "20241126"))
 TALES = int(os.environ.get("WATERTABLE_TALES", "4"))
 STEPS = int(os.environ.get("WATERTABLE_STEPS", "25"))
-START = datetime(2026, 1, 1, tzinfo=UTC)
+START = datetime(2026, 1, 1, 23, 40, tzinfo=UTC)
+LAST = date(2026, 1, 2)
+"""A midnight is amid the records: days are touched one by one."""
 FOLDS = ("fold.after_pin", "fold.before_merge", "fold.after_merge", "fold.after_confirm")
 PROMOTES = ("rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.promote.after_commit")
 JOINS = ("rewind.join.before_write", "rewind.join.after_write")
@@ -63,7 +66,7 @@ def windows() -> Topology:
     pairs = sales.join(sales.filter("qty > 1"), within=wt.minutes(1), n="left.qty * right.qty")
     pairs.group_by_key().agg(n=wt.sum("n")).materialized_as("paired")
     prices.materialized_as("prices").ttl(wt.minutes(8)).materialized_as("fresh")
-    sales.dedupe(name="seen", within=wt.minutes(5), by="shop").to("first")
+    sales.dedupe(name="seen", within=wt.minutes(5)).to("first")  # by what one partition has: else it depends on arrival
     return app.topology()
 
 
@@ -94,6 +97,8 @@ class Tale(Run):
         self.records, self.draw, self.said = records, draw, ""
         self.been: dict[Position, Offsets] = {}
         self.gone: set[Position] = set()
+        self.days: dict[str, dict[str, str]] = {}
+        self.touched: Touched | None = None
         super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
 
     # -- what is known of it
@@ -113,6 +118,13 @@ class Tale(Run):
 
     def wanted(self, offsets: Offsets) -> Tables:
         return self.oracle(offsets).tables
+
+    def follow(self, commits: int, last: date = LAST) -> Touched:
+        return Touched(self.store.changelog, self.topology.tables, START.date(), last, commits)
+
+    def asked(self, touched: Touched, epoch: int | None = None) -> dict[str, dict[str, str]]:
+        head = self.store.changelog.head(epoch=epoch)
+        return {name: dict(days) for name, days in touched.upto(head.position, head.lineage).items()}
 
     # -- what can happen
 
@@ -215,7 +227,9 @@ class Tale(Run):
     def bring(self, size: int) -> Callable[[Offsets | None], None]:
         def to(goal: Offsets | None) -> None:
             if (last := self.store.head().last) is not None:
-                Beside(self.spark, self.warehouse, self.topology, self.partitions).upto(goal or last.next, self.records, size)
+                beside = Beside(self.spark, self.warehouse, self.topology, self.partitions)
+                beside.upto(goal or last.next, self.records, size)
+                self.asked(self.follow(2), beside.writer.position.epoch)  # it writes notes, too, which an epoch that goes on from it has
 
         return to
 
@@ -259,7 +273,20 @@ class Tale(Run):
         wanted = Counter(o.value for o in self.oracle(self.next).outputs)
         if not self.gone and (found := self.made()) != wanted:
             wrong.append(f"published: {found - wanted} too many, {wanted - found} too few")
-        return wrong
+        return wrong + (self.wrongly_touched() if self.draw.random() < 0.5 else [])
+
+    def wrongly_touched(self) -> list[str]:
+        """Ask one that goes by notes, since its last answer or as one that has just begun, and one that reads every commit there is."""
+        begins = self.touched is None or self.touched.told is None or self.draw.random() < 0.3
+        if begins or self.touched is None or self.touched.told.epoch != self.position.epoch:
+            self.days = {}
+        self.touched = self.follow(2) if begins or self.touched is None else self.touched
+        for name, days in self.asked(self.touched).items():
+            self.days[name] = self.days.get(name, {}) | days
+        whole = self.asked(self.follow(1_000, date(2999, 1, 1)))
+        known = {name: {d: v for d, v in days.items() if d in whole.get(name, {})} for name, days in self.days.items() if name in whole}
+        found = known if self.gone else self.days  # what was trimmed is known from notes only
+        return [] if found == whole else [f"touched:\n    {self.days}\n    {whole}"]
 
     def made(self) -> Counter[bytes | None]:
         """Count what the commits of this lineage made for output topics."""

@@ -4,10 +4,11 @@
     seq                                   the commit's number along its lineage, 1, 2, 3 ...; the only column with statistics
     commit_v1                             table `__commit`: what the commit was, and from where to where
     quarantine_v1, dropped_v1, out_v1     tables `__quarantine`, `__dropped`, `__out_<topic>`
+    days_v1                               table `__days`: which days the commits up to there touched; see `touched`
     <t>_<state version>                   table <t>: key, state delta, st
 
-`__commit` rows are the only truth about progress. Rows of kind `batch` take the next seq; `fence` and `fold` rows are notes at the seq
-that they found. An epoch is (parent, fork): its rows are the parent's up to the fork and its own after that, so along a lineage seq is
+`__commit` rows are the only truth about progress. Rows of kind `batch` take the next seq; `fence`, `fold` and `days` rows are notes at the
+seq that they found. An epoch is (parent, fork): its rows are the parent's up to the fork and its own after that, so along a lineage seq is
 contiguous, and every read names the spans of seq that each epoch gives it. A shadow is an epoch that no lineage of a reader holds: it has
 a writer of its own, and becomes part of the app by being the parent of a newer epoch, or not at all. A shadow of some tables only is
 copied: the epoch that takes them over begins with one commit of all that they keep, and nothing from before that is theirs in it.
@@ -57,10 +58,11 @@ T = TypeVar("T")
 COMMIT_TABLE: Final = "__commit"
 QUARANTINE_TABLE: Final = "__quarantine"
 DROPPED_TABLE: Final = "__dropped"
+DAYS_TABLE: Final = "__days"
 OUT_PREFIX: Final = "__out_"
 COMMIT_TAG: Final = "watertable.commit"
 """The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
-_OF_BUCKETS: Final = ("batch", "fence", "fold")
+_OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
 """The kinds of rows that lie in the bucket of their seq; the others are few, and are found by every look."""
 _SAME_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMNS", "SET TBLPROPERTIES")
 """What is done to a changelog without a change of its rows."""
@@ -84,6 +86,8 @@ _COMMIT_DDL: Final = (
     "folds: ARRAY<STRUCT<table: STRING, version: BIGINT, epoch: INT, seq: BIGINT, tombstones_from: BIGINT>>, "
     "parent: INT, fork: BIGINT, counters: MAP<STRING, BIGINT>>"
 )
+DAYS: Final = "days_v1"
+DAYS_DDL: Final = "kind STRING, name STRING, day DATE, seq BIGINT, span STRING"
 _CODE: Final = "watertable.code."
 """Table properties: by fingerprint, when a writer began, and the outline of its code, with which later code is compared."""
 _CODES: Final = 16
@@ -92,6 +96,7 @@ _SYSTEM: Final = {
     "quarantine_v1": Schema.parse(QUARANTINE),
     "dropped_v1": Schema.parse(DROPPED),
     "out_v1": Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic")),
+    DAYS: Schema.parse(DAYS_DDL),
 }
 SYSTEM_COLUMNS: Final = {
     "commit_v1": _COMMIT_DDL,
