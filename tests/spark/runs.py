@@ -56,6 +56,9 @@ class Kafka:
 class Run:
     """Run an app on a store: whatever ran there before died after its last commit."""
 
+    records: list[Record]
+    """All that its topics hold, where that is known beforehand."""
+
     def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, partitions: Partitions) -> None:
         self.spark, self.warehouse, self.topology, self.partitions = spark, warehouse, topology, partitions
         self.compiler, self.jobs = Compiler(topology), list[int]()

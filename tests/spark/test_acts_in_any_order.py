@@ -16,18 +16,19 @@ import watertable as wt
 from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.runs import Kafka, Run, Tables, without_bounds
-from tests.spark.test_rebuild import Beside
+from tests.spark.test_rebuild import replay
 from watertable import failpoints
-from watertable.acts import rewind, shadow
-from watertable.acts.rewind import Target
+from watertable.acts import rebuild, rewind, shadow
+from watertable.acts.rewind import RewindPlan, Target
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
-from watertable.errors import RewindRefused, UnknownPosition
+from watertable.errors import Fenced, RewindRefused, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.store.commits import Offsets, Position
 from watertable.store.touched import Touched
+from watertable.store.views import View
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,10 @@ LAST = date(2026, 1, 2)
 """A midnight is amid the records: days are touched one by one."""
 FOLDS = ("fold.after_pin", "fold.before_merge", "fold.after_merge", "fold.after_confirm")
 PROMOTES = ("rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.promote.after_commit")
+BEGINS = ("rewind.before_commit", "rewind.after_commit")
+ABANDONS = ("rewind.abandon.before_commit", "rewind.abandon.after_commit")
+TIDIES = ("trim.before_delete", "trim.after_delete", "upkeep.after_optimize", "upkeep.after_vacuum")
+TRIMS = TIDIES[:2]
 JOINS = ("rewind.join.before_write", "rewind.join.after_write")
 
 
@@ -62,6 +67,7 @@ def windows() -> Topology:
     in_windows = by_shop.windowed_by(wt.hopping(minutes=10, every=wt.minutes(5), grace=wt.minutes(2)))
     hours = in_windows.agg(n=wt.count(), of=wt.collect_list("qty"))
     hours.materialized_as("hours").suppress(wt.until_window_closes()).materialized_as("final")
+    by_shop.windowed_by(wt.tumbling(minutes=5, grace=wt.minutes(8))).agg(qty=wt.sum("qty")).materialized_as("fives")
     by_shop.windowed_by(wt.sessions(gap=wt.minutes(2))).agg(n=wt.count()).materialized_as("visits")
     pairs = sales.join(sales.filter("qty > 1"), within=wt.minutes(1), n="left.qty * right.qty")
     pairs.group_by_key().agg(n=wt.sum("n")).materialized_as("paired")
@@ -99,6 +105,7 @@ class Tale(Run):
         self.gone: set[Position] = set()
         self.days: dict[str, dict[str, str]] = {}
         self.touched: Touched | None = None
+        self.pinned: View | None = None
         super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
 
     # -- what is known of it
@@ -152,7 +159,11 @@ class Tale(Run):
             found = sorted(map(without_bounds, self.plain(name)))
             assert found == sorted(map(without_bounds, wanted[name].values())), f"{name} as it is folded"
 
-    def dies_at(self, point: str, act: Callable[[], object]) -> bool:
+    def dies_at(self, point: str | None, act: Callable[[], object]) -> bool:
+        """Die on the way through an act; at no point, come through it."""
+        if point is None:
+            act()
+            return False
         try:
             with failpoints.armed(point, "raise"):
                 act()
@@ -161,11 +172,33 @@ class Tale(Run):
             return True
         return False
 
+    def pins(self) -> None:
+        """Let a folder begin that is slow: it has seen where the app stands."""
+        self.pinned = self.store.folder.reader.view()
+
+    def folds_late(self) -> None:
+        """Let it go on, whatever was done since."""
+        if self.pinned is not None:
+            self.said += f" what it saw at {self.pinned.position}"
+            self.store.folder._round(self.pinned)
+
+    def is_taken_over(self) -> None:
+        """Let a writer go on that believes to be the last: it may not commit a thing."""
+        old, (next_, carry) = self.writer, (dict(self.next), dict(self.carry))
+        self.start()
+        if left := self.left(self.records)[:5]:
+            young, self.writer = self.writer, old
+            with pytest.raises(Fenced):
+                self.read(left)
+            self.writer, self.next, self.carry = young, next_, carry
+
     def tidies(self) -> None:
-        self.store.upkeep.maintain(vacuum=False)
+        self.dies_at(self.draw.choice([*TIDIES, None]), lambda: self.store.upkeep.maintain())
 
     def trims(self) -> None:
-        gone = self.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30))
+        gone = list[int]()
+        later = datetime.now(UTC) + timedelta(days=30)
+        self.dies_at(self.draw.choice([*TRIMS, None]), lambda: gone.append(self.store.upkeep.trim(now=later)))
         self.said += f" {gone}"
         self.gone |= self.been.keys()
 
@@ -210,15 +243,26 @@ class Tale(Run):
     def shadows(self) -> None:
         kafka: Any = Kafka(self.partitions)
         plan = rewind.plan(self.store, self.topology, kafka, self.target(), shadow=True)
-        rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
         self.said += f" {plan.target}, forked at {plan.fork}"
+        self.begins(plan)
+
+    def begins(self, plan: RewindPlan) -> None:
+        kafka: Any = Kafka(self.partitions)
+        point = self.draw.choice([*BEGINS, None, None])
+        self.dies_at(point, lambda: rewind.apply(self.store, plan, self.topology.fingerprint, kafka))
 
     def rebuilds(self) -> None:
         kafka: Any = Kafka(self.partitions)
-        tables = self.draw.sample([t.name for t in self.topology.tables], self.draw.randint(1, 3))
-        self.said += f" {', '.join(tables)}"
-        plan = rewind.plan(self.store, self.topology, kafka, Target("earliest"), tables=tables)
-        rewind.apply(self.store, plan, self.topology.fingerprint, kafka)
+        windowed = [t.name for t in self.topology.tables if not rebuild.unbounded(self.topology, [t.name])]
+        if windowed and self.draw.random() < 0.5:
+            tables = self.draw.sample(windowed, 1)
+            days = self.draw.choice([(START.date(), START.date()), (LAST, LAST), (START.date(), LAST)])
+            plan = rewind.plan(self.store, self.topology, kafka, Target.parse(days[0].isoformat()), tables=tables, days=days)
+        else:
+            tables = self.draw.sample([t.name for t in self.topology.tables], self.draw.randint(1, 3))
+            plan = rewind.plan(self.store, self.topology, kafka, Target("earliest"), tables=tables)
+        self.said += f" {', '.join(tables)} {plan.days}"
+        self.begins(plan)
 
     def follows(self) -> None:
         """Let the shadow read as far as the app has come."""
@@ -226,10 +270,9 @@ class Tale(Run):
 
     def bring(self, size: int) -> Callable[[Offsets | None], None]:
         def to(goal: Offsets | None) -> None:
-            if (last := self.store.head().last) is not None:
-                beside = Beside(self.spark, self.warehouse, self.topology, self.partitions)
-                beside.upto(goal or last.next, self.records, size)
-                self.asked(self.follow(2), beside.writer.position.epoch)  # it writes notes, too, which an epoch that goes on from it has
+            if self.store.head().last is not None:
+                replay(self, size)(goal)
+                self.asked(self.follow(2), shadow.current(self.store).epoch)  # it writes notes, too, which what goes on from it has
 
         return to
 
@@ -254,7 +297,7 @@ class Tale(Run):
             self.remember()
 
     def abandons(self) -> None:
-        shadow.abandon(self.store)
+        self.dies_at(self.draw.choice([*ABANDONS, None]), lambda: shadow.abandon(self.store))
 
     # -- what holds after it
 
@@ -277,11 +320,10 @@ class Tale(Run):
 
     def wrongly_touched(self) -> list[str]:
         """Ask one that goes by notes, since its last answer or as one that has just begun, and one that reads every commit there is."""
-        begins = self.touched is None or self.touched.told is None or self.draw.random() < 0.3
-        if begins or self.touched is None or self.touched.told.epoch != self.position.epoch:
+        touched = self.touched = self.follow(2) if self.touched is None or self.draw.random() < 0.3 else self.touched
+        if touched.told is None or touched.told.epoch != self.position.epoch:
             self.days = {}
-        self.touched = self.follow(2) if begins or self.touched is None else self.touched
-        for name, days in self.asked(self.touched).items():
+        for name, days in self.asked(touched).items():
             self.days[name] = self.days.get(name, {}) | days
         whole = self.asked(self.follow(1_000, date(2999, 1, 1)))
         known = {name: {d: v for d, v in days.items() if d in whole.get(name, {})} for name, days in self.days.items() if name in whole}
@@ -314,6 +356,7 @@ def differences(when: str, found: Tables, wanted: Mapping[str, Any]) -> list[str
 
 ALWAYS = {
     Tale.batch: 10, Tale.folds: 5, Tale.start: 2, Tale.tidies: 1, Tale.trims: 1, Tale.goes_back: 3, Tale.undoes: 2,
+    Tale.pins: 2, Tale.folds_late: 2, Tale.is_taken_over: 1,
 }  # fmt: skip
 ALONE = ALWAYS | {Tale.shadows: 4, Tale.rebuilds: 4}
 BESIDE = ALWAYS | {Tale.follows: 3, Tale.promotes: 6, Tale.abandons: 1}

@@ -105,3 +105,13 @@ def test_an_explanation_is_shown_to_people_and_programs() -> None:
         assert wanted in text
     assert "moves/0@0" not in text
     assert [s["offset"] for s in json.loads(show.explanation_json(told))["steps"]] == [0, 4, 5]
+
+
+def test_of_a_key_that_no_record_has_it_is_said_where_others_are_seen() -> None:
+    topology, out = shop(), io.StringIO()
+    show.print_explanation(Console(width=140, file=out), explain(topology, topology.table("stock"), ["A"], RECORDS), "A", 2)
+    assert out.getvalue().split("\n") == [
+        "stock  A  6 records read",
+        "No record has made a row of this key, letter for letter; `watertable query stock` shows some that there are.",
+        "",
+    ]

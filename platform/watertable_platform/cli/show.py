@@ -303,6 +303,11 @@ def print_done(console: Console, app: str, position: str, before: str) -> None:
 def print_explanation(console: Console, told: Explanation, key: str, limit: int) -> None:
     """Print the records that made a row, oldest first and the newest of them at most so many, and what was left out."""
     console.print(Text.assemble((told.table, "bold"), "  ", (key, "cyan"), (f"  {told.records:,} records read", "dim")))
+    if not told.steps and not told.left_out:
+        console.print(
+            f"No record has made a row of this key, letter for letter; `watertable query {told.table}` shows some that there are."
+        )
+        return
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
     for name in ("place", "time", "record", "row after it"):
         shown.add_column(name, overflow="fold")

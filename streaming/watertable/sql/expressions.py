@@ -62,6 +62,9 @@ class Expr:
     canonical: str
     ast: Term = field(compare=False, repr=False)
 
+    def __hash__(self) -> int:
+        return hash(self.canonical)  # a text remembers its own: the interpreter looks up what this compiles to for every record
+
 
 def window_schema() -> Schema:
     """Return the columns of the namespace `window`: its start, and its end, which is outside it."""
