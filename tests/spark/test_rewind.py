@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import buckets
 from tests.properties.engines import tiny
-from tests.spark.ledger import Ledger, minute
+from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints
 from watertable.acts import rewind
 from watertable.acts.estimates import BEGIN
@@ -261,6 +263,29 @@ def test_an_undo_gives_the_old_rows_back_and_a_second_rewind_is_undone_to_the_fi
         planned(undone, target=Target("undo"))
     undone.sell(a=1)
     assert undone.read("stock") == told(6)["stock"] | {"a": 14}
+
+
+@both_folds
+def test_what_was_trimmed_is_in_the_older_fold_when_an_undo_finds_tables_that_were_folded_empty(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    """A fold may come between a rewind to earliest and its first commit: what it leaves at seq 0 is no way back to what was there."""
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    buckets.resize(2, monkeypatch.setattr)
+    tell(ledger, cuts=(1, 2, 3, 4), folds=(4,))
+    ledger.store.folder.fold_all()
+    later = datetime.now(UTC) + timedelta(days=30)
+    assert ledger.store.upkeep.trim(now=later) == 2, "commits 1 to 3 are gone"
+    tell(ledger, cuts=(5, 6))
+    begun = rewound(ledger, "earliest")
+    begun.store.folder.fold_all()
+    assert read(begun) == told(0)
+    assert read(begun, "shop@1.6") == told(6)
+    undone = rewound(begun, target=Target("undo"))
+    assert read(undone) == told(6)
+    undone.store.folder.fold_all()
+    assert read(undone) == told(6)
+    assert {r["k"]: r["qty"] for r in plain(undone)} == told(6)["stock"]
 
 
 @pytest.mark.slow

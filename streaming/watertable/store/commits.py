@@ -317,7 +317,20 @@ class Lineage:
         >>> lineage.holds(1, 500), lineage.holds(1, 501), lineage.holds(2, 400), lineage.holds(3, 400), lineage.holds(3, 501)
         (True, False, False, True, True)
         """
-        return seq == 0 or (seq > self.after and any(s.epoch == epoch and (s.upto is None or seq <= s.upto) for s in self.spans))
+        return seq == 0 or self.passes(epoch, seq)
+
+    def passes(self, epoch: int, seq: int) -> bool:
+        """Tell whether commit `seq` of an epoch, or its beginning, is a place on this lineage: from a fold made there it can be gone on.
+
+        At seq 0 all epochs hold the same, which is nothing. But what was folded there keeps the commits of its own epoch only: the trims of
+        another have gone by what that had folded.
+
+        >>> lineage = Lineage((Span(1, 0, 500), Span(3, 500, None)))
+        >>> lineage.passes(1, 500), lineage.passes(1, 501), lineage.holds(2, 0), lineage.passes(2, 0), lineage.passes(1, 0)
+        (True, False, True, False, True)
+        """
+        there = any(s.epoch == epoch and (s.upto is None or seq <= s.upto) for s in self.spans)
+        return there and (seq == 0 or seq > self.after)
 
     def made(self, epoch: int, seq: int) -> bool:
         """Tell whether commit `seq` of an epoch is one of this lineage.

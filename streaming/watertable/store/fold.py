@@ -166,7 +166,7 @@ class Folder:
     def _fold(self, table: TableDef, view: View) -> FoldMark | None:
         base, position, name = view.bases[table.name], view.position, base_name(table)
         newest = self.reader.newest(table)
-        ancestor = newest.snapshot is not None and view.along(table).holds(newest.epoch, newest.seq)
+        ancestor = newest.snapshot is not None and view.along(table).passes(newest.epoch, newest.seq)
         number = number_of(position.epoch, position.seq)
         if number_of(newest.epoch, newest.seq) >= number or (ancestor and newest.seq >= position.seq):
             return None  # another fold got there first, or the app has left this epoch

@@ -202,7 +202,7 @@ class Reader:
     def _pinned(self, table: TableDef, newest: Base, position: Position, head: Head, snapshot: Snapshot) -> Base:
         """Give the base to read a table from at a position: the newest one, unless that is beyond it or on a branch that was left."""
         base, lineage = newest, head.lineage.of_table(table.name, position.seq)
-        if newest.snapshot is not None and (newest.seq > position.seq or not lineage.holds(newest.epoch, newest.seq)):
+        if newest.snapshot is not None and (newest.seq > position.seq or not lineage.passes(newest.epoch, newest.seq)):
             base = self._older(table, position, lineage, snapshot)
             self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
@@ -224,7 +224,7 @@ class Reader:
         for after in dict.fromkeys((max(0, position.seq - NEAR), max(0, position.seq - 2 * BUCKET), 0)):
             marks = [
                 m for row in self.changelog.commits(snapshot, lineage, after, position.seq, "fold")
-                for m in row.folds if m.table == name and m.seq <= position.seq and lineage.holds(m.epoch, m.seq)
+                for m in row.folds if m.table == name and m.seq <= position.seq and lineage.passes(m.epoch, m.seq)
             ]  # fmt: skip
             for mark in sorted(marks, key=lambda m: -m.seq)[:1]:
                 if (pinned := log.at(mark.version)) is not None:

@@ -90,7 +90,7 @@ class Upkeep:
         marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
         for name, base in view.bases.items():
             table = self._reader.tables[name]
-            known = [(m.seq, m.version) for m in marks if m.table == base_name(table) and view.lineage.holds(m.epoch, m.seq)]
+            known = [(m.seq, m.version) for m in marks if m.table == base_name(table) and view.lineage.passes(m.epoch, m.seq)]
             limits.append(self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
             if forgets(table):
                 limits.append(max((m.tombstones_from for m in marks if m.table == name and m.seq <= base.seq), default=0))
