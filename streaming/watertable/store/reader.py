@@ -25,7 +25,7 @@ from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
-from watertable.store.changelog import NEAR, Changelog
+from watertable.store.changelog import NEAR, Changelog, Extent
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
@@ -115,8 +115,9 @@ class Reader:
         older, newer = self.view([table], start), self.view([table], end)
         wanted = self.tables[table]
         common = _common(older, newer, wanted)
-        touched = [v.changes(wanted, common, v.position.seq).select("key") for v in (older, newer) if v.position.seq > common]
-        if not common and older.position.seq:  # of a past that they don't share, the changelog may be trimmed
+        if common and not any(self._lacking(v.snapshot, v.along(wanted), common, v.position.seq) for v in (older, newer)):
+            touched = [v.changes(wanted, common, v.position.seq).select("key") for v in (older, newer) if v.position.seq > common]
+        else:  # of what they don't share, the changelog may be trimmed: any key may differ
             touched = [v.states(wanted).select("key") for v in (older, newer)]
         if not touched:
             touched = [newer.changes(wanted, 0, 0).select("key")]
@@ -236,15 +237,17 @@ class Reader:
 
         Of the newest base, and of a table that never had one, trims see to that.
         """
-        wanted = position.seq - max(base.seq, lineage.after)
-        if wanted <= 0:
-            return
-        kept = self.changelog.extent(snapshot, lineage, base.seq, position.seq)
-        if kept.commits != wanted:
+        if (kept := self._lacking(snapshot, lineage, base.seq, position.seq)) is not None:
             raise UnknownPosition(
                 f"{name} can't be read at {position}: no version of its Delta table at or below it can be had any more, "
                 f"and the changelog is trimmed up to seq {(kept.first or position.seq + 1) - 1}; read at a later position"
             )
+
+    def _lacking(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Extent | None:
+        """Say what is kept of commits (after, upto] of a lineage, where that isn't all; else None."""
+        wanted = upto - max(after, lineage.after)
+        kept = self.changelog.extent(snapshot, lineage, after, upto) if wanted > 0 else None
+        return kept if kept is not None and kept.commits != wanted else None
 
     def _with_tombstones(
         self, table: TableDef, base: Base, lineage: Lineage, folds: Sequence[FoldMark], snapshot: Snapshot
