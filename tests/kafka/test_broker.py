@@ -51,8 +51,7 @@ def test_it_starts_serves_and_keeps_its_data_until_the_next_start(folder: Path) 
     assert producer.flush(10) == 0
 
     assert embedded.stop(folder).state is State.STOPPED
-    embedded.stop(folder)  # again: nothing happens, whoever may be at the default port
-    assert embedded.status(folder, port=port).state is State.STOPPED
+    assert embedded.stop(folder, port=port).state is State.STOPPED  # again: nothing happens
     other = embedded.free_port()
     second = embedded.start(folder, port=other)
     assert second.cluster_id == first.cluster_id

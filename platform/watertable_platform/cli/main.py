@@ -337,7 +337,8 @@ def broker_stop() -> None:
     """Stop it."""
     from watertable.kafka import broker as embedded
 
-    now = embedded.stop(_settings().home_folder / "kafka")
+    settings = _settings()
+    now = embedded.stop(settings.home_folder / "kafka", port=_port(settings))
     terminal.out.print(f"[dim]○[/] Kafka {now.detail}", highlight=False)
 
 

@@ -96,11 +96,14 @@ def start(folder: Path, *, port: int = PORT, heap: str = HEAP, timeout: float = 
                 return _launch(folder, port, heap, timeout)
 
 
-def stop(folder: Path, *, timeout: float = 30) -> Status:
-    """Stop the broker of a folder: ask, wait, kill at the time limit; one that doesn't run stays so, and a stale claim is removed."""
+def stop(folder: Path, *, port: int = PORT, timeout: float = 30) -> Status:
+    """Stop the broker of a folder: ask, wait, kill at the time limit; one that doesn't run stays so, and a stale claim is removed.
+
+    What it says then is of the port it was started on, else of the one given.
+    """
     folder = folder.resolve()
     if not folder.is_dir():
-        return status(folder)
+        return status(folder, port=port)
     with _locked(folder):
         claim = _claim(folder)
         if claim is not None and _is_ours(claim.pid, folder):
@@ -111,7 +114,7 @@ def stop(folder: Path, *, timeout: float = 30) -> Status:
                     os.kill(claim.pid, signal.SIGKILL)
                 _wait_until_gone(claim.pid, folder, 10)
         (folder / "broker.json").unlink(missing_ok=True)
-        return status(folder, port=claim.port if claim else PORT)
+        return status(folder, port=claim.port if claim else port)
 
 
 def status(folder: Path, *, port: int = PORT) -> Status:
