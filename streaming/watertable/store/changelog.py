@@ -48,7 +48,7 @@ from watertable.store.commits import (
     Position,
     from_micros,
 )
-from watertable.store.deltalog import Added, DeltaLog, Files, Snapshot
+from watertable.store.deltalog import JVM_ERRORS, Added, DeltaLog, Files, Snapshot, conflict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +86,7 @@ _COMMIT_DDL: Final = (
     "folds: ARRAY<STRUCT<table: STRING, version: BIGINT, epoch: INT, seq: BIGINT, tombstones_from: BIGINT>>, "
     "parent: INT, fork: BIGINT, counters: MAP<STRING, BIGINT>>"
 )
-DAYS: Final = "days_v1"
+DAYS_COLUMN: Final = "days_v1"
 DAYS_DDL: Final = "kind STRING, name STRING, day DATE, seq BIGINT, span STRING"
 _CODE: Final = "watertable.code."
 """Table properties: by fingerprint, when a writer began, and the outline of its code, with which later code is compared."""
@@ -96,7 +96,7 @@ _SYSTEM: Final = {
     "quarantine_v1": Schema.parse(QUARANTINE),
     "dropped_v1": Schema.parse(DROPPED),
     "out_v1": Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic")),
-    DAYS: Schema.parse(DAYS_DDL),
+    DAYS_COLUMN: Schema.parse(DAYS_DDL),
 }
 SYSTEM_COLUMNS: Final = {
     "commit_v1": _COMMIT_DDL,
@@ -481,6 +481,17 @@ class Changelog:
         """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
         own = Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
         return shaped([*parts, own], info.epoch, info.seq, bucket)
+
+    def note(self, info: CommitInfo, note: str, parts: Sequence[Part] = ()) -> bool:
+        """Append a `__commit` row that takes no seq, and rows beside it; False where a start that adds columns has won, and nothing is."""
+        rows = self.append_rows(parts, info).coalesce(1)
+        try:
+            self.log.append(rows, note=note, tags=told(info))
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise
+            return False
+        return True
 
     def _wanted(self, tables: Sequence[TableDef]) -> dict[str, str]:
         return {**SYSTEM_COLUMNS, **{t.state_column: change_struct(t).sql() for t in tables}}

@@ -44,7 +44,7 @@ from watertable.store.bases import (
     split_number,
     states_in,
 )
-from watertable.store.changelog import interval, told
+from watertable.store.changelog import interval
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
 from watertable.store.deltalog import JVM_ERRORS, Files, Snapshot, conflict
 from watertable.store.reader import Reader
@@ -403,15 +403,9 @@ class Folder:
     def _confirm(self, marks: tuple[FoldMark, ...], view: View) -> None:
         after = view.head.last.commit_time if view.head.last else None
         info = CommitInfo(kind="fold", epoch=view.position.epoch, seq=view.position.seq, folds=marks, commit_time=now_after(after))
-        rows = self.changelog.append_rows([], info).coalesce(1)
-        try:
-            note = f"fold of {', '.join(m.table for m in marks)} at {view.position}"
-            self.changelog.log.append(rows, note=note, tags=told(info))
-            kept = {m.table: m for m in (*self._marks, *marks)}
+        if self.changelog.note(info, f"fold of {', '.join(m.table for m in marks)} at {view.position}"):
+            kept = {m.table: m for m in (*self._marks, *marks)}  # else the folds are found by their transactions
             self._marks = tuple(kept.values())
-        except JVM_ERRORS as error:
-            if conflict(error) is None:
-                raise  # a start that adds columns has won; the folds are found by their transactions
 
 
 def _version(snapshot: Snapshot | None) -> int:

@@ -26,9 +26,8 @@ from watertable.plan.lineage import topics_of
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import TimeWindows
 from watertable.schema import quote
-from watertable.store.changelog import DAYS, DAYS_DDL, DAYS_TABLE, Changelog, Part, batches, told
+from watertable.store.changelog import DAYS_COLUMN, DAYS_DDL, DAYS_TABLE, Changelog, Part, batches
 from watertable.store.commits import CommitInfo, Lineage, Position
-from watertable.store.deltalog import JVM_ERRORS, conflict
 
 if TYPE_CHECKING:
     from watertable.settings import Settings
@@ -63,6 +62,8 @@ class Touched:
     """How far the notes go, along the lineage of the last answer."""
     _since: Seqs = field(default_factory=dict, init=False)
     """What was touched since then."""
+    _records: int = field(default=0, init=False)
+    """The records of the commits since then."""
 
     @classmethod
     def of(cls, settings: Settings, changelog: Changelog, tables: Iterable[TableDef]) -> Self | None:
@@ -79,16 +80,16 @@ class Touched:
         """Give the days that were touched since the last question, up to a position of the lineage; at first, and in a new epoch, all."""
         snapshot, found = self.changelog.snapshot(), Seqs()
         if self.told is None or self.told.epoch != position.epoch:
-            self.told, self._since = None, {}
+            self.told, self._since, self._records = None, {}, 0
             found, self._noted = self._notes(snapshot, lineage, position.seq)
         after = self._noted if self.told is None else self.told.seq
         if after < position.seq:
-            read = self._read(snapshot, lineage, after, position.seq)
-            for key, days in read.items():
-                _merge(found, key, days)
-                _merge(self._since, key, days)
+            for key, days in self._read(snapshot, lineage, after, position.seq).items():
+                for of in (found, self._since):
+                    of[key] = _latest(of.get(key, {}), days)
+            self._records += self.changelog.extent(snapshot, lineage, after, position.seq).records
         self.told = position
-        self._note(snapshot, lineage)
+        self._note()
         return {
             name: {day: str(Position(position.app, lineage.epoch_of(seq), seq)) for day, seq in sorted(days.items())}
             for name, days in self._of_tables(found, lineage, position.seq) if days
@@ -101,11 +102,10 @@ class Touched:
                 days = found.get((TABLE, table.name), {})
                 yield table.name, {day: seq for day, seq in days.items() if not _left(lineage, table.name, day, seq, upto)}
             else:
-                logged, anew = Seqs(), lineage.anew(table.name, upto)
-                for topic in topics_of(table.node):
-                    _merge(logged, (TOPIC, ""), found.get((TOPIC, topic.name), {}))
+                anew = lineage.anew(table.name, upto)
+                days = _latest(*(found.get((TOPIC, topic.name), {}) for topic in topics_of(table.node)))
                 first = anew.after + 1 if anew else 0  # where it was begun anew, all its days were touched
-                yield table.name, {day: max(seq, first) for day, seq in logged.get((TOPIC, ""), {}).items()}
+                yield table.name, {day: max(seq, first) for day, seq in days.items()}
 
     # -- reading commits
 
@@ -147,20 +147,17 @@ class Touched:
 
     def _notes(self, snapshot: Snapshot, lineage: Lineage, upto: int) -> tuple[Seqs, int]:
         """Read what is noted along a lineage, and how far that goes."""
-        if DAYS not in snapshot.columns:
+        if DAYS_COLUMN not in snapshot.columns:
             return {}, 0  # an earlier release's
-        rows = snapshot.frame().where(f"`table` = '{DAYS_TABLE}' AND {lineage.where(0, upto)}").selectExpr(f"{DAYS}.*")
+        rows = snapshot.frame().where(f"`table` = '{DAYS_TABLE}' AND {lineage.where(0, upto)}").selectExpr(f"{DAYS_COLUMN}.*")
         found = _collected(rows.where(f"span = '{self.span}'"))
         return found, max(found.pop((READ, ""), {"": 0}).values())
 
-    def _note(self, snapshot: Snapshot, lineage: Lineage) -> None:
+    def _note(self) -> None:
         """Write down what was touched since the last note, where that is much to read again; one Delta commit, at the last answer's seq."""
         assert self.told is not None
         upto = self.told.seq
-        if upto <= self._noted:
-            return
-        extent = self.changelog.extent(snapshot, lineage, self._noted, upto)
-        if extent.commits < self.commits and extent.records < self.records:
+        if upto - self._noted < self.commits and self._records < self.records:
             return
         days = {**self._since, (READ, ""): {str(self.first): upto}}
         noted = [
@@ -169,15 +166,9 @@ class Touched:
         ]  # fmt: skip
         info = CommitInfo(kind="days", epoch=self.told.epoch, seq=upto)
         rows = F.inline(F.from_json(F.lit(json.dumps(noted)), f"ARRAY<STRUCT<{DAYS_DDL}>>"))
-        part = Part(self.changelog.spark.range(0, 1, 1, 1).select(rows), DAYS, f"'{DAYS_TABLE}'")
-        try:
-            appended = self.changelog.append_rows([part], info).coalesce(1)
-            self.changelog.log.append(appended, note=f"days touched up to {self.told}", tags=told(info))
-        except JVM_ERRORS as error:
-            if conflict(error) is None:
-                raise  # a start that adds columns has won; the next answer's note says all of it
-        else:
-            self._noted, self._since = upto, {}
+        part = Part(self.changelog.spark.range(0, 1, 1, 1).select(rows), DAYS_COLUMN, f"'{DAYS_TABLE}'")
+        if self.changelog.note(info, f"days touched up to {self.told}", [part]):  # else the next answer's note says all of it
+            self._noted, self._since, self._records = upto, {}, 0
 
 
 def _collected(days: DataFrame) -> Seqs:
@@ -189,9 +180,12 @@ def _collected(days: DataFrame) -> Seqs:
     return found
 
 
-def _merge(into: Seqs, key: tuple[str, str], days: Mapping[str, int]) -> None:
-    known = into.setdefault(key, {})
-    known |= {day: max(seq, known.get(day, 0)) for day, seq in days.items()}
+def _latest(*several: Mapping[str, int]) -> dict[str, int]:
+    """Merge by day: the last commit of those that touched it."""
+    found = dict[str, int]()
+    for days in several:
+        found |= {day: max(seq, found.get(day, 0)) for day, seq in days.items()}
+    return found
 
 
 def _left(lineage: Lineage, table: str, day: str, seq: int, upto: int) -> bool:
