@@ -118,6 +118,23 @@ def test_code_is_compared_with_that_of_the_last_commit_folded_or_not(spark: Spar
     assert store.deployment(new) is None
 
 
+def test_code_that_a_rewind_was_for_is_compared_like_any_other_once_another_went_on(spark: SparkSession, tmp_path: Path) -> None:
+    every, small = app("a topic's", ""), app("a topic's", "small")
+    assert every is not None
+    assert small is not None
+    topics = {topic.name for topic in every.topics}
+    given = batches(topics)
+    run = Run(tiny(spark), tmp_path, every, partitions(topics))
+    run.read(given[0])
+    run.rewind(1)
+    run.topology, run.compiler = small, Compiler(small)
+    run.open()
+    run.read(given[1])
+    found = run.store.deployment(every)
+    assert found is not None
+    assert "another filter would show rows that the one before refused" in found.words
+
+
 def test_the_codes_of_the_newest_writers_are_known(spark: SparkSession, tmp_path: Path) -> None:
     codes = [alerts(least=least) for least in range(20)]
     store = Store.open(tiny(spark), str(tmp_path), "alerts", codes[0].kept)

@@ -210,13 +210,13 @@ class Store:
         return acts if len(acts) == last - generation else ()
 
     def deployment(self, topology: Topology, head: Head | None = None) -> Deployment | None:
-        """Say what code means for the states there are; None where they are its own, or somebody has rewound the app for it.
+        """Say what code means for the states there are; None where they are its own, or somebody has just rewound the app for it.
 
         None, too, where the code that made them isn't known: an earlier release's.
         """
         head = head or self.head()
-        current = next((fork.fingerprint for fork in head.forks if fork.epoch == head.position.epoch), "")
-        if head.last is None or topology.fingerprint in (head.last.fingerprint, current):
+        begun_for = [fork.fingerprint for fork in head.forks if (fork.epoch, fork.seq) == (head.position.epoch, head.position.seq)]
+        if head.last is None or topology.fingerprint in (head.last.fingerprint, *begun_for):
             return None
         code = self.changelog.code(head.last.fingerprint)
         return None if code is None else classify(code, topology)
