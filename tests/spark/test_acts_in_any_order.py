@@ -24,9 +24,14 @@ from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
 from watertable.errors import Fenced, RewindRefused, UnknownPosition
 from watertable.interpreter import Interpreter
+from watertable.kafka import publisher
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Published
 from watertable.plan.plan import Topology
 from watertable.records import Record
+from watertable.runtime import workers
+from watertable.runtime.workers import Courier
 from watertable.store.commits import Offsets, Position
+from watertable.store.fold import Folder
 from watertable.store.touched import Touched
 from watertable.store.views import View
 
@@ -45,6 +50,7 @@ BEGINS = ("rewind.before_commit", "rewind.after_commit")
 ABANDONS = ("rewind.abandon.before_commit", "rewind.abandon.after_commit")
 TIDIES = ("trim.before_delete", "trim.after_delete", "upkeep.after_optimize", "upkeep.after_vacuum")
 TRIMS = TIDIES[:2]
+PUBLISHES = ("publish.after_produce", "publish.after_commit")
 JOINS = ("rewind.join.before_write", "rewind.join.after_write")
 
 
@@ -76,6 +82,41 @@ def windows() -> Topology:
     return app.topology()
 
 
+def kinds() -> Topology:
+    """Define an app of versions, pairs that find nothing, rows by another's key, what slides and what is calm, and a processor."""
+    app, sales, prices = shop()
+    old = prices.materialized_as("old", history=wt.minutes(10))
+    priced = sales.left_join(old, grace=wt.minutes(4), qty="qty", price="right.price")
+    priced.group_by_key().agg(n=wt.count(), worth=wt.sum("qty * price")).materialized_as("priced")
+    none = sales.filter("qty > 2").outer_join(sales.filter("qty < 0"), within=wt.minutes(2), a="left.qty", b="right.qty")
+    none.group_by_key().agg(n=wt.count(), a=wt.sum("a"), b=wt.sum("b")).materialized_as("pairs")
+    sold_ = sales.group_by_key().agg(qty=wt.sum("qty"), shop=wt.max("shop")).materialized_as("sold")
+    shops = sales.group_by("shop").agg(qty=wt.sum("qty")).materialized_as("shops")
+    sold_.left_join(shops, on="shop", qty="left.qty", of="right.qty").materialized_as("beside")
+    sales.group_by_key().windowed_by(wt.sliding(difference=wt.minutes(2), grace=wt.minutes(5))).agg(n=wt.count()).materialized_as("slid")
+    both = sales.group_by_key().cogroup(qty=wt.sum("qty")).cogroup(old.to_stream().group_by_key(), prices=wt.count())
+    both.agg().materialized_as("both")
+    sold_.suppress(wt.until_time_limit(wt.minutes(3))).materialized_as("calm")
+    made = sales.process(
+        _streaks, stores={"streaks": wt.key_value_store("n INT", key="shop STRING")}, children={"long": "shop STRING, n INT"}
+    )
+    made["long"].to("long")
+    return app.topology()
+
+
+def _streaks(record: wt.Record, context: wt.Context) -> None:
+    """Count, by item and shop, what was sold since the item was last given back; tell of each third."""
+    streaks = context.store("streaks")
+    if record.value is None or record.value["qty"] < 0:
+        for shop, _ in streaks.range():
+            streaks.delete(shop)
+        return
+    n = (streaks.get(record.value["shop"]) or {"n": 0})["n"] + 1
+    streaks.put({"n": n}, record.value["shop"])
+    if n % 3 == 0:
+        context.forward({"shop": record.value["shop"], "n": n}, to="long")
+
+
 def shop() -> tuple[wt.App, Stream, Table]:
     """Begin the app of both: what is sold, and prices."""
     app = wt.App("shop")
@@ -96,6 +137,19 @@ def sold(draw: Random, size: int) -> list[Record]:
     return records
 
 
+class Topics(OutboxPublisher):
+    """Stand in for the publisher: its transactions are done in memory, or die before or after; the rest of it is the real one's."""
+
+    def __init__(self) -> None:
+        self.app, self.sent, self._done = "shop", Counter[tuple[str, bytes | None]](), None
+
+    def _transaction(self, rows: list[OutboxRow], done: Published) -> None:
+        failpoints.hit("publish.after_produce")
+        self.sent.update((row.topic, row.value) for row in rows)
+        self._done = done
+        failpoints.hit("publish.after_commit")
+
+
 class Tale(Run):
     """Tell what happens to an app, and remember where it was: by position, the offsets that it had read up to."""
 
@@ -104,8 +158,11 @@ class Tale(Run):
         self.been: dict[Position, Offsets] = {}
         self.gone: set[Position] = set()
         self.days: dict[str, dict[str, str]] = {}
+        self.wrong: list[str] = []
         self.touched: Touched | None = None
-        self.pinned: View | None = None
+        self.pinned: tuple[Folder, View] | None = None
+        self.topics, self.published_upto = Topics(), 0
+        self.courier: Courier | None = None
         super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
 
     # -- what is known of it
@@ -123,8 +180,8 @@ class Tale(Run):
         engine.read([r for r in self.records if r.offset < offsets.get((r.topic, r.partition), 0)])
         return engine
 
-    def wanted(self, offsets: Offsets) -> Tables:
-        return self.oracle(offsets).tables
+    def wanted(self, position: Position) -> Tables:
+        return self.oracle(self.been[position]).tables
 
     def follow(self, commits: int, last: date = LAST) -> Touched:
         return Touched(self.store.changelog, self.topology.tables, START.date(), last, commits)
@@ -154,7 +211,7 @@ class Tale(Run):
             self.store.folder.fold_all(self.draw.sample([t.name for t in self.topology.kept], 3))
             return
         self.store.folder.fold_all()
-        wanted = self.wanted(self.next)
+        wanted = self.wanted(self.position)
         for name in wanted:  # as any Delta reader sees it
             found = sorted(map(without_bounds, self.plain(name)))
             assert found == sorted(map(without_bounds, wanted[name].values())), f"{name} as it is folded"
@@ -172,15 +229,48 @@ class Tale(Run):
             return True
         return False
 
+    def publishes(self) -> None:
+        """Bring to topics what commits have for them, whoever did so last and wherever that died."""
+        dies = self.draw.choice([*PUBLISHES, None, None, None])
+        if self.courier is None or self.courier.generation != self.writer.generation:
+            kafka: Any = Kafka(self.partitions)
+            self.courier = Courier(self.store, kafka, kafka, publishes=True)
+            self.courier.generation = self.writer.generation
+        courier, read = self.courier, sum(self.next.values())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publisher, "CHUNK", 2)
+            patch.setattr(workers, "OutboxPublisher", lambda cluster, app: self.topics)
+            died = self.dies_at(dies, lambda: courier._publish(self.position, self.next))
+        if died:
+            self.courier = None
+        else:
+            courier._sent = self.position
+            self.published_upto = max(self.published_upto, read)
+        wanted = self.outputs(max(self.published_upto, read))
+        self.said += f" {self.topics.sent.total()}"
+        if self.topics.sent - wanted or (not died and wanted - self.topics.sent):
+            self.wrong.append(f"in topics: {self.topics.sent - wanted} too many, {wanted - self.topics.sent} too few")
+
+    def outputs(self, read: int) -> Counter[tuple[str, bytes | None]]:
+        """Ask the oracle what so many records make for topics."""
+        engine = Interpreter(self.topology, partitions=self.partitions)
+        engine.read(self.records[:read])
+        return Counter((o.topic, o.value) for o in engine.outputs)
+
+    @property
+    def consumers(self) -> list[Position]:
+        return [Position("shop", 1, 0)] if self.courier is None else [*self.courier.consumers]
+
     def pins(self) -> None:
         """Let a folder begin that is slow: it has seen where the app stands."""
-        self.pinned = self.store.folder.reader.view()
+        self.pinned = self.store.folder, self.store.folder.reader.view()
 
     def folds_late(self) -> None:
         """Let it go on, whatever was done since."""
         if self.pinned is not None:
-            self.said += f" what it saw at {self.pinned.position}"
-            self.store.folder._round(self.pinned)
+            folder, view = self.pinned
+            self.said += f" what it saw at {view.position}"
+            folder._round(view)
 
     def is_taken_over(self) -> None:
         """Let a writer go on that believes to be the last: it may not commit a thing."""
@@ -193,12 +283,14 @@ class Tale(Run):
             self.writer, self.next, self.carry = young, next_, carry
 
     def tidies(self) -> None:
-        self.dies_at(self.draw.choice([*TIDIES, None]), lambda: self.store.upkeep.maintain())
+        self.dies_at(self.draw.choice([*TIDIES, None]), lambda: self.store.upkeep.maintain(self.consumers))
 
     def trims(self) -> None:
+        if self.draw.random() < 0.8:
+            self.publishes()
         gone = list[int]()
         later = datetime.now(UTC) + timedelta(days=30)
-        self.dies_at(self.draw.choice([*TRIMS, None]), lambda: gone.append(self.store.upkeep.trim(now=later)))
+        self.dies_at(self.draw.choice([*TRIMS, None]), lambda: gone.append(self.store.upkeep.trim(self.consumers, now=later)))
         self.said += f" {gone}"
         self.gone |= self.been.keys()
 
@@ -303,11 +395,11 @@ class Tale(Run):
 
     def holds(self) -> list[str]:
         """Say what is wrong, anywhere."""
-        wrong = differences("now", self.tables(), self.wanted(self.next))
+        wrong = self.wrong + differences("now", self.tables(), self.wanted(self.position))
         position = self.draw.choice([*self.been])
         tables = self.draw.sample([t.name for t in self.topology.tables], 2)
         try:
-            wrong += differences(f"at {position}", self.tables(position, tables), self.wanted(self.been[position]))
+            wrong += differences(f"at {position}", self.tables(position, tables), self.wanted(position))
         except UnknownPosition as error:
             if position not in self.gone:
                 wrong.append(f"at {position}: {error}")
@@ -337,7 +429,7 @@ class Tale(Run):
 
     def changed(self, start: Position, end: Position) -> list[str]:
         name = self.draw.choice(self.topology.tables).name
-        older, newer = (self.wanted(self.been[p])[name] for p in (start, end))
+        older, newer = (self.wanted(p)[name] for p in (start, end))
         wanted = {key: (older.get(key), newer.get(key)) for key in {*older, *newer} if older.get(key) != newer.get(key)}
         try:
             rows = self.store.reader.changes(name, start, end).toArrow().to_pylist(maps_as_pydicts="strict")
@@ -355,24 +447,23 @@ def differences(when: str, found: Tables, wanted: Mapping[str, Any]) -> list[str
 
 
 ALWAYS = {
-    Tale.batch: 10, Tale.folds: 5, Tale.start: 2, Tale.tidies: 1, Tale.trims: 1, Tale.goes_back: 3, Tale.undoes: 2,
-    Tale.pins: 2, Tale.folds_late: 2, Tale.is_taken_over: 1,
+    "batch": 10, "folds": 5, "start": 2, "tidies": 1, "trims": 1, "goes_back": 3, "undoes": 2, "pins": 2, "folds_late": 2,
+    "is_taken_over": 1, "publishes": 4,
 }  # fmt: skip
-ALONE = ALWAYS | {Tale.shadows: 4, Tale.rebuilds: 4}
-BESIDE = ALWAYS | {Tale.follows: 3, Tale.promotes: 6, Tale.abandons: 1}
+"""What can happen, and how often beside the others."""
+ALONE = ALWAYS | {"shadows": 4, "rebuilds": 4}
+BESIDE = ALWAYS | {"follows": 3, "promotes": 6, "abandons": 1}
 
 
-def tell(spark: SparkSession, warehouse: Path, topology: Topology, seed: int, steps: int) -> list[str]:
+def tell(tale: Tale, steps: int, alone: Mapping[str, int], beside: Mapping[str, int]) -> list[str]:
     """Tell a tale, and print it as it goes; give what is wrong after the step that made it so, or nothing."""
-    draw = Random(seed)
-    tale = Tale(spark, warehouse, topology, sold(draw, 70), draw)
     tale.batch()
     for _ in range(steps):
-        acts = ALONE if tale.store.head().shadow is None else BESIDE
-        (act,) = draw.choices([*acts], [*acts.values()])
-        tale.said = act.__name__
+        acts = alone if tale.store.head().shadow is None else beside
+        (act,) = tale.draw.choices([*acts], [*acts.values()])
+        tale.said = act
         try:
-            act(tale)
+            getattr(tale, act)()
         except RewindRefused as error:
             tale.said += f", refused: {error}"
             tale.start()  # a promote had asked it to wait
@@ -386,11 +477,12 @@ def tell(spark: SparkSession, warehouse: Path, topology: Topology, seed: int, st
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("number", range(TALES))
-@pytest.mark.parametrize("define", [sums, windows])
+@pytest.mark.parametrize("define", [sums, windows, kinds])
 def test_acts_in_any_order_leave_every_position_what_its_records_make_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, define: Callable[[], Topology], number: int
 ) -> None:
     """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
     buckets.resize(2, monkeypatch.setattr)
-    wrong = tell(tiny(spark), tmp_path, define(), SEED + number, STEPS)
+    draw = Random(SEED + number)
+    wrong = tell(Tale(tiny(spark), tmp_path, define(), sold(draw, 70), draw), STEPS, ALONE, BESIDE)
     assert not wrong, "\n".join(wrong)

@@ -16,10 +16,11 @@ from tests.properties.engines import tiny
 from tests.spark.runs import Kafka, Run, agree, by, told
 from watertable import failpoints
 from watertable.acts import rewind, shadow
-from watertable.acts.rebuild import commit_at, rebuilt, unbounded
+from watertable.acts.rebuild import commit_at, is_made_by, rebuilt, unbounded
 from watertable.acts.rewind import RewindPlan, Target
 from watertable.compiler import Compiler
 from watertable.errors import Fenced, PlanOutdated, RewindRefused
+from watertable.plan.deployment import Outline
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.store.commits import CommitInfo, Position
@@ -395,11 +396,21 @@ def test_the_windows_of_days_are_made_anew_and_no_other_row_moves(spark: SparkSe
     assert touched["totals"] == before["totals"]
     run.store.fold_all()
     assert run.tables() == found
+    more = run.under(calendar(1, "daily"))
+    again = planned(more, "busy", target=Target.parse(DAYS[0].isoformat()), days=DAYS)
+    assert (Position.parse(again.fork).seq > 0, again.refusals) == (True, ()), "the other code makes these tables as the one before did"
 
 
 def on_days(key: tuple[Any, ...]) -> bool:
     """Tell whether a row's window starts on the days."""
     return DAYS[0] <= key[-2].date() <= DAYS[1]
+
+
+def test_code_that_has_changed_elsewhere_makes_no_other_windows() -> None:
+    part = calendar(1, "daily").above(["busy", "full"])
+    assert is_made_by(Outline.of(calendar()), part)
+    assert not is_made_by(Outline.of(calendar(2)), part)
+    assert not is_made_by(None, part), "who knows"
 
 
 def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:

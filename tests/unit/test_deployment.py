@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
@@ -192,6 +193,19 @@ def test_a_table_that_comes_back_is_compared_with_what_it_was() -> None:
     kinds = {c.name: (c.kind, c.reason) for c in classify(without, shop()).changes}
     assert kinds["stock"] == (Kind.ADDITIVE, "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)")
     assert stock(classify(without, shop(more=True)))[0] is Kind.BREAKING
+
+
+def test_a_table_that_comes_back_is_compared_with_all_that_it_was_where_rewinds_lead_to_several() -> None:
+    app = wt.App("shop")
+    app.topic("sales", key="item STRING", value=VALUE, timestamp="at").stream().to("loud")
+    one, two = (Outline.of(app.topology(), before=Outline.of(code)) for code in (shop(), shop(total="qty * 2")))
+    both = Outline.unpack(two.also_after(one).packed())
+    assert both == two.also_after(one) == two.also_after(one).also_after(one)
+    assert {name: len(found) for name, found in both.gone.items()} == {"stock": 2, "hourly": 1}
+    for code in (shop(), shop(total="qty * 2")):
+        assert stock(classify(both, code))[0] is Kind.BREAKING
+    first = json.loads(one.to_json())
+    assert Outline.from_json(json.dumps(first | {"gone": {name: found[0] for name, found in first["gone"].items()}})) == one
 
 
 def test_what_stands_in_the_way_is_said_with_the_ways_out() -> None:

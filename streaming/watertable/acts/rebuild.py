@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from watertable.compiler.layout import moment
 from watertable.errors import RewindRefused
-from watertable.plan.deployment import Kind
+from watertable.plan.deployment import Kind, Outline
+from watertable.plan.fingerprints import DIALECT
 from watertable.plan.nodes import ToStream
 from watertable.plan.plan import delay_of, walk
 from watertable.plan.windows import TimeWindows
@@ -100,6 +101,13 @@ def commit_at(changelog: Changelog, snapshot: Snapshot, head: Head, seq: int) ->
 
 def _start(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def is_made_by(code: Outline | None, part: Topology) -> bool:
+    """Tell whether code makes tables as a part of an app does, whatever else it makes; of code that isn't known any more nobody can say."""
+    if code is None or code.dialect != DIALECT:
+        return False
+    return all((known := code.tables.get(t.name)) is not None and known.fingerprint == t.fingerprint for t in part.tables)
 
 
 def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from watertable import failpoints
 from watertable.acts.estimates import Estimate, estimate, eta_text
-from watertable.acts.rebuild import end_of, misfit, parse_days, rebuilt
+from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import first_begins, fork_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
@@ -303,6 +303,8 @@ def plan(
     facts = survey(store, part, kafka, target)
     if days is not None:
         facts = dataclasses.replace(facts, until=end_of(store, facts.head, part, rebuilds, days, facts.fork.seq))
+        if is_made_by(store.changelog.code(facts.fork_fingerprint), part):  # what has changed elsewhere makes none of their rows
+            facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days)
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),

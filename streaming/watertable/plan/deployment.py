@@ -53,18 +53,25 @@ class Outline:
     sinks: Mapping[str, object]
     buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By output topic: the buffers that feed it, of those that any do."""
-    gone: Mapping[str, OutlinedTable] = field(default_factory=dict)
-    """The tables that the app kept before, and keeps no more: what they had is still there."""
+    gone: Mapping[str, Sequence[OutlinedTable]] = field(default_factory=dict)
+    """The tables that the app kept before, and keeps no more: what they had is still there. After rewinds there may be several."""
 
     @classmethod
     def of(cls, topology: Topology, before: Outline | None = None) -> Self:
         """Outline a topology that comes after another one, if it does."""
         tables = {t.name: OutlinedTable.of(t) for t in topology.tables}
-        had = {} if before is None else {**before.gone, **before.tables}
+        had = {} if before is None else {**before.gone, **{name: [table] for name, table in before.tables.items()}}
         return cls(
             topology.app, topology.fingerprint, DIALECT, tables, {s.topic: canonical(s) for s in topology.sinks},
-            topology.buffers_of_sinks, {name: table for name, table in had.items() if name not in tables},
+            topology.buffers_of_sinks, {name: found for name, found in had.items() if name not in tables},
         )  # fmt: skip
+
+    def also_after(self, known: Outline) -> Self:
+        """Add what the same code came after elsewhere: an undo leads back to where other code was before it."""
+        both = {name: [*known.gone.get(name, ()), *self.gone.get(name, ())] for name in {**known.gone, **self.gone}}
+        return dataclasses.replace(
+            self, gone={name: [t for n, t in enumerate(found) if t not in found[:n]] for name, found in both.items()}
+        )
 
     def to_json(self) -> str:
         """Write it as JSON; `from_json` reads it."""
@@ -75,8 +82,12 @@ class Outline:
         """Read what `to_json` wrote; raise `FormatError` for anything else."""
         try:
             body: dict[str, Any] = json.loads(text)
-            tables = {part: {name: OutlinedTable(**table) for name, table in body.get(part, {}).items()} for part in ("tables", "gone")}
-            return cls(**body | tables)
+            tables = {name: OutlinedTable(**table) for name, table in body.get("tables", {}).items()}
+            gone = {
+                name: [OutlinedTable(**table) for table in ([found] if isinstance(found, dict) else found)]  # an older release kept one
+                for name, found in body.get("gone", {}).items()
+            }
+            return cls(**body | {"tables": tables, "gone": gone})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(f"this is no outline of a plan: {type(error).__name__}: {error}") from None
 
@@ -185,9 +196,9 @@ def _table(name: str, before: Outline, after: Outline) -> Change:
         return _compared(name, old, new, before, after)
     if name not in before.gone:
         return Change(name, Kind.ADDITIVE, "a new table: it holds what comes after, and all of it once it is rebuilt (rewind --table)")
-    found = _compared(name, before.gone[name], new, before, after)
+    all_found = [_compared(name, table, new, before, after) for table in before.gone[name]]
     lacks = "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)"
-    return Change(name, Kind.ADDITIVE, lacks) if found.kind is Kind.SAME else found
+    return next((found for found in all_found if found.kind is not Kind.SAME), Change(name, Kind.ADDITIVE, lacks))
 
 
 def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline, after: Outline) -> Change:

@@ -178,7 +178,9 @@ class Changelog:
         The codes of the newest writers are kept: an undo goes back to one of before. Where that of a shadow is another than its app's, the
         app's own writer notices, as where a column is added for it.
         """
-        name, packed, known = _code_property(code.fingerprint), code.packed(), self.snapshot().properties(_CODE)
+        before = self.code(code.fingerprint)
+        packed = (code if before is None else code.also_after(before)).packed()
+        name, known = _code_property(code.fingerprint), self.snapshot().properties(_CODE)
         newest = sorted(known, key=lambda other: -float(known[other].partition(":")[0]))
         if newest[:1] == [name] and known[name].partition(":")[2] == packed:
             return
