@@ -252,16 +252,11 @@ class Changing(Tale):
             plan = rewind.plan(store, topology, kafka, Target.parse(days[0].isoformat()), tables=tables, days=days)
         else:
             tables = self.draw.sample([t.name for t in topology.tables], self.draw.randint(1, 2))
-            if self.draw.random() < 0.7 or self.is_mixed(tables):
+            if self.draw.random() < 0.7:
                 tables = [*{*tables, "stock"}]
             plan = rewind.plan(store, topology, kafka, Target("earliest"), tables=tables)
         self.said += f" {', '.join(tables)} {plan.days} {code}"
         self.begins(plan)
-
-    def is_mixed(self, tables: list[str]) -> bool:
-        """Tell whether they are computed from a table that is of several codes: none of them alone is what that makes."""
-        numbers = {*self.history[self.at].get("stock", {}).values(), self.beside.factor}
-        return bool({"levels", "worth"} & {*tables}) and len(numbers) > 1
 
     def bring(self, size: int) -> Callable[[Offsets | None], None]:
         def to(goal: Offsets | None) -> None:

@@ -66,6 +66,20 @@ def till(factor: int = 1, *more: str) -> Topology:
     return app.topology()
 
 
+def counted(factor: int = 1, *more: str) -> Topology:
+    """Define one of tables that are computed from tables."""
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
+    stock = sales.group_by("key.item").agg(qty=wt.sum(f"qty * {factor}")).materialized_as("stock")
+    levels = stock.group_by("qty").agg(items=wt.count()).materialized_as("levels")
+    if "few" in more:
+        levels.filter("items < 2").materialized_as("few")
+    if "sold" in more:
+        sold = sales.group_by("shop").agg(n=wt.count()).materialized_as("sold")
+        sold.group_by("n").agg(shops=wt.count()).materialized_as("least")
+    return app.topology()
+
+
 RECORDS: list[Record] = []
 for n in range(40):
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=50 * n)
@@ -310,6 +324,32 @@ def test_what_cannot_be_rebuilt_is_refused_with_the_way_out(run: App) -> None:
     with pytest.raises(RewindRefused, match="was the app rewound since"):
         shadow.promote(run.store, run.topology, lambda goal: None)
     shadow.abandon(run.store)
+
+
+def test_what_is_computed_from_a_table_is_made_anew_of_the_rows_that_the_app_has_of_it_or_not_at_all(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = App(tiny(spark), tmp_path, counted())
+    wrongly(run, counted(3), run.records[:15])
+    begun(run, "levels")
+    before = run.tables()
+    with pytest.raises(RewindRefused, match="levels can't be joined: it is computed from stock, of which the app has other rows"):
+        shadow.promote(run.store, run.topology, replay(run))
+    shadow.abandon(run.store)
+    run.start()
+    assert run.tables() == before
+    begun(run, "stock")
+    joined(run)
+    begun(run, "levels")
+    joined(run)
+    run.read(run.records[15:])
+    assert run.wrong(len(run.records)) == set()
+    more = run.under(counted(1, "few"))
+    assert "few would be computed from levels" not in str(planned(more, "few").refusals)
+    new = run.under(counted(1, "sold"))
+    (refused,) = planned(new, "least").refusals
+    assert refused.startswith("least would be computed from sold (a new table")
+    assert planned(new, "sold").refusals == (), "with all that is computed from it"
 
 
 @pytest.mark.slow

@@ -111,12 +111,21 @@ def is_made_by(code: Outline | None, part: Topology) -> bool:
 
 
 def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:
-    """Say which other tables can't go on under the code that some tables are to be made anew by; "" where all can."""
+    """Say which other tables can't go on under the code that some tables are to be made anew by, or aren't there yet; "" where all can."""
     found = store.deployment(topology, head)
-    wrong = [c for c in found.of(Kind.BREAKING) if c.name not in tables] if found is not None else []
-    if not wrong:
+    if found is None:
         return ""
+    above = [t.name for t in topology.above(tables).tables]
+    wrong = [c for c in found.of(Kind.BREAKING) if c.name not in tables]
+    new = [c for c in found.of(Kind.ADDITIVE) if c.name not in tables and c.name in above]
+    them = "it" if len(wrong or new) == 1 else "them"
+    if wrong:
+        return (
+            f"the code has changed what {', '.join(c.name for c in wrong)} would hold, too ({wrong[0].name}: {wrong[0].reason}): rebuild "
+            f"{them} as well, or rewind all of {topology.app} to earliest"
+        )
     return (
-        f"the code has changed what {', '.join(c.name for c in wrong)} would hold, too ({wrong[0].name}: {wrong[0].reason}): rebuild "
-        f"{'it' if len(wrong) == 1 else 'them'} as well, or rewind all of {topology.app} to earliest"
+        f"{', '.join(tables)} would be computed from {', '.join(c.name for c in new)} ({new[0].reason}): rebuild {them} as well"
+        if new
+        else ""
     )

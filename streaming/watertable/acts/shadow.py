@@ -305,6 +305,13 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
         if shadow.of:
             if wrong := misfit(store, topology, head, () if shadow.days else shadow.of):
                 raise RewindRefused(f"{', '.join(sorted(shadow.of))} can't be joined: {wrong}")
+            if others := _otherwise(store, part, head, own, shadow):
+                (they, are), them = ("it", "is") if len(shadow.of) == 1 else ("they", "are"), "it" if len(others) == 1 else "them"
+                raise RewindRefused(
+                    f"{', '.join(sorted(shadow.of))} can't be joined: {they} {are} computed from {', '.join(others)}, of which the app has "
+                    "other rows than its records make now (it began later, or keeps what older code made): give this up "
+                    f"(--abandon-shadow), and rebuild {them} as well"
+                )
             info, joins, rows = _joining(store, part, head, own, shadow, info)
         becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]
         failpoints.hit("rewind.promote.before_commit")
@@ -317,6 +324,15 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
     except Fenced:
         return None
     return becomes[0] if done is not None else None
+
+
+def _otherwise(store: Store, part: Topology, head: Head, own: Head, shadow: CommitInfo) -> list[str]:
+    """Name the tables above those that are joined of which the app has other rows than the shadow.
+
+    What is computed from a table's changes goes on from the rows that it knew. Days are forked with what the app has.
+    """
+    above = [table.name for table in part.tables if table.name not in shadow.of] if shadow.days is None else []
+    return [name for name in above if not store.reader.changes(name, head.position, own.position).isEmpty()]
 
 
 def _joining(
