@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 Place = tuple[str, int, int]
 Made = Mapping[str, Mapping[Place, int]]
 """By kind of table: the records that are in it, each with the number that the code had for it."""
-KINDS = {"stock": ("stock", "levels", "worth", "much", "shown"), "sold": ("sold",), "most": ("most",), "prices": ("prices",)}
+KINDS = {"stock": ("stock", "worth", "much", "shown"), "levels": ("levels",), "sold": ("sold",), "most": ("most",), "prices": ("prices",)}
 CAPS = (1_000, 40, 20)
 
 
@@ -63,27 +63,45 @@ class Code:
     sold: int = 0
     most: int = 0
     caps: int = 0
+    levels: bool = True
     twice: bool = False
     much: int = 3
 
     @property
     def numbers(self) -> dict[str, int]:
         """Give by kind of table, of those it has, what decides its state."""
-        found = {"stock": self.factor, "sold": self.sold, "most": self.most, "prices": self.caps}
+        found = {
+            "stock": self.factor,
+            "levels": self.factor if self.levels else 0,
+            "sold": self.sold,
+            "most": self.most,
+            "prices": self.caps,
+        }
         return {kind: number for kind, number in found.items() if number or kind == "prices"}
 
     def other(self, draw: Random) -> Code:
         """Change one thing."""
         choices: list[tuple[str, tuple[Any, ...]]] = [
             ("factor", (1, 2)), ("sold", (0, 1, 2)), ("sold", (0, 1)), ("most", (0, 1)), ("caps", (0, 1, 2)), ("twice", (False, True)),
-            ("much", (2, 3)),
+            ("levels", (False, True)),             ("much", (2, 3)),
         ]  # fmt: skip
         name, values = draw.choice(choices)
         return replace(self, **{name: draw.choice([v for v in values if v != getattr(self, name)])})
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """Give what is remembered of it with each commit."""
+        return self.numbers | {"has levels": int(self.levels)}
+
+    def lacks(self, kept: Mapping[str, int]) -> bool:
+        """Tell whether it has groups of rows that are kept, which those would leave without having entered them."""
+        return self.levels and not kept.get("has levels", 1)
+
     def breaks(self, kept: Mapping[str, int]) -> bool:
         """Tell whether what is kept can't go on under it; a filter of whole rows may refuse more."""
-        return any(number < kept.get(k, number) or (k != "prices" and number != kept.get(k, number)) for k, number in self.numbers.items())
+        return self.lacks(kept) or any(
+            number < kept.get(k, number) or (k != "prices" and number != kept.get(k, number)) for k, number in self.numbers.items()
+        )
 
 
 @cache
@@ -92,7 +110,8 @@ def defined(code: Code) -> Topology:
     app, sales, prices = shop()
     stock = sales.group_by("key.item").agg(qty=wt.sum(f"qty * {code.factor}")).materialized_as("stock")
     (stock.map_values(qty="qty", twice="qty * 2") if code.twice else stock.map_values(qty="qty")).materialized_as("shown")
-    stock.group_by("qty").agg(items=wt.count()).materialized_as("levels")
+    if code.levels:
+        stock.group_by("qty").agg(items=wt.count()).materialized_as("levels")
     stock.join(prices, worth="left.qty * right.price").materialized_as("worth")
     stock.filter(f"qty > {code.much}").materialized_as("much")
     by_shop = sales.group_by("shop")
@@ -148,7 +167,7 @@ class Changing(Tale):
 
     def remember(self) -> None:
         news = self.between(self.been.get(self.at, {}), self.next)
-        self.learn(self.position, self.next, grown(self.history[self.at], self.code, news), {**self.kept[self.at], **self.code.numbers})
+        self.learn(self.position, self.next, grown(self.history[self.at], self.code, news), {**self.kept[self.at], **self.code.facts})
         self.accepted = None
 
     def learn(self, position: Position, offsets: Offsets, made: Made, kept: Mapping[str, int]) -> None:
@@ -228,7 +247,10 @@ class Changing(Tale):
         kafka: Any = Kafka(self.partitions)
         self.beside = code = self.some(0.7)
         keep = self.draw.random() < 0.8
-        plan = rewind.plan(self.store_of(code), defined(code), kafka, self.target(), shadow=True, keep_old_code_before=keep)
+        store, topology, target = self.store_of(code), defined(code), self.target()
+        plan = rewind.plan(store, topology, kafka, target, shadow=True, keep_old_code_before=keep)
+        if keep and code.lacks(self.kept.get(Position.parse(plan.fork), {})):
+            keep, plan = False, rewind.plan(store, topology, kafka, target, shadow=True)
         self.said += f" {plan.target}, forked at {plan.fork}, {code}{', whatever came before' if keep else ''}"
         self.begins(plan)
         fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
@@ -279,7 +301,7 @@ class Changing(Tale):
         if not shadow.current(self.store).of:
             _, before, made, kept = self.shadow[-1]
             made = grown(made, self.beside, self.between(before, offsets))
-            self.shadow.append((position, dict(offsets), made, {**kept, **self.beside.numbers}))
+            self.shadow.append((position, dict(offsets), made, {**kept, **self.beside.facts}))
 
     def promotes(self) -> None:
         row, code, before = shadow.current(self.store), self.beside, self.position
@@ -290,7 +312,7 @@ class Changing(Tale):
         if self.store.head().position == before:
             self.start()
             return
-        old = self.history[before], {**self.kept[before], **code.numbers}
+        old = self.history[before], {**self.kept[before], **code.facts}
         self.load(code)
         self.start()
         if not row.of:

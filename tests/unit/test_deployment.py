@@ -208,6 +208,29 @@ def test_a_table_that_comes_back_is_compared_with_all_that_it_was_where_rewinds_
     assert Outline.from_json(json.dumps(first | {"gone": {name: found[0] for name, found in first["gone"].items()}})) == one
 
 
+def test_a_new_table_of_others_rows_is_filled_before_the_code_goes_on() -> None:
+    def grouped(*groups: str) -> Topology:
+        app = wt.App("shop")
+        sales = app.topic("sales", key="item STRING", value=VALUE, timestamp="at").stream()
+        stock = sales.group_by("item").agg(on_hand=wt.sum("qty")).materialized_as("stock")
+        for name in groups:
+            stock.group_by("on_hand").agg(items=wt.count()).materialized_as(name)
+        if groups:
+            new = sales.group_by("price").agg(n=wt.count()).materialized_as("by_price")
+            new.group_by("n").agg(prices=wt.count()).materialized_as("by_n")
+        return app.topology()
+
+    found = classify(grouped(), grouped("levels"))
+    assert {c.name: c.kind for c in found.changes} == {
+        "stock": Kind.SAME, "levels": Kind.UNFILLED, "by_price": Kind.ADDITIVE, "by_n": Kind.ADDITIVE,
+    }  # fmt: skip
+    assert (found.kind, found.rewind) == (Kind.UNFILLED, "--table levels --table by_price --table by_n")
+    assert "levels: a new table of the rows of stock: those of now would leave groups that they had never entered" in found.words
+    assert f"`watertable rewind shop {found.rewind} --apply` fills it from the beginning" in found.words
+    again = classify(Outline.of(grouped(), before=Outline.of(grouped("levels"))), grouped("levels"))
+    assert {c.name for c in again.of(Kind.UNFILLED)} == {"levels", "by_n"}, "what was kept before lacks what came meanwhile"
+
+
 def test_what_stands_in_the_way_is_said_with_the_ways_out() -> None:
     assert classify(shop(), shop()).words == ""
     words = classify(shop(), shop(records=lambda s: s.filter("qty > 0"))).words

@@ -92,6 +92,19 @@ def test_each_table_has_its_class_its_columns_and_what_stands_behind_it(project:
         assert wanted in text
 
 
+def test_a_table_that_has_to_be_filled_first_says_so(project: Path) -> None:
+    edit(project, ("stock.to_stream()", 'stock.group_by("qty").count().materialized_as("levels")\nstock.to_stream()'))
+    (app,) = review(Settings.load(project), "main").apps
+    assert (app.kind, app.rewind) == ("unfilled", "--table levels")
+    text = review(Settings.load(project), "main").markdown()
+    for wanted in (
+        "### `shop`: unfilled",
+        "| `levels` | **unfilled** |",
+        "is filled first, while the others stay live: `watertable rewind shop --table",
+    ):
+        assert wanted in text
+
+
 def test_the_other_version_is_loaded_whole_and_leaves_no_trace(project: Path) -> None:
     (project / "assets" / "shop" / "_columns.py").write_text('SALES = "qty INT, shelf INT"\n')
     settings = Settings.load(project)

@@ -26,7 +26,7 @@ from watertable.plan.plan import Topology
 from watertable.project import Project, load_apps
 from watertable.settings import Settings
 
-_MARKS: Final = {Kind.SAME: "same", Kind.ADDITIVE: "additive", Kind.BREAKING: "**breaking**", Kind.REMOVED: "**removed**"}
+_MARKS: Final = {kind: kind.value if kind in (Kind.SAME, Kind.ADDITIVE) else f"**{kind.value}**" for kind in Kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,11 @@ def _app_text(app: AppReview) -> Iterator[str]:
             says += "A new app: it starts stopped, and reads its topics from the beginning."
         case AppReview(kind=Kind.BREAKING):
             says += f"Rows from before would be the old code's, so it needs `watertable rewind {app.app} {app.rewind} --apply`."
+        case AppReview(kind=Kind.UNFILLED):
+            says += (
+                "What can't begin in the middle is filled first, while the others stay live: "
+                f"`watertable rewind {app.app} {app.rewind} --apply`."
+            )
         case AppReview(rewind=str()):
             says += (
                 "It goes on from its place. To fill what is new from the beginning too, while the others stay live: "

@@ -22,8 +22,8 @@ from typing import Any, Final, Self
 from watertable.errors import FormatError
 from watertable.plan.fingerprints import DIALECT, canonical
 from watertable.plan.forms import bare, field_of, fields_of, has_parent, head_of, is_list
-from watertable.plan.nodes import Format
-from watertable.plan.plan import TableDef, Topology, buffers_above
+from watertable.plan.nodes import Format, TableAggregate
+from watertable.plan.plan import TableDef, Topology, buffers_above, leaves_of
 from watertable.schema import Schema
 
 _SHOWN: Final = ("TableFilter", "TableMapValues")
@@ -39,6 +39,7 @@ class Kind(StrEnum):
     SAME = "same"
     REMOVED = "removed"
     ADDITIVE = "additive"
+    UNFILLED = "unfilled"
     BREAKING = "breaking"
 
 
@@ -155,8 +156,15 @@ class Deployment:
     @property
     def words(self) -> str:
         """Say what stands in the way of going on, and the ways out; "" where nothing does."""
-        if not (breaking := self.of(Kind.BREAKING)):
+        breaking, unfilled = self.of(Kind.BREAKING), self.of(Kind.UNFILLED)
+        if not breaking and not unfilled:
             return ""
+        if not breaking:
+            return (
+                f"the code of {self.app} has what can't begin in the middle: {'; '.join(f'{c.name}: {c.reason}' for c in unfilled)}. "
+                f"`watertable rewind {self.app} {self.rewind} --apply` fills it from the beginning, beside the others, and brings this "
+                "code in; or load the code from before"
+            )
         return (
             f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
             f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
@@ -172,18 +180,20 @@ class Deployment:
         """
         if self.of(Kind.BREAKING):
             return "--to earliest"
-        return " ".join(f"--table {c.name}" for c in self.of(Kind.ADDITIVE) if not c.is_topic) or None
+        return " ".join(f"--table {c.name}" for c in self.changes if c.kind in (Kind.ADDITIVE, Kind.UNFILLED) and not c.is_topic) or None
 
 
 def classify(old: Topology | Outline, new: Topology) -> Deployment:
     """Compare the code that an app runs, or ran, with the code that it shall run: table by table, then its output topics.
 
     `same`: the state goes on under the new code from the next commit on. `additive`: new; it holds what comes after, and all of it once
-    it is rebuilt. `breaking`: its state would be neither the old code's nor the new one's. `removed`: kept no more.
+    it is rebuilt. `unfilled`: new, and it can't hold what comes after alone; it has to be rebuilt first. `breaking`: its state would be
+    neither the old code's nor the new one's. `removed`: kept no more.
     """
     before = Outline.of(old) if isinstance(old, Topology) else old
     after = Outline.of(new)
-    tables = [_table(name, before, after) for name in (*after.tables, *(n for n in before.tables if n not in after.tables))]
+    tables = [_filled(_table(name, before, after), before, new) for name in after.tables]
+    tables += [_table(name, before, after) for name in before.tables if name not in after.tables]
     topics = [_topic(name, before, after) for name in (*after.sinks, *(n for n in before.sinks if n not in after.sinks))]
     return Deployment(new.app, before.fingerprint, after.fingerprint, (*tables, *topics))
 
@@ -199,6 +209,20 @@ def _table(name: str, before: Outline, after: Outline) -> Change:
     all_found = [_compared(name, table, new, before, after) for table in before.gone[name]]
     lacks = "kept again: it lacks what came meanwhile, until it is rebuilt (rewind --table)"
     return next((found for found in all_found if found.kind is not Kind.SAME), Change(name, Kind.ADDITIVE, lacks))
+
+
+def _filled(change: Change, before: Outline, new: Topology) -> Change:
+    """Say of a new table whether it can hold what comes after: where rows of others leave and enter groups, those of now only leave."""
+    if change.kind is not Kind.ADDITIVE:
+        return change
+    groups = [leaf.parent.table for leaf in leaves_of(new.table(change.name).root) if isinstance(leaf, TableAggregate)]
+    had = [table for table in groups if table in before.tables or table in before.gone]
+    if not had:
+        return change
+    return Change(
+        change.name, Kind.UNFILLED,
+        f"a new table of the rows of {', '.join(had)}: those of now would leave groups that they had never entered"
+    )  # fmt: skip
 
 
 def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline, after: Outline) -> Change:
