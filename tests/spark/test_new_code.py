@@ -17,6 +17,7 @@ from watertable.dsl.tables import Table
 from watertable.interpreter import Interpreter
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.plan import Topology
+from watertable.store import changelog
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
@@ -145,6 +146,20 @@ def test_the_codes_of_the_newest_writers_are_known(spark: SparkSession, tmp_path
     found = store.changelog.code(codes[3].fingerprint)
     assert found is not None
     assert (found.app, found.fingerprint, set(found.tables)) == ("alerts", codes[3].fingerprint, {"totals"})
+
+
+def test_the_code_of_the_last_commit_is_known_however_many_begin_after_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "_CODES", 2)
+    run = Run(tiny(spark), tmp_path, alerts(), partitions({"left", "right"}))
+    run.read(batches({"left", "right"})[0])
+    for least in range(2, 6):
+        run.store.start_writer(alerts(least=least))
+    assert [bool(run.store.changelog.code(alerts(least=least).fingerprint)) for least in range(1, 6)] == [True, False, False, True, True]
+    found = run.store.deployment(alerts(total="n * 2"))
+    assert found is not None
+    assert "has changed what totals would hold" in found.words
 
 
 @pytest.mark.parametrize("kind", [k if k == "a topic's" else pytest.param(k, marks=pytest.mark.slow) for k in TABLES])

@@ -309,8 +309,8 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
                 (they, are), them = ("it", "is") if len(shadow.of) == 1 else ("they", "are"), "it" if len(others) == 1 else "them"
                 raise RewindRefused(
                     f"{', '.join(sorted(shadow.of))} can't be joined: {they} {are} computed from {', '.join(others)}, of which the app has "
-                    "other rows than its records make now (it began later, or keeps what older code made): give this up "
-                    f"(--abandon-shadow), and rebuild {them} as well"
+                    "other rows than its records make now (it began later, keeps what older code made, or depends on arrival): give this "
+                    f"up (--abandon-shadow), and rebuild {them} as well"
                 )
             info, joins, rows = _joining(store, part, head, own, shadow, info)
         becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]

@@ -175,8 +175,8 @@ class Changelog:
     def remember(self, code: Outline, since: datetime) -> None:
         """Remember the code of a writer that begins, before there is a commit by it: later code is compared with it.
 
-        The codes of the newest writers are kept: an undo goes back to one of before. Where that of a shadow is another than its app's, the
-        app's own writer notices, as where a column is added for it.
+        The codes of the newest writers are kept, as an undo goes back to one of before, and that of the app's last commit, however many
+        begin after it. Where that of a shadow is another than its app's, the app's own writer notices, as where a column is added for it.
         """
         before = self.code(code.fingerprint)
         packed = (code if before is None else code.also_after(before)).packed()
@@ -185,6 +185,8 @@ class Changelog:
         if newest[:1] == [name] and known[name].partition(":")[2] == packed:
             return
         old = [other for other in newest if other != name][_CODES - 1 :]
+        if old and (last := self.head().last) is not None:
+            old = [other for other in old if other != _code_property(last.fingerprint)]
         table = f"ALTER TABLE delta.{quote(self.path)}"
         self.spark.sql(f"{table} SET TBLPROPERTIES ('{name}' = '{since.timestamp():.6f}:{packed}')")
         if old:
