@@ -236,6 +236,12 @@ def test_what_stands_in_the_way_is_said_with_the_ways_out() -> None:
     words = classify(shop(), shop(records=lambda s: s.filter("qty > 0"))).words
     for wanted in ("stock: a filter was put in; hourly: a filter was put in", "rewind shop --to earliest", "--keep-old-code-before"):
         assert wanted in words
+    assert "--table" not in words, "no table goes on beside them"
+    one = classify(shop(), shop(grace=20))
+    assert one.alone == "--table hourly"
+    assert "makes all tables anew, with `--table hourly` instead of that only these, beside the others" in one.words
+    waits = classify(shop(out="qty > 1"), shop(out="qty > 2", grace=20))
+    assert waits.alone == "--table hourly", "an output that goes on is no hindrance"
 
 
 def test_another_dialect_breaks_everything() -> None:

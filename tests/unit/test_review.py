@@ -86,7 +86,7 @@ def test_each_table_has_its_class_its_columns_and_what_stands_behind_it(project:
     assert lines["shelves"].columns == ("+ shelf INT", "+ count BIGINT")
     assert lines["hourly"].behind.assets == ("report",)
     assert "stream_alive" in lines["hourly"].behind.checks
-    assert (app.kind, app.rewind) == ("breaking", "--to earliest")
+    assert (app.kind, app.rewind, app.alone) == ("breaking", "--to earliest", "--table hourly --table shelves")
     text = review(Settings.load(project), "main").markdown()
     for wanted in ("### `shop`: breaking", "`watertable rewind shop --to earliest --apply`", "| `hourly` | **breaking** |", "`report`"):
         assert wanted in text

@@ -60,6 +60,8 @@ class AppReview:
     lines: tuple[Line, ...]
     unchanged: tuple[str, ...]
     rewind: str | None
+    alone: str = ""
+    """What makes whole beside the tables that go on, where that can be had instead of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def _app_review(old: Outline | None, new: Topology | None, name: str, behind: Ma
     changed = [c for c in found.changes if c.kind is not Kind.SAME or c.reason != "unchanged"]
     unchanged = tuple(c.name for c in found.changes if c not in changed)
     lines = tuple(_line(c, old, now, behind.get((c.name,) if c.is_topic else (name, c.name), Behind())) for c in changed)
-    return AppReview(name, found.kind, old.fingerprint, now.fingerprint, lines, unchanged, found.rewind)
+    return AppReview(name, found.kind, old.fingerprint, now.fingerprint, lines, unchanged, found.rewind, found.alone)
 
 
 def _line(change: Change, old: Outline | None, new: Outline | None, behind: Behind) -> Line:
@@ -207,7 +209,8 @@ def _app_text(app: AppReview) -> Iterator[str]:
         case AppReview(old=None):
             says += "A new app: it starts stopped, and reads its topics from the beginning."
         case AppReview(kind=Kind.BREAKING):
-            says += f"Rows from before would be the old code's, so it needs `watertable rewind {app.app} {app.rewind} --apply`."
+            says += f"Rows from before would be the old code's, so it needs `watertable rewind {app.app} {app.rewind} --apply`"
+            says += f", or, for these tables alone, beside the others: `{app.alone}`." if app.alone else "."
         case AppReview(kind=Kind.UNFILLED):
             says += (
                 "What can't begin in the middle is filled first, while the others stay live: "

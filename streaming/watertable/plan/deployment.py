@@ -165,11 +165,12 @@ class Deployment:
                 f"`watertable rewind {self.app} {self.rewind} --apply` fills it from the beginning, beside the others, and brings this "
                 "code in; or load the code from before"
             )
+        alone = f", with `{self.alone}` instead of that only these, beside the others" if self.alone else ""
         return (
             f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
             f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
-            f"`watertable rewind {self.app} --to earliest --apply` makes them anew; to keep what the older code made, rewind to the newest "
-            "commit, with --keep-old-code-before; or load the code from before"
+            f"`watertable rewind {self.app} --to earliest --apply` makes all tables anew{alone}; to keep what the older code made, rewind "
+            "to the newest commit, with --keep-old-code-before; or load the code from before"
         )
 
     @property
@@ -180,7 +181,20 @@ class Deployment:
         """
         if self.of(Kind.BREAKING):
             return "--to earliest"
-        return " ".join(f"--table {c.name}" for c in self.changes if c.kind in (Kind.ADDITIVE, Kind.UNFILLED) and not c.is_topic) or None
+        return self._tables(Kind.ADDITIVE, Kind.UNFILLED) or None
+
+    @property
+    def alone(self) -> str:
+        """Give what makes whole beside the tables that go on, as the command takes it; "" where none does, or an output doesn't."""
+        goes_on = any(not c.is_topic for c in self.of(Kind.SAME))
+        return (
+            self._tables(Kind.ADDITIVE, Kind.UNFILLED, Kind.BREAKING)
+            if goes_on and not any(c.is_topic for c in self.of(Kind.BREAKING))
+            else ""
+        )
+
+    def _tables(self, *kinds: Kind) -> str:
+        return " ".join(f"--table {c.name}" for c in self.changes if c.kind in kinds and not c.is_topic)
 
 
 def classify(old: Topology | Outline, new: Topology) -> Deployment:
