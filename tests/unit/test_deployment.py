@@ -239,7 +239,7 @@ def test_what_stands_in_the_way_is_said_with_the_ways_out() -> None:
     assert "--table" not in words, "no table goes on beside them"
     one = classify(shop(), shop(grace=20))
     assert one.alone == "--table hourly"
-    assert "makes all tables anew, with `--table hourly` instead of that only these, beside the others" in one.words
+    assert "makes all tables anew, or, with `--table hourly` instead, those alone beside the others" in one.words
     waits = classify(shop(out="qty > 1"), shop(out="qty > 2", grace=20))
     assert waits.alone == "--table hourly", "an output that goes on is no hindrance"
 

@@ -165,7 +165,7 @@ class Deployment:
                 f"`watertable rewind {self.app} {self.rewind} --apply` fills it from the beginning, beside the others, and brings this "
                 "code in; or load the code from before"
             )
-        alone = f", with `{self.alone}` instead of that only these, beside the others" if self.alone else ""
+        alone = f", or, with `{self.alone}` instead, those alone beside the others" if self.alone else ""
         return (
             f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
             f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
