@@ -228,6 +228,7 @@ class Changing(Tale):
         kafka: Any = Kafka(self.partitions)
         store, topology = self.store_of(code), defined(code)
         plan = rewind.plan(store, topology, kafka, target, keep_old_code_before=keep)
+        self.middle(plan, code)
         self.said += f" {plan.target}, forked at {plan.fork}, {code}{', whatever came before' if keep else ''}"
         if self.draw.random() < 0.2 and self.dies_at(
             "rewind.before_commit", lambda: rewind.apply(store, plan, topology.fingerprint, kafka)
@@ -243,14 +244,19 @@ class Changing(Tale):
         self.learn(self.position, self.next, made, kept)
         self.accepted = code
 
+    def middle(self, plan: RewindPlan, code: Code) -> None:
+        """See that a plan is refused, whatever is accepted, where groups would begin in the middle of the rows that they are of."""
+        fork = Position.parse(plan.fork)
+        if fork.seq and code.lacks(self.kept[fork]) and plan.target.kind != "undo" and "in the middle" not in " ".join(plan.refusals):
+            self.wrong.append(f"not refused: {plan.target}, forked at {fork}, by {code}")
+
     def shadows(self) -> None:
         kafka: Any = Kafka(self.partitions)
         self.beside = code = self.some(0.7)
         keep = self.draw.random() < 0.8
         store, topology, target = self.store_of(code), defined(code), self.target()
         plan = rewind.plan(store, topology, kafka, target, shadow=True, keep_old_code_before=keep)
-        if keep and code.lacks(self.kept.get(Position.parse(plan.fork), {})):
-            keep, plan = False, rewind.plan(store, topology, kafka, target, shadow=True)
+        self.middle(plan, code)
         self.said += f" {plan.target}, forked at {plan.fork}, {code}{', whatever came before' if keep else ''}"
         self.begins(plan)
         fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)

@@ -361,6 +361,9 @@ def test_a_table_of_others_rows_that_is_new_is_filled_before_the_code_goes_on(sp
     begun(new, "levels")
     joined(new)
     assert new.store.deployment(new.topology) is None
+    (refused,) = planned(new, target=Target("commit", "1"), keep_old_code_before=True).refusals
+    assert refused.startswith("levels can't begin in the middle"), "where it wasn't there yet"
+    assert planned(new).refusals == (), "from earliest it can"
     new.read(new.records[15:])
     assert new.wrong(len(new.records)) == set()
 

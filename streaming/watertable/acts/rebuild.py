@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from watertable.compiler.layout import moment
 from watertable.errors import RewindRefused
-from watertable.plan.deployment import Kind, Outline
+from watertable.plan.deployment import Kind, Outline, classify
 from watertable.plan.fingerprints import DIALECT
 from watertable.plan.nodes import ToStream
 from watertable.plan.plan import delay_of, walk
@@ -108,6 +108,18 @@ def is_made_by(code: Outline | None, part: Topology) -> bool:
     if code is None or code.dialect != DIALECT:
         return False
     return all((known := code.tables.get(t.name)) is not None and known.fingerprint == t.fingerprint for t in part.tables)
+
+
+def unfilled(code: Outline | None, topology: Topology) -> str:
+    """Say which tables can't go on from where older code has come to, as they would begin in the middle; "" where all can."""
+    new = classify(code, topology).of(Kind.UNFILLED) if code is not None else ()
+    if not new:
+        return ""
+    names, them = ", ".join(c.name for c in new), "it" if len(new) == 1 else "them"
+    return (
+        f"{names} can't begin in the middle ({new[0].reason}): rewind to earliest; or go there by the code without {them}, and fill {them} "
+        "after that (--table)"
+    )
 
 
 def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:

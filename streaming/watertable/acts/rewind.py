@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from watertable import failpoints
 from watertable.acts.estimates import Estimate, estimate, eta_text
-from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt
+from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt, unfilled
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import first_begins, fork_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
@@ -306,10 +306,13 @@ def plan(
         if is_made_by(store.changelog.code(facts.fork_fingerprint), part):  # what has changed elsewhere makes none of their rows
             facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days)
+    if rebuilds:
+        wrong = misfit(store, topology, facts.head, rebuilds if days is None else ())
+    else:
+        wrong = unfilled(store.changelog.code(facts.fork_fingerprint), topology) if target.kind != "undo" else ""
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
-        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds,
-        misfit=misfit(store, topology, facts.head, rebuilds if days is None else ()) if rebuilds else "", days=days, emit=emit,
+        keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds, misfit=wrong, days=days, emit=emit,
     )  # fmt: skip
 
 
@@ -370,7 +373,8 @@ def draw(
 ) -> RewindPlan:  # fmt: skip
     """Draw the plan from the facts.
 
-    `stale` are tables whose state at the fork has another layout than the code's; `misfit` says which can't go on beside those rebuilt.
+    `stale` are tables whose state at the fork has another layout than the code's; `misfit` says which can't go on from there, or beside
+    those rebuilt.
     """
     head, last = facts.head, facts.until or facts.head.last
     ends = last.next if last else {}
