@@ -128,18 +128,18 @@ def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]
     if found is None:
         return ""
     above = [t.name for t in topology.above(tables).tables]
-    wrong, unfilled, new = (
+    wrong, empty, new = (
         [c for c in found.of(kind) if c.name not in tables] for kind in (Kind.BREAKING, Kind.UNFILLED, Kind.ADDITIVE)
     )  # fmt: skip
     new = [c for c in new if c.name in above]
-    them = "it" if len(wrong or unfilled or new) == 1 else "them"
+    them = "it" if len(wrong or empty or new) == 1 else "them"
     if wrong:
         return (
             f"the code has changed what {', '.join(c.name for c in wrong)} would hold, too ({wrong[0].name}: {wrong[0].reason}): rebuild "
             f"{them} as well, or rewind all of {topology.app} to earliest"
         )
-    if unfilled:
-        return f"{', '.join(c.name for c in unfilled)} can't begin in the middle ({unfilled[0].reason}): rebuild {them} as well"
+    if empty:
+        return f"{', '.join(c.name for c in empty)} can't begin in the middle ({empty[0].reason}): rebuild {them} as well"
     if new:
         return f"{', '.join(tables)} would be computed from {', '.join(c.name for c in new)} ({new[0].reason}): rebuild {them} as well"
     return ""
