@@ -16,7 +16,8 @@ import watertable as wt
 from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.runs import Kafka, Run, Tables, without_bounds
-from tests.spark.test_rebuild import replay
+from tests.spark.test_rebuild import Beside, replay
+from tests.spark.test_rewind import Broker
 from watertable import failpoints
 from watertable.acts import rebuild, rewind, shadow
 from watertable.acts.rewind import RewindPlan, Target
@@ -25,7 +26,6 @@ from watertable.dsl.tables import Table
 from watertable.errors import Fenced, RewindRefused, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import publisher
-from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Published
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.runtime import workers
@@ -137,19 +137,6 @@ def sold(draw: Random, size: int) -> list[Record]:
     return records
 
 
-class Topics(OutboxPublisher):
-    """Stand in for the publisher: its transactions are done in memory, or die before or after; the rest of it is the real one's."""
-
-    def __init__(self) -> None:
-        self.app, self.sent, self._done = "shop", Counter[tuple[str, bytes | None]](), None
-
-    def _transaction(self, rows: list[OutboxRow], done: Published) -> None:
-        failpoints.hit("publish.after_produce")
-        self.sent.update((row.topic, row.value) for row in rows)
-        self._done = done
-        failpoints.hit("publish.after_commit")
-
-
 class Tale(Run):
     """Tell what happens to an app, and remember where it was: by position, the offsets that it had read up to."""
 
@@ -161,7 +148,9 @@ class Tale(Run):
         self.wrong: list[str] = []
         self.touched: Touched | None = None
         self.pinned: tuple[Folder, View] | None = None
-        self.topics, self.published_upto = Topics(), 0
+        self.broker = Broker()
+        self.furthest: Offsets = {}
+        """Up to where, at any time, all was published."""
         self.courier: Courier | None = None
         super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
 
@@ -183,8 +172,13 @@ class Tale(Run):
     def wanted(self, position: Position) -> Tables:
         return self.oracle(self.been[position]).tables
 
-    def follow(self, commits: int, last: date = LAST) -> Touched:
-        return Touched(self.store.changelog, self.topology.tables, START.date(), last, commits)
+    @property
+    def shadowed(self) -> Topology:
+        """Give what the shadow runs."""
+        return self.topology
+
+    def follow(self, commits: int, last: date = LAST, topology: Topology | None = None) -> Touched:
+        return Touched(self.store.changelog, (topology or self.topology).tables, START.date(), last, commits)
 
     def asked(self, touched: Touched, epoch: int | None = None) -> dict[str, dict[str, str]]:
         head = self.store.changelog.head(epoch=epoch)
@@ -236,26 +230,21 @@ class Tale(Run):
             kafka: Any = Kafka(self.partitions)
             self.courier = Courier(self.store, kafka, kafka, publishes=True)
             self.courier.generation = self.writer.generation
-        courier, read = self.courier, sum(self.next.values())
+        courier, reached = self.courier, max(self.furthest, self.next, key=lambda offsets: sum(offsets.values()))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(publisher, "CHUNK", 2)
-            patch.setattr(workers, "OutboxPublisher", lambda cluster, app: self.topics)
+            patch.setattr(workers, "OutboxPublisher", self.broker.publisher)
             died = self.dies_at(dies, lambda: courier._publish(self.position, self.next))
         if died:
             self.courier = None
         else:
             courier._sent = self.position
-            self.published_upto = max(self.published_upto, read)
-        wanted = self.outputs(max(self.published_upto, read))
-        self.said += f" {self.topics.sent.total()}"
-        if self.topics.sent - wanted or (not died and wanted - self.topics.sent):
-            self.wrong.append(f"in topics: {self.topics.sent - wanted} too many, {wanted - self.topics.sent} too few")
-
-    def outputs(self, read: int) -> Counter[tuple[str, bytes | None]]:
-        """Ask the oracle what so many records make for topics."""
-        engine = Interpreter(self.topology, partitions=self.partitions)
-        engine.read(self.records[:read])
-        return Counter((o.topic, o.value) for o in engine.outputs)
+            self.furthest = dict(reached)
+        sent = Counter((row.topic, row.value) for row in self.broker.rows)
+        wanted = Counter((o.topic, o.value) for o in self.oracle(reached).outputs)
+        self.said += f" {sent.total()}"
+        if sent - wanted or (not died and wanted - sent):
+            self.wrong.append(f"in topics: {sent - wanted} too many, {wanted - sent} too few")
 
     @property
     def consumers(self) -> list[Position]:
@@ -341,7 +330,7 @@ class Tale(Run):
     def begins(self, plan: RewindPlan) -> None:
         kafka: Any = Kafka(self.partitions)
         point = self.draw.choice([*BEGINS, None, None])
-        self.dies_at(point, lambda: rewind.apply(self.store, plan, self.topology.fingerprint, kafka))
+        self.dies_at(point, lambda: rewind.apply(self.store, plan, self.shadowed.fingerprint, kafka))
 
     def rebuilds(self) -> None:
         kafka: Any = Kafka(self.partitions)
@@ -363,10 +352,14 @@ class Tale(Run):
     def bring(self, size: int) -> Callable[[Offsets | None], None]:
         def to(goal: Offsets | None) -> None:
             if self.store.head().last is not None:
-                replay(self, size)(goal)
-                self.asked(self.follow(2), shadow.current(self.store).epoch)  # it writes notes, too, which what goes on from it has
+                replay(self, size, self.begin)(goal)
+                notes = self.follow(2, topology=self.shadowed)
+                self.asked(notes, shadow.current(self.store).epoch)  # it writes notes, too, which what goes on from it has
 
         return to
+
+    def begin(self) -> Beside:
+        return Beside(self.spark, self.warehouse, self.shadowed, self.partitions)
 
     def promotes(self) -> None:
         """Promote the shadow, or die on the way: before it is done, or right after."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from tests.properties.engines import tiny
 from tests.spark.runs import Item, Kafka, Tables
 from tests.spark.test_acts_in_any_order import (
     ALONE,
-    BEGINS,
     BESIDE,
     JOINS,
     LAST,
@@ -35,14 +34,12 @@ from tests.spark.test_acts_in_any_order import (
 )
 from tests.spark.test_rebuild import Beside
 from watertable.acts import rewind, shadow
-from watertable.acts.rebuild import commit_at
 from watertable.acts.rewind import RewindPlan, Target
 from watertable.compiler import Compiler
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.store.commits import Offsets, Position
-from watertable.store.touched import Touched
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
@@ -83,7 +80,7 @@ class Code:
         """Change one thing."""
         choices: list[tuple[str, tuple[Any, ...]]] = [
             ("factor", (1, 2)), ("sold", (0, 1, 2)), ("sold", (0, 1)), ("most", (0, 1)), ("caps", (0, 1, 2)), ("twice", (False, True)),
-            ("levels", (False, True)),             ("much", (2, 3)),
+            ("levels", (False, True)), ("much", (2, 3)),
         ]  # fmt: skip
         name, values = draw.choice(choices)
         return replace(self, **{name: draw.choice([v for v in values if v != getattr(self, name)])})
@@ -189,6 +186,10 @@ class Changing(Tale):
 
     # -- other code
 
+    @property
+    def shadowed(self) -> Topology:
+        return defined(self.beside)
+
     def load(self, code: Code) -> None:
         if code != self.code:
             self.touched, self.days = None, {}
@@ -230,11 +231,9 @@ class Changing(Tale):
         plan = rewind.plan(store, topology, kafka, target, keep_old_code_before=keep)
         self.middle(plan, code)
         self.said += f" {plan.target}, forked at {plan.fork}, {code}{', whatever came before' if keep else ''}"
-        if self.draw.random() < 0.2 and self.dies_at(
-            "rewind.before_commit", lambda: rewind.apply(store, plan, topology.fingerprint, kafka)
-        ):
+        point = "rewind.before_commit" if self.draw.random() < 0.2 else None
+        if self.dies_at(point, lambda: rewind.apply(store, plan, topology.fingerprint, kafka)):
             return
-        rewind.apply(store, plan, topology.fingerprint, kafka)
         fork = Position.parse(plan.fork)
         self.load(code)
         self.start()
@@ -263,13 +262,6 @@ class Changing(Tale):
         made, kept = (self.history[fork], self.kept[fork]) if fork.seq else ({}, {})
         self.shadow = [(becomes, self.been[fork] if fork.seq else {}, made, kept)]
 
-    def begins(self, plan: RewindPlan) -> None:
-        kafka: Any = Kafka(self.partitions)
-        self.dies_at(
-            self.draw.choice([*BEGINS, None, None]),
-            lambda: rewind.apply(self.store_of(self.beside), plan, defined(self.beside).fingerprint, kafka),
-        )
-
     def rebuilds(self) -> None:
         kafka: Any = Kafka(self.partitions)
         self.beside = code = self.some(0.7)
@@ -286,21 +278,10 @@ class Changing(Tale):
         self.said += f" {', '.join(tables)} {plan.days} {code}"
         self.begins(plan)
 
-    def bring(self, size: int) -> Callable[[Offsets | None], None]:
-        def to(goal: Offsets | None) -> None:
-            head, topology = self.store.head(), defined(self.beside)
-            if (last := head.last) is None:
-                return
-            row = shadow.current(self.store)
-            if until := row.counters.get("until"):
-                last, goal = commit_at(self.store.changelog, self.store.changelog.snapshot(), head, until), None
-            run = Shadow(self.spark, self.warehouse, topology, self.partitions)
-            run.tale = self
-            run.upto(goal or last.next, self.records, size)
-            notes = Touched(self.store.changelog, topology.tables, START.date(), LAST, 2)
-            self.asked(notes, row.epoch)
-
-        return to
+    def begin(self) -> Shadow:
+        run = Shadow(self.spark, self.warehouse, self.shadowed, self.partitions)
+        run.tale = self
+        return run
 
     def sees(self, position: Position, offsets: Offsets) -> None:
         """Remember a batch of a shadow of the whole app."""
@@ -311,14 +292,12 @@ class Changing(Tale):
 
     def promotes(self) -> None:
         row, code, before = shadow.current(self.store), self.beside, self.position
-        store, topology = self.store_of(code), defined(code)
         point = self.draw.choice(PROMOTES + JOINS if row.of else PROMOTES) if self.draw.random() < 0.4 else None
         bring = self.bring(self.draw.randint(3, 30))
-        self.dies_at(point, lambda: shadow.promote(store, topology, bring))
+        self.dies_at(point, lambda: shadow.promote(self.store_of(code), self.shadowed, bring))
         if self.store.head().position == before:
             self.start()
             return
-        old = self.history[before], {**self.kept[before], **code.facts}
         self.load(code)
         self.start()
         if not row.of:
@@ -327,13 +306,13 @@ class Changing(Tale):
             self.learn(self.position, self.next, *self.shadow[-1][2:])
             self.accepted = code
             return
-        made = dict(old[0])
+        made = dict(self.history[before])
         for kind, tables in KINDS.items():
             if row.of & {*tables}:
                 inside = [place(r) for r in self.records if row.days is None or row.days[0] <= r.timestamp.date() <= row.days[1]]
                 anew = {p: code.numbers[kind] for p in self.between({}, self.next) if p in inside}
                 made[kind] = {p: n for p, n in made.get(kind, {}).items() if row.days is not None and p not in inside} | anew
-        self.learn(self.position, self.next, made, old[1])
+        self.learn(self.position, self.next, made, {**self.kept[before], **code.facts})
 
 
 def place(record: Record) -> Place:

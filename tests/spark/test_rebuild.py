@@ -130,8 +130,8 @@ class Beside(Run):
             self.read(batch)
 
 
-def replay(run: Run, size: int = 50) -> Callable[[Offsets | None], None]:
-    """Bring the shadow to these offsets, or as far as it goes."""
+def replay(run: Run, size: int = 50, begin: Callable[[], Beside] | None = None) -> Callable[[Offsets | None], None]:
+    """Bring the shadow to these offsets, or as far as it goes; `begin` begins it, where it isn't of the app's own code."""
 
     def bring(goal: Offsets | None) -> None:
         head = run.store.head()
@@ -139,7 +139,8 @@ def replay(run: Run, size: int = 50) -> Callable[[Offsets | None], None]:
         assert last is not None
         if until := shadow.current(run.store).counters.get("until"):
             last, goal = commit_at(run.store.changelog, run.store.changelog.snapshot(), head, until), None
-        Beside(run.spark, run.warehouse, run.topology, run.partitions).upto(goal or last.next, run.records, size)
+        beside = begin() if begin is not None else Beside(run.spark, run.warehouse, run.topology, run.partitions)
+        beside.upto(goal or last.next, run.records, size)
 
     return bring
 

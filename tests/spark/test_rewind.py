@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from watertable.acts.estimates import BEGIN
 from watertable.acts.rewind import RewindPlan, Target
 from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError
 from watertable.kafka.admin import TopicState
-from watertable.kafka.publisher import OutboxRow, Place, Published
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.records import HEADERS
 from watertable.runtime import workers
 from watertable.runtime.workers import Courier
@@ -456,30 +457,36 @@ def test_readers_beside_rewinds_see_one_position_each_time(ledger: Ledger) -> No
 # -- output topics ---------------------------------------------------------------------------------------------------------------
 
 
-class Broker:
-    """Stand in for the output topics: what was sent to them, and how far that is, as the state topic keeps it."""
+class Broker(OutboxPublisher):
+    """Stand in for the output topics: the real publisher, whose transactions are done in memory, or die before or after."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[bytes | None, bytes | None]] = []
-        self.state: Published | None = None
+        self.app, self.rows, self._done = "shop", list[OutboxRow](), None
 
     def publisher(self, *_: object) -> Broker:
         return self
 
     @property
-    def published(self) -> Published | None:
-        return self.state
+    def sent(self) -> list[tuple[bytes | None, bytes | None]]:
+        return [(row.key, row.value) for row in self.rows]
 
-    def publish(self, rows: Iterator[OutboxRow], most: int | None = None) -> None:
-        for number, row in enumerate(rows):
-            if most is not None and number == most:
-                raise KeyboardInterrupt
-            if self.state is None or row.place > self.state.place:
-                self.sent.append((row.key, row.value))
-                self.state = Published(row.place, self.state.floor if self.state else {})
+    @property
+    def state(self) -> Published | None:
+        return self.published
 
-    def mark(self, published: Published) -> None:
-        self.state = published
+    def publish(self, rows: Iterable[OutboxRow], most: int | None = None) -> int:
+        left = iter(rows)
+        done = super().publish(islice(left, most))
+        if next(left, None) is not None:
+            raise KeyboardInterrupt
+        return done
+
+    def _transaction(self, rows: list[OutboxRow], done: Published) -> None:
+        assert all(a.place < b.place for a, b in pairwise(rows))
+        failpoints.hit("publish.after_produce")
+        self.rows += rows
+        self._done = done
+        failpoints.hit("publish.after_commit")
 
     def close(self) -> None:
         pass

@@ -169,8 +169,8 @@ class Changelog:
 
     def code(self, fingerprint: str) -> Outline | None:
         """Outline the code of a fingerprint, under which somebody has written here; None for any other, or one of long ago."""
-        packed = self.snapshot().property(_code_property(fingerprint))
-        return None if packed is None else Outline.unpack(packed.partition(":")[2])
+        said = self.snapshot().property(_code_property(fingerprint))
+        return None if said is None else _outlined(said)
 
     def remember(self, code: Outline, since: datetime) -> None:
         """Remember the code of a writer that begins, before there is a commit by it: later code is compared with it.
@@ -178,9 +178,8 @@ class Changelog:
         The codes of the newest writers are kept, as an undo goes back to one of before, and that of the app's last commit, however many
         begin after it. Where that of a shadow is another than its app's, the app's own writer notices, as where a column is added for it.
         """
-        before = self.code(code.fingerprint)
-        packed = (code if before is None else code.also_after(before)).packed()
         name, known = _code_property(code.fingerprint), self.snapshot().properties(_CODE)
+        packed = (code.also_after(_outlined(known[name])) if name in known else code).packed()
         newest = sorted(known, key=lambda other: -float(known[other].partition(":")[0]))
         if newest[:1] == [name] and known[name].partition(":")[2] == packed:
             return
@@ -539,6 +538,11 @@ class Part:
 
 def _code_property(fingerprint: str) -> str:
     return _CODE + fingerprint.replace(":", "_")
+
+
+def _outlined(said: str) -> Outline:
+    """Read the outline of a code's property, which says first since when it is."""
+    return Outline.unpack(said.partition(":")[2])
 
 
 def table_part(table: TableDef, frame: DataFrame) -> Part:
