@@ -24,6 +24,7 @@ what was wanted and what came, and what to do. The tree:
     │   ├── UnknownPosition        a position, version or time that no table can be read at   (LookupError)
     │   └── TableNotFound          no such table or app in this warehouse           (LookupError)
     └── JobError                   a running app that has to stop
+        ├── CodeReplaced           its app goes on under other code; start it again with that
         └── RecordFailed           one record that an app can't be made to pass
 """
 
@@ -128,6 +129,10 @@ class KeyMismatch(StoreError, ValueError):
 
 class JobError(WatertableError):
     """Stop a running app, saying what stopped it and the way out."""
+
+
+class CodeReplaced(JobError):
+    """Stop a run whose app was rewound or rebuilt under other code and goes on under that."""
 
 
 class RecordFailed(JobError):

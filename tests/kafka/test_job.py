@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import watertable as wt
-from watertable import errors
+from watertable import errors, failpoints
 from watertable.errors import Fenced, KafkaError, RecordFailed, TopicChanged
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
@@ -216,6 +216,25 @@ def test_the_first_commit_of_a_new_app_is_folded_at_once_and_later_ones_by_the_i
     patience.cancel()
     assert said == ["batch", "fold", "batch"]
     assert world.settings.fold_seconds == 3600
+
+
+def test_the_end_of_a_run_is_the_last_that_it_says_whatever_its_workers_are_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.produce(("a", 5))
+    stop, ends = threading.Event(), threading.Event()
+    close = job.Folding.close
+
+    def closes(folding: job.Folding) -> None:
+        ends.set()
+        close(folding)
+
+    def waits_for_the_end() -> None:
+        stop.set()
+        assert ends.wait(120)
+
+    monkeypatch.setattr(job.Folding, "close", closes)
+    with failpoints.armed("fold.after_confirm", waits_for_the_end):
+        said = world.run(stop=stop)
+    assert [type(e) for e in said[-2:]] == [Folded, Stopped]
 
 
 def test_a_batch_that_cannot_be_done_in_time_is_undone_by_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

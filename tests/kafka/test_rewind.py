@@ -19,7 +19,7 @@ from tests.kafka.conftest import Project
 from tests.kafka.test_job import World
 from watertable.acts import rewind
 from watertable.acts.rewind import Target
-from watertable.errors import BreakingChange, RewindRefused
+from watertable.errors import BreakingChange, CodeReplaced, RewindRefused
 from watertable.interpreter import Interpreter
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records
@@ -165,20 +165,21 @@ def test_records_that_retention_has_taken_are_refused_by_name(spark: SparkSessio
     assert world.stock() == {"a": (13, 2), "b": (1, 1)}
 
 
+def till(world: World, *, least: int | None = None, more: bool = False) -> Topology:
+    app = wt.App("till")
+    moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT").stream()
+    kept = moves if least is None else moves.filter(f"qty >= {least}")
+    kept.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    if more:
+        moves.group_by_key().agg(n=wt.count()).materialized_as("counts")
+    return app.topology()
+
+
 @pytest.mark.slow
 def test_code_that_would_make_tables_wrong_is_refused_until_they_are_rewound_for_it(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:
     world = World(spark, broker, tmp_path)
-
-    def till(*, least: int | None = None, more: bool = False) -> Topology:
-        app = wt.App("till")
-        moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT").stream()
-        kept = moves if least is None else moves.filter(f"qty >= {least}")
-        kept.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
-        if more:
-            moves.group_by_key().agg(n=wt.count()).materialized_as("counts")
-        return app.topology()
 
     def run(topology: Topology) -> dict[str, int]:
         job.run(topology, world.settings, available_now=True, spark=spark)
@@ -186,19 +187,44 @@ def test_code_that_would_make_tables_wrong_is_refused_until_they_are_rewound_for
         return {r["sku"]: r["qty"] for r in rows}
 
     world.produce(("a", 5), ("b", -1))
-    assert run(till()) == {"a": 5, "b": -1}
+    assert run(till(world)) == {"a": 5, "b": -1}
     world.produce(("a", 2))
-    assert run(till(more=True)) == {"a": 7, "b": -1}  # what is new rolls in
+    assert run(till(world, more=True)) == {"a": 7, "b": -1}  # what is new rolls in
     world.produce(("c", -3))
-    positive = till(least=0, more=True)
+    positive = till(world, least=0, more=True)
     with pytest.raises(BreakingChange, match="stock: a filter was put in"):
         run(positive)
-    assert run(till(more=True)) == {"a": 7, "b": -1, "c": -3}  # the code from before goes on
+    assert run(till(world, more=True)) == {"a": 7, "b": -1, "c": -3}  # the code from before goes on
     store = Store(spark, world.settings.warehouse_uri, "till", positive.tables)
     rewind.apply(store, rewind.plan(store, positive, world.admin, Target.parse(to="earliest")), positive.fingerprint, world.admin)
     assert run(positive) == {"a": 7}
     world.produce(("b", 4))
     assert run(positive) == {"a": 7, "b": 4}
+
+
+@pytest.mark.slow
+def test_a_run_ends_by_name_when_its_app_goes_on_under_other_code(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    old, new = till(world), till(world, least=0)
+    store = Store(spark, world.settings.warehouse_uri, new.app, new.tables)
+    world.produce(("a", 5), ("b", -1))
+    said, ended = list[Event](), list[BaseException]()
+
+    def live() -> None:
+        try:
+            job.run(old, world.settings, on_event=said.append, spark=spark)
+        except CodeReplaced as error:
+            ended.append(error)
+
+    run = threading.Thread(target=live, daemon=True)
+    run.start()
+    wait(lambda: any(isinstance(e, BatchCommitted) for e in said))
+    plan = rewind.plan(store, new, world.admin, Target.parse(to="earliest"), reason="new code")
+    rewind.apply(store, plan, new.fingerprint, world.admin, follow=True)
+    run.join(60)
+    assert isinstance(said[-1], Failed)
+    assert said[-1].error == "CodeReplaced"
+    assert f"goes on under the code {new.fingerprint}" in str(ended[0])
 
 
 APP = """

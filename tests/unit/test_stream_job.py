@@ -227,6 +227,20 @@ def test_it_hands_over_when_it_is_asked_to(run: Run, settings: Settings, instanc
     assert numbers(told(instance, "stock")[-1])["position"] == "shop@1.9"  # what it said last is not lost
 
 
+def test_it_has_handed_over_where_a_rewind_brought_in_other_code(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+    result = run(
+        """
+        started(); batch(4, stock=1)
+        say("failed", error="CodeReplaced", message="rebuilt: shop goes on under the code wt1:new", position="shop@1.4")
+        sys.exit(1)
+        """
+    )
+    assert result.success
+    attempt = attempts(instance, settings, "shop")[0]
+    assert (attempt.ended, attempt.crash, attempt.position) == (Ended.HAND_OVER, None, "shop@1.4")
+    assert all(passed for passed, _ in evaluations(instance, "stream_alive"))
+
+
 @pytest.mark.parametrize("instance", ["disk"], indirect=True)
 def test_it_says_why_it_runs_on_under_the_code_from_before(
     run: Run, app: LoadedApp, settings: Settings, instance: dg.DagsterInstance

@@ -1,21 +1,22 @@
 """Deploy an app's live stream as a Dagster job: one op that keeps `watertable run` as its child and tells Dagster how it goes.
 
-The run is the deployment. It begins by taking the app's lease; it ends when a person terminates it, when the driver ends, when the
-sensor asks it to hand over to new code, or by itself, to be recycled; and it never leaves a process behind. Spark lives in the child:
-neither the code server nor the run's worker ever holds a JVM. Nothing here decides whether to start again; see `supervisor`.
+The run is the deployment. It begins by taking the app's lease; it ends when a person terminates it, when the driver ends, when it hands
+over to new code, which the sensor asks for or a rewind has brought in, or by itself, to be recycled; and it never leaves a process
+behind. Spark lives in the child: neither the code server nor the run's worker ever holds a JVM. Nothing here decides whether to start
+again; see `supervisor`.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import dataclasses
 import os
 import time
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
-from watertable.errors import KafkaError, WatertableError
+from watertable.errors import CodeReplaced, KafkaError, WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics
@@ -108,7 +109,7 @@ class _Stream:
                 ended = self._follow(child)
             self._drain(child)
             if ended is None:
-                self._crashed(child)
+                ended = self._by_itself(child)
             self._tag({Tag.ENDED: str(ended)})
             self.context.log.info(f"ended for: {ended}; the supervisor starts the next run")
         except (DagsterExecutionInterruptedError, KeyboardInterrupt):
@@ -227,7 +228,14 @@ class _Stream:
         self._tag({Tag.POSITION: self.lease.position})
         self.reporter.report(self.lease.position, at_once=True)
 
-    def _crashed(self, child: Child) -> None:
+    def _by_itself(self, child: Child) -> Ended:
+        """Say why the driver ended: it made way for code that an act brought in, or it crashed."""
+        if self.failed is not None and self.failed["error"] == CodeReplaced.__name__:
+            self.context.log.info(str(self.failed["message"]))
+            return Ended.HAND_OVER
+        self._crashed(child)
+
+    def _crashed(self, child: Child) -> NoReturn:
         """Say why the driver ended, on the run and on every table, and raise it."""
         code = child.exit_code()
         failed = self.failed or {"error": "Crash", "message": _obituary(code)}

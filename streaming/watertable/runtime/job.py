@@ -40,7 +40,7 @@ from watertable import failpoints
 from watertable.acts.rebuild import commit_at
 from watertable.acts.shadow import goes_first
 from watertable.compiler import Batch, Compiler
-from watertable.errors import BreakingChange, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
+from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
 from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, read_range
@@ -125,7 +125,8 @@ def run(
         Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
         job = _Replay(topology, settings, spark, emit, stop, goal) if shadow else _Job(topology, settings, spark, emit, stop, clock)
-        reason = job.run(available_now=available_now)
+        with contextlib.closing(job):  # before the end is told: a fold that ends meanwhile is told before it
+            reason = job.run(available_now=available_now)
     except Exception as error:
         told = _told(error, spark)
         if stop.is_set() and not isinstance(told, Fenced | TopicChanged):
@@ -137,8 +138,6 @@ def run(
     else:
         emit(Stopped(position=job.shown, reason=reason))
     finally:
-        if job is not None:
-            job.close()
         if began_session and spark is not None:
             shut_down(spark)
 
@@ -189,8 +188,9 @@ class _Job:
         self._busy_since = self._checked = self._looked = 0.0
         self._started = False
         self.problem = ""
-        for target in (self._undo_when_late, self._beat):
-            threading.Thread(target=target, name=f"watertable-{target.__name__.strip('_')}", daemon=True).start()
+        self._beside = [threading.Thread(target=target, daemon=True) for target in (self._undo_when_late, self._beat)]
+        for thread in self._beside:
+            thread.start()
 
     @property
     def shown(self) -> str:
@@ -247,6 +247,8 @@ class _Job:
         self._closed.set()
         for worker in (self.courier, self.folding):
             worker.close()
+        for thread in self._beside:
+            thread.join(PATIENCE)
 
     # -- where it stands ---------------------------------------------------------------------------------------------------------
 
@@ -344,13 +346,16 @@ class _Job:
         self.courier = self._new_courier()
 
     def _follow(self, before: str, generation: int) -> None:
-        """Go on from a place that was taken up again; raise `Fenced` where another run was there in between."""
+        """Go on from a place that was taken up again.
+
+        Raises `Fenced` where another run was there in between, `CodeReplaced` where an act brought in other code than this run's.
+        """
         acts = self.store.acts_since(generation, self.writer.generation)
         if not acts and self.writer.generation != generation + 1:
             raise Fenced(f"another run of {self.topology.app!r} started while this one followed a rewind from {before}; this one ends")
         if rewinds := [act for act in acts if act.kind == "epoch"]:
             if rewinds[-1].fingerprint not in ("", self.topology.fingerprint):
-                raise JobError(
+                raise CodeReplaced(
                     f"{rewinds[-1].writer}: {self.topology.app} goes on under the code {rewinds[-1].fingerprint}, and this run is of "
                     f"{self.topology.fingerprint}. Nothing is lost: start it again, with that code"
                 )
