@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.properties.pairs import TABLES, Scene, batches, partitions
-from tests.spark.runs import Run
+from tests.spark.runs import Kafka, Run
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
 from watertable.dsl.tables import Table
 from watertable.interpreter import Interpreter
@@ -46,7 +48,7 @@ def app(kind: str, shown: str) -> Topology | None:
 
 
 def goes_on(spark: SparkSession, warehouse: Path, old: Topology, new: Topology, *, folded: bool) -> str:
-    """Run two batches under the old code, go on under the new one, and say what is not as the oracle has it."""
+    """Run two batches under the old code, go on under the new one, rewind to the first, and say what is not as the oracle has it."""
     topics = {topic.name for topic in old.topics}
     given, places = batches(topics), partitions(topics)
     run, oracle = Run(tiny(spark), warehouse, old, places), Interpreter(new, partitions=places)
@@ -69,6 +71,14 @@ def goes_on(spark: SparkSession, warehouse: Path, old: Topology, new: Topology, 
     said += [] if run.tables() == oracle.tables else [f"folded: {run.tables()['kept']}, not {oracle.tables['kept']}"]
     if len(run.plain("kept")) != len(oracle.tables["kept"]):
         said.append("on disk there are other rows")
+    kafka: Any = Kafka(places)
+    plan = rewind.plan(run.store, new, kafka, Target("commit", "1"))
+    said += [f"refused: {plan.refusals}"] if plan.refusals else []
+    rewind.apply(run.store, plan, new.fingerprint, kafka)
+    run.open()
+    for batch in given[1:]:
+        run.read(batch)
+    said += [] if run.tables() == oracle.tables else [f"rewound: {run.tables()['kept']}, not {oracle.tables['kept']}"]
     return "\n".join(said)
 
 

@@ -32,6 +32,7 @@ from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebu
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import first_begins, fork_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.plan.deployment import Kind, classify
 from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
@@ -301,15 +302,19 @@ def plan(
         check_emits(topology, rebuilds)
     part = topology.above(rebuilds) if rebuilds else topology
     facts = survey(store, part, kafka, target)
+    code = store.changelog.code(facts.fork_fingerprint)
     if days is not None:
         facts = dataclasses.replace(facts, until=end_of(store, facts.head, part, rebuilds, days, facts.fork.seq))
-        if is_made_by(store.changelog.code(facts.fork_fingerprint), part):  # what has changed elsewhere makes none of their rows
-            facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
+        goes_on = is_made_by(code, part)  # what has changed elsewhere makes none of their rows
+    else:
+        goes_on = code is not None and classify(code, topology).kind is Kind.SAME
+    if goes_on:  # the loaded code would have made of the records what that of the fork did
+        facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days)
     if rebuilds:
         wrong = misfit(store, topology, facts.head, rebuilds if days is None else ())
     else:
-        wrong = unfilled(store.changelog.code(facts.fork_fingerprint), topology) if target.kind != "undo" else ""
+        wrong = unfilled(code, topology) if target.kind != "undo" else ""
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
         keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds, misfit=wrong, days=days, emit=emit,
@@ -399,7 +404,7 @@ def draw(
     if partial and (stale or not keep_old_code_before) and target.kind == "undo":
         refusals.append(
             f"what it goes back to is of the code {facts.fork_fingerprint}, and {topology.fingerprint} is loaded: load that code, and undo "
-            "with it"
+            f"with it{'' if stale else '; or say --keep-old-code-before, and rows from before keep what that code made of them'}"
         )
     elif partial and stale:
         refusals.append(
