@@ -38,7 +38,7 @@ PLAIN, MORE, FEWER = (
 """Codes of the app: as it is; with a table more, which rolls in; and with a filter, which breaks."""
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 CHOICES = {
-    "sends": 3, "launches": 3, "terminates": 2, "edits": 3, "rewinds": 3, "rebuilds": 2, "shadows": 2, "promotes": 2, "undoes": 2,
+    "sends": 3, "launches": 2, "terminates": 2, "edits": 4, "rewinds": 3, "rebuilds": 3, "shadows": 3, "promotes": 2, "undoes": 2,
     "backfills": 2, "materializes": 1, "kills_the_driver": 1, "kills_the_worker": 1, "kills_an_act": 1, "kills_all": 1,
 }  # fmt: skip
 
