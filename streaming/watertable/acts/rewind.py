@@ -308,7 +308,7 @@ def plan(
         goes_on = is_made_by(code, part)  # what has changed elsewhere makes none of their rows
     else:
         goes_on = code is not None and classify(code, topology).kind is Kind.SAME
-    if goes_on:  # the loaded code would have made of the records what that of the fork did
+    if goes_on:  # what is kept at the fork is as the loaded code keeps it
         facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days)
     if rebuilds:
