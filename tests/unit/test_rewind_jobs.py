@@ -127,6 +127,15 @@ def test_a_refusal_fails_the_run_in_its_own_words_with_the_plan(
     assert "plan" in told.metadata
 
 
+def test_an_act_whose_process_was_killed_says_so(app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = "import os, sys; print('a line of its log', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+    result, _ = launch(app, instance, monkeypatch, dies, dry_run=False)
+    (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    told = failed.step_failure_data.user_failure_data
+    assert told is not None
+    assert told.description == "the command was killed by signal 9 without a word: asked for again, it says whether it was done"
+
+
 def test_a_rewind_in_the_shadow_shows_its_diff_on_the_run_and_touches_no_table(
     app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration import workers
-from watertable_platform.orchestration.child import Child, Event, birth, run_command
+from watertable_platform.orchestration.child import Child, Event, birth, obituary, run_command
 from watertable_platform.orchestration.days import Days
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
@@ -327,4 +327,4 @@ def _why(last: Event, code: int) -> str:
     if last.get("event") == "failed":
         record = f" ({last['topic']}, partition {last['partition']}, offset {last['offset']})" if last.get("topic") else ""
         return f"{last['error']}: {last['message']}{record}"
-    return f"the driver ended with exit code {code}"
+    return obituary(code)

@@ -127,6 +127,17 @@ class Child:
         self._lines.put(None)
 
 
+def obituary(code: int, what: str = "the driver") -> str:
+    """Say how a child ended that said nothing of it itself.
+
+    >>> obituary(-9), obituary(1)
+    ('the driver was killed by signal 9 without a word', 'the driver ended by itself with exit code 1')
+    """
+    if code < 0:
+        return f"{what} was killed by signal {-code} without a word"
+    return f"{what} ended by itself with exit code {code}" + ("" if code else ", though nobody asked it to")
+
+
 def command(*words: str) -> list[str]:
     """Give a command of `watertable`, to be run in this Python's environment."""
     return [sys.executable, "-m", "watertable_platform", *words]

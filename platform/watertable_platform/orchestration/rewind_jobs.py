@@ -19,7 +19,7 @@ from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration import workers
-from watertable_platform.orchestration.child import Child, Event, command
+from watertable_platform.orchestration.child import Child, Event, command, obituary
 from watertable_platform.orchestration.supervisor import Tag
 from watertable_platform.orchestration.translator import table_key
 
@@ -184,9 +184,10 @@ def carry_out(
             heard(event)
         code = child.exit_code()
     if code != 0:
-        last = child.tail()
+        last = child.tail() if code > 0 else ""
+        why = last.splitlines()[-1] if last else f"{obituary(code, 'the command')}: asked for again, it says whether it was done"
         metadata = {name: value for event in said.values() for name, value in shown(event).items()}
-        raise dg.Failure(last.splitlines()[-1] if last else f"exit code {code}", metadata=metadata, allow_retries=False)
+        raise dg.Failure(why, metadata=metadata, allow_retries=False)
     if done is not None and done["event"] in ("rewound", "promoted"):
         leases.record_code(settings, app.topology)  # what somebody has put in place under it goes on under it
     return said, done

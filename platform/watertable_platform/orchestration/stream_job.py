@@ -21,7 +21,7 @@ from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration.child import Child, Event, birth, run_command
+from watertable_platform.orchestration.child import Child, Event, birth, obituary, run_command
 from watertable_platform.orchestration.days import Days
 from watertable_platform.orchestration.history import job_name
 from watertable_platform.orchestration.lease import Lease
@@ -238,7 +238,7 @@ class _Stream:
     def _crashed(self, child: Child) -> NoReturn:
         """Say why the driver ended, on the run and on every table, and raise it."""
         code = child.exit_code()
-        failed = self.failed or {"error": "Crash", "message": _obituary(code)}
+        failed = self.failed or {"error": "Crash", "message": obituary(code)}
         crash = Crash(
             failed["error"], failed["message"], failed.get("position") or self.lease.position, failed.get("topic"),
             failed.get("partition"), failed.get("offset"), failed.get("location"), final=code in _FINAL,
@@ -271,9 +271,3 @@ def environment(settings: Settings, instance: dg.DagsterInstance) -> str:
     """Name the environment that a lease belongs to: this Dagster instance, and the settings' prefix."""
     home = os.environ.get("DAGSTER_HOME", "")
     return f"{settings.env or 'default'}@{home or instance.root_directory}"
-
-
-def _obituary(code: int) -> str:
-    if code < 0:
-        return f"the driver was killed by signal {-code} without a word"
-    return f"the driver ended by itself with exit code {code}" + ("" if code else ", though nobody asked it to")
