@@ -150,6 +150,8 @@ def test_code_that_would_make_tables_wrong_waits_for_a_rewind(project: Project, 
     dagster.until("it is rewound", lambda: ended(dagster, done), PATIENCE)
     assert dagster.run(done)["status"] == "SUCCESS"
     dagster.until("the new code runs", lambda: running(before["tags"]["watertable/fingerprint"]), PATIENCE)
+    made_way = dagster.run(before["runId"])
+    assert (made_way["status"], made_way["tags"]["watertable/ended"]) == ("SUCCESS", "hand-over")
     dagster.until("it is deployed", lambda: dagster.check("stock", "deployed_code").get("success"), PATIENCE)
     dagster.until("it reads all of it again", lambda: f"shop@{epoch + 1}." in position(dagster), PATIENCE)
 
