@@ -16,6 +16,7 @@ import pytest
 
 from tests.crash.verify import Lake
 from tests.e2e.conftest import SHOP, make_project
+from tests.e2e.test_backfill import PATIENCE, ended
 from tests.e2e.test_stream import drivers, leases_of, live, ticks
 from watertable.project import load_apps
 from watertable.settings import Settings
@@ -29,14 +30,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark, pytest.mark
 
 SEED = int(os.environ.get("WATERTABLE_SEED", "20241127"))
 STEPS = int(os.environ.get("WATERTABLE_STEPS", "12"))
-PATIENCE = 900
 PLAIN, MORE, FEWER = (
     SHOP,
     SHOP + "    sales.group_by('item').agg(most=wt.max('qty')).materialized_as('most')\n",
     SHOP.replace("stock = sales.group_by", "stock = sales.filter('qty >= 0').group_by"),
 )
 """Codes of the app: as it is; with a table more, which rolls in; and with a filter, which breaks."""
-ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 CHOICES = {
     "sends": 3, "launches": 2, "terminates": 2, "edits": 4, "rewinds": 3, "rebuilds": 3, "shadows": 3, "promotes": 2, "undoes": 2,
     "backfills": 2, "materializes": 1, "kills_the_driver": 1, "kills_the_worker": 1, "kills_an_act": 1, "kills_all": 1,
@@ -139,8 +138,8 @@ class Tale:
         self.rewinds()
 
         def worker() -> str | None:
-            run = self.dagster.run(self.acts[-1])
-            return run["tags"].get("watertable/worker/shop") or ("ended" if run["status"] in ENDED else None)
+            tags = self.dagster.run(self.acts[-1])["tags"]
+            return tags.get("watertable/worker/shop") or ("ended" if ended(self.dagster, self.acts[-1]) else None)
 
         found = self.dagster.until("it begins", worker, PATIENCE)
         acting = [pid for pid, command in self.project.processes().items() if " rewind shop --json" in command]
@@ -158,8 +157,10 @@ class Tale:
     def rests(self) -> None:
         """Wait until all has come to rest, and hold it against what is wanted."""
         for act in self.acts:
-            self.dagster.until(f"act {act} ends", lambda act=act: self.dagster.run(act)["status"] in ENDED, PATIENCE)
-            self.said += f"; {self.dagster.run(act)['status']}: {self.words(act)}"
+            self.dagster.until(f"act {act} ends", lambda act=act: ended(self.dagster, act), PATIENCE)
+            status, words = self.dagster.run(act)["status"], self.words(act)
+            self.said += f"; {status}: {words}"
+            assert words or status != "FAILURE"
         self.acts.clear()
         if not self.wanted:
             self.dagster.until("nothing runs", lambda: not drivers(self.project), PATIENCE)

@@ -467,6 +467,20 @@ def tell(tale: Tale, steps: int, alone: Mapping[str, int], beside: Mapping[str, 
     return []
 
 
+def told(
+    number: int,
+    begin: Callable[[list[Record], Random], Tale],
+    alone: Mapping[str, int],
+    beside: Mapping[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tell one of the tales, of records of its own, in buckets of two commits; nothing may be wrong."""
+    buckets.resize(2, monkeypatch.setattr)
+    draw = Random(SEED + number)
+    wrong = tell(begin(sold(draw, 70), draw), STEPS, alone, beside)
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("number", range(TALES))
@@ -475,7 +489,4 @@ def test_acts_in_any_order_leave_every_position_what_its_records_make_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, define: Callable[[], Topology], number: int
 ) -> None:
     """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
-    buckets.resize(2, monkeypatch.setattr)
-    draw = Random(SEED + number)
-    wrong = tell(Tale(tiny(spark), tmp_path, define(), sold(draw, 70), draw), STEPS, ALONE, BESIDE)
-    assert not wrong, "\n".join(wrong)
+    told(number, lambda records, draw: Tale(tiny(spark), tmp_path, define(), records, draw), ALONE, BESIDE, monkeypatch)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import watertable as wt
-from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.runs import Item, Kafka, Tables
 from tests.spark.test_acts_in_any_order import (
@@ -23,14 +22,11 @@ from tests.spark.test_acts_in_any_order import (
     JOINS,
     LAST,
     PROMOTES,
-    SEED,
     START,
-    STEPS,
     TALES,
     Tale,
     shop,
-    sold,
-    tell,
+    told,
 )
 from tests.spark.test_rebuild import Beside
 from watertable.acts import rewind, shadow
@@ -334,7 +330,4 @@ def test_code_that_changes_amid_acts_leaves_every_position_what_its_codes_make_i
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
-    buckets.resize(2, monkeypatch.setattr)
-    draw = Random(SEED + number)
-    wrong = tell(Changing(tiny(spark), tmp_path, sold(draw, 70), draw), STEPS, ALONE | OFTEN, BESIDE | OFTEN)
-    assert not wrong, "\n".join(wrong)
+    told(number, lambda records, draw: Changing(tiny(spark), tmp_path, records, draw), ALONE | OFTEN, BESIDE | OFTEN, monkeypatch)

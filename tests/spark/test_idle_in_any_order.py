@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import watertable as wt
-from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.runs import Item, Tables
-from tests.spark.test_acts_in_any_order import ALONE, BESIDE, SEED, STEPS, TALES, Tale, sold, tell
+from tests.spark.test_acts_in_any_order import ALONE, BESIDE, TALES, Tale, told
 from tests.spark.test_rebuild import Beside
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
@@ -168,8 +167,5 @@ def test_partitions_that_are_let_go_amid_acts_count_as_that_far_wherever_they_ar
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
-    buckets.resize(2, monkeypatch.setattr)
-    draw = Random(SEED + number)
     beside = {act: weight for act, weight in BESIDE.items() if act != "publishes"}
-    wrong = tell(Idling(tiny(spark), tmp_path, waits(), sold(draw, 70), draw), STEPS, ACTS, beside)
-    assert not wrong, "\n".join(wrong)
+    told(number, lambda records, draw: Idling(tiny(spark), tmp_path, waits(), records, draw), ACTS, beside, monkeypatch)
