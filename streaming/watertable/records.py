@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +82,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Count a record that an operator left out: null_key, null_value, before_start, late (one per window), rule:<name>."""
+    """Count a record that an operator left out: null_key, null_value, before_start, late (one per window), rule:<name>.
+
+    `group` is known of a late one: the columns that its windows would have been of.
+    """
 
     node: str
     reason: str
@@ -91,6 +94,7 @@ class Dropped:
     offset: int
     window: tuple[datetime, datetime] | None = None
     count: int = 1
+    group: Row | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,9 @@ class Event:
 
 def numbered(event: Event, number: int) -> Event:
     """Tell a record apart from others that are made of the same one."""
-    return event if number == event.place.ord else replace(event, place=event.place._replace(ord=number))
+    if number == event.place.ord:
+        return event
+    return Event(event.place._replace(ord=number), event.timestamp, event.key, event.value, event.old, event.window)
 
 
 def is_null(key: Row | None) -> bool:

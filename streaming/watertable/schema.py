@@ -49,6 +49,14 @@ class Type:
     element: Type | None = None
     map_key: Type | None = None
     fields: tuple[Column, ...] = field(default=())
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = (self.kind, self.precision, self.scale, self.element, self.map_key, self.fields)
+        object.__setattr__(self, "_hash", hash(parts))  # what reads a type is looked up by it for every record
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def parse(cls, ddl: str) -> Type:
@@ -117,11 +125,13 @@ class Schema:
     """
 
     columns: tuple[Column, ...] = ()
+    _struct: Type = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for column in self.columns:
             check_identifier(column.name, "column")
         _check_distinct(self.columns)
+        object.__setattr__(self, "_struct", Type("struct", fields=self.columns))
 
     @classmethod
     def parse(cls, ddl: str) -> Self:
@@ -155,7 +165,7 @@ class Schema:
 
     def struct(self) -> Type:
         """Wrap the columns as one struct type."""
-        return Type("struct", fields=self.columns)
+        return self._struct
 
     def __getitem__(self, name: str) -> Type:
         for column in self.columns:

@@ -12,14 +12,15 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.properties.engines import Result, run_interpreter
+from tests.properties.engines import Result, partitions_of, run_interpreter
 from tests.properties.strategies import START, Case, cases, drawn
+from watertable.interpreter import Interpreter
 from watertable.interpreter.merges import MERGE
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Merge, StateField, TopField, placed
 from watertable.plan.nodes import Process
 from watertable.plan.purity import Purity, purity_of
-from watertable.records import Place, Record
+from watertable.records import Key, Place, Record
 from watertable.schema import Type
 
 
@@ -96,8 +97,6 @@ def test_what_depends_on_arrival_replays_from_the_recorded_cuts(case: Case) -> N
 @given(cases())
 def test_every_record_comes_to_one_end_at_most_at_each_table(case: Case) -> None:
     """Of a table that reads a topic directly, each record that could be read was counted, dropped or refused: none is lost, none twice."""
-    from watertable.interpreter import Interpreter
-
     engine = Interpreter(case.topology)
     for batch in case.batches:
         engine.read(batch)
@@ -114,6 +113,33 @@ def test_every_record_comes_to_one_end_at_most_at_each_table(case: Case) -> None
             counted = sum(state[name] for state in engine.states[table.name].values())  # type: ignore[misc]
             left_out = sum(d.node == label for d in engine.dropped) + sum(q.node == label for q in engine.quarantine)
             assert counted + left_out == len(arrived)
+
+
+@settings(max_examples=60)
+@given(cases(), st.data())
+def test_the_rows_that_are_asked_for_come_out_the_same_without_the_others(case: Case, data: st.DataObject) -> None:
+    table = data.draw(st.sampled_from(case.topology.tables))
+    part = case.topology.above({table.name})
+    topics = {topic.name for topic in part.topics}
+
+    def read(asked: dict[str, Key]) -> Interpreter:
+        engine = Interpreter(part, frozenset({table.name}), partitions_of(case.batches), asked)
+        for batch in case.batches:
+            engine.read([item for item in batch if item.topic in topics])
+        return engine
+
+    whole = read({})
+    assume(whole.changes[table.name])
+    change = data.draw(st.sampled_from(whole.changes[table.name]))
+    begin = tuple((change.key or {}).values())[: data.draw(st.integers(1, len(table.key) - 2 * (table.windows is not None)))]
+    names = table.key.names[: len(begin)]
+
+    def told(engine: Interpreter) -> list[object]:
+        rows = {key: row for key, row in engine.tables[table.name].items() if key[: len(begin)] == begin}
+        late = [d for d in engine.dropped if d.node == table.name and d.group and tuple(d.group.values())[: len(begin)] == begin]
+        return [[c for c in engine.changes[table.name] if c.key and tuple(c.key[n] for n in names) == begin], rows, late]
+
+    assert told(read({table.name: begin})) == told(whole)
 
 
 def test_a_lost_record_shows_in_the_comparison_of_results() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import watertable as wt
 from watertable.errors import KeyMismatch
+from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.tools import explain as module
@@ -77,6 +78,33 @@ def test_what_was_late_for_a_window_is_told_with_the_window() -> None:
     assert [(o.offset, o.reason) for o in late] == [(5, "late for the window 2026-01-01 00:00:00Z to 2026-01-01 01:00:00Z")]
     assert explain(topology, topology.table("hourly"), ["b"], RECORDS).steps[0].row == {"n": 1}
     assert not [o for o in explain(topology, topology.table("hourly"), ["b"], RECORDS).left_out if "late" in o.reason]
+
+
+def test_a_record_that_is_late_behind_a_join_is_told_to_be_of_the_row_that_it_missed() -> None:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="sku STRING", value="qty BIGINT").stream()
+    shelves = app.topic("shelves", key="sku STRING", value="shelf INT").table().materialized_as("shelves")
+    placed = sales.join(shelves, shelf="right.shelf", qty="qty")
+    placed.group_by("shelf").windowed_by(wt.tumbling(hours=1)).agg(qty=wt.sum("qty")).materialized_as("hourly")
+    topology = app.topology()
+    sold = [(b"a", 1), (b"b", 90), (b"a", 2)]
+    records = [
+        Record("shelves", 0, 0, T0, b"a", b'{"shelf": 1}'), Record("shelves", 0, 1, T0, b"b", b'{"shelf": 2}'),
+        *(Record("sales", 0, n, T0 + timedelta(minutes=m), sku, b'{"qty": 1}') for n, (sku, m) in enumerate(sold)),
+    ]  # fmt: skip
+    told = explain(topology, topology.table("hourly"), ["1"], records)
+    assert [(s.topic, s.offset) for s in told.steps] == [("sales", 0)]
+    assert [(o.offset, o.reason) for o in told.left_out] == [(2, "late for the window 2026-01-01 00:00:00Z to 2026-01-01 01:00:00Z")]
+    assert not explain(topology, topology.table("hourly"), ["2"], records).left_out
+
+
+def test_of_a_table_that_nothing_else_is_made_of_no_other_rows_are_kept() -> None:
+    topology = shop()
+    for table, key in (("stock", ("a",)), ("hourly", ("a", 1)), ("hourly", ("a",))):
+        engine = Interpreter(topology.above({table}), watch=frozenset({table}), asked={table: key})
+        engine.read(RECORDS)
+        assert engine.states[table]
+        assert all(kept[: len(key)] == key for kept in engine.states[table])
 
 
 def test_a_key_of_several_columns_may_be_cut_short_and_is_read_by_its_types() -> None:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 from watertable.errors import DefinitionError, EvaluationError
 from watertable.interpreter.histories import Histories, remember, waits_until
+from watertable.interpreter.kept import Kept, Part, kept
 from watertable.interpreter.merges import contribution, held, merged, slid
 from watertable.interpreter.pairing import SIDES, Pair, Waiting, copied, joined, row_number, waiting_in
 from watertable.interpreter.rows import finished
 from watertable.interpreter.visits import Visits
 from watertable.kafka import serdes
 from watertable.plan import nodes, plan
-from watertable.plan.aggregates import StateField, TimedField
 from watertable.plan.lineage import operator_of
 from watertable.plan.nodes import Topic
 from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
-from watertable.plan.stages import How, Stage
+from watertable.plan.stages import How
 from watertable.plan.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time, sees_nulls
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
-from watertable.sql.expressions import Expr
 
 _MEMORY: Final = (
     "changes", "states", "outputs", "quarantine", "dropped", "peeked", "buffered", "_members", "_sessions", "_moments", "_done",
@@ -34,41 +33,12 @@ _MEMORY: Final = (
 """All that a batch changes but the stream times."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Hold what the definition of a table says, worked out once."""
-
-    name: str
-    label: str
-    key: tuple[str, ...]
-    state: tuple[StateField, ...]
-    parts: tuple[_Part, ...]
-    windowed: bool
-    gap: timedelta | None
-    sliding: SlidingWindows | None
-    foreign: int
-    alive: Expr | None
-    stages: tuple[Stage, ...]
-    watched: bool
-    timed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Hold one leaf of a table: its number, what it keeps, and where that is in the table's state."""
-
-    leaf: nodes.Leaf
-    number: int
-    state: tuple[StateField, ...]
-    fields: tuple[tuple[str, str], ...]
-    there: str | None
-
-
 class Interpreter:
     """Hold all that an app has computed from the records read so far.
 
     `changes` are those of the tables that are streamed, and of those to `watch`. `partitions` names those that are known to be there before
-    they have a record: what waits for the time of all of them waits for these, too.
+    they have a record: what waits for the time of all of them waits for these, too. `asked` holds the leading columns of a key for tables
+    of which nothing but these rows matters, and which no other is made of: their other rows are spared where that can be.
 
     >>> import watertable as wt
     >>> app = wt.App("wordcount")
@@ -81,7 +51,10 @@ class Interpreter:
     [('all', 1), ('kafka', 2), ('lead', 1), ('streams', 1), ('to', 2)]
     """
 
-    def __init__(self, topology: Topology, watch: frozenset[str] = frozenset(), partitions: Iterable[tuple[str, int]] = ()) -> None:
+    def __init__(
+        self, topology: Topology, watch: frozenset[str] = frozenset(), partitions: Iterable[tuple[str, int]] = (),
+        asked: Mapping[str, Key] | None = None,
+    ) -> None:  # fmt: skip
         self.topology = topology
         self.changes: dict[str, list[Event]] = {name: [] for name in topology.streamed | watch}
         self.states: dict[str, dict[Key, Row]] = {table.name: {} for table in topology.kept}
@@ -96,15 +69,7 @@ class Interpreter:
         numbers: dict[nodes.Stream | nodes.Table, int] = {}  # two nodes that compute the same are one, whatever their lines
         every = [node for root in topology.roots for node in plan.walk(root)]
         self._number = {id(node): numbers.setdefault(node, len(numbers)) for node in every}
-        self._tables = {
-            t.name: _Kept(
-                t.name, "suppress" if plan.is_open(t) else t.name, t.key.names, t.state,
-                tuple(_Part(p.leaf, self._number[id(p.leaf)], plan.state_of(p.leaf), p.fields, p.there) for p in t.parts),
-                bool(t.windows), t.sessions.gap if t.sessions else None, t.sliding,
-                len(t.state_key) - len(t.key), t.alive, t.stages, t.name in self.changes,
-                tuple(f.name for f in t.state if isinstance(f, TimedField)),
-            ) for t in (*topology.tables, *filter(plan.is_open, topology.buffers))
-        }  # fmt: skip
+        self._tables = kept(topology, lambda leaf: self._number[id(leaf)], self.changes, asked or {})
         self._members: dict[tuple[str, Key], set[Key]] = {}
         self._sessions: dict[tuple[str, Key], list[Key]] = {}
         self._buffer = {id(n): plan.buffer_of(n).name for n in every if isinstance(n, nodes.StreamStreamJoin)}
@@ -249,7 +214,7 @@ class Interpreter:
             self._record, self._source, self._streams = record, event, {}
             for number, versions in self._histories.ahead.items():
                 table = self._histories.tables[number]
-                part = _Part(table, number, plan.state_of(table), (), None)
+                part = Part(table, number, plan.state_of(table))
                 for found in self._stream(table.parent):
                     remember(versions, self._lift("", part, found))
         self.quarantine, self.dropped, self.peeked = counted
@@ -274,7 +239,7 @@ class Interpreter:
         """Give every table as its readers see it: rows of all columns in their declared order, by key."""
         return {table.name: dict(self._rows(self._tables[table.name])) for table in self.topology.tables}
 
-    def _rows(self, table: _Kept) -> Iterator[tuple[Key, Row]]:
+    def _rows(self, table: Kept) -> Iterator[tuple[Key, Row]]:
         if table.sliding is not None:
             groups = (moments for (name, _), moments in self._moments.items() if name == table.name)
             states = self.states[table.name]
@@ -325,7 +290,9 @@ class Interpreter:
         """Give what the current record becomes at this node, in log order; worked out once, however many operators follow."""
         number = self._number[id(node)]
         if number not in self._streams:
-            self._streams[number] = sorted(self._derive(node), key=lambda event: event.place)
+            self._streams[number] = found = list(self._derive(node))
+            if len(found) > 1:
+                found.sort(key=lambda event: event.place)
         return self._streams[number]
 
     def _derive(self, node: nodes.Stream) -> Iterator[Event]:
@@ -375,7 +342,8 @@ class Interpreter:
             case nodes.Expect():
                 return self._expect(node, event)
             case nodes.MapValues():
-                return [replace(event, value=None if event.value is None else event.columns(node.columns), old=None)]
+                value = None if event.value is None else event.columns(node.columns)
+                return [Event(event.place, event.timestamp, event.key, value, None, event.window)]
             case nodes.Map():
                 value = event.value if node.columns is None or event.value is None else event.columns(node.columns)
                 return [Event(event.place, event.timestamp, event.columns(node.key_columns), value)]
@@ -431,7 +399,7 @@ class Interpreter:
             return []
         return [replace(event, value=event.columns(node.columns, right), old=None)]
 
-    def _as_of(self, node: nodes.StreamJoin, table: _Kept, key: Key, event: Event) -> Row | None:
+    def _as_of(self, node: nodes.StreamJoin, table: Kept, key: Key, event: Event) -> Row | None:
         """Give the row of a versioned table as of a record's event time; none if that is before the history."""
         until = waits_until(node, event) if isinstance(node, nodes.WaitingJoin) else None
         state = self._histories.version(self._number[id(plan.root_of(node.right))], key, event, until)
@@ -492,7 +460,7 @@ class Interpreter:
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
 
-    def _fold(self, table: _Kept) -> list[Event]:
+    def _fold(self, table: Kept) -> list[Event]:
         """Merge what the current record becomes into a table; give its Changes. Done once, however many read them."""
         if table.name not in self._folded:
             found = [arrived for n, part in enumerate(table.parts) for arrived in self._arrived(table, n, part)]
@@ -506,7 +474,7 @@ class Interpreter:
                 self.changes[table.name] += self._folded[table.name]
         return self._folded[table.name]
 
-    def _arrived(self, table: _Kept, n: int, part: _Part) -> Iterator[tuple[Key, list[Row], Event]]:
+    def _arrived(self, table: Kept, n: int, part: Part) -> Iterator[tuple[Key, list[Row], Event]]:
         """Give what the current record adds to one part of a table's state; of several parts, the n-th of m is at `ord * m + n`."""
         assert not isinstance(part.leaf, nodes.History)  # no table of the user's
         if part.number not in self._lifted:  # tables that share a leaf share what a record adds to it, and what it leaves out
@@ -520,7 +488,7 @@ class Interpreter:
             added = [nothing | {name: state[own] for own, name in part.fields} | there for state in states]
             yield key, added, numbered(event, event.place.ord * len(table.parts) + n)
 
-    def _lift(self, table: str, part: _Part, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
+    def _lift(self, table: str, part: Part, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Give what a record contributes to each key, with the record at its own place."""
         root = part.leaf
         if isinstance(root, nodes.TableAggregate):
@@ -530,7 +498,8 @@ class Interpreter:
             if isinstance(root, nodes.Versioned) and not is_null(event.key) and event.timestamp + root.history < event.place.st:
                 self._drop(table, "expired")
             elif event.key is not None and not is_null(event.key):
-                yield key_tuple(event.key), [contribution(part.state, event)], event
+                if part.wants(key := key_tuple(event.key)):
+                    yield key, [contribution(part.state, event)], event
             elif root.is_source:
                 self._refuse(table, root.location, "a record of a table topic has no key")
             else:
@@ -540,26 +509,29 @@ class Interpreter:
         if event.value is None and not sees_nulls(root.windows):
             return self._drop(table, "null_value")
         try:
-            group, state = event.columns(root.group), contribution(part.state, event)
+            group = event.columns(root.group)
+            if not part.wants(key := key_tuple(group)):
+                return
+            state = contribution(part.state, event)
         except EvaluationError as error:
             return self._refuse(table, root.location, str(error))
         if is_null(group):
             return self._drop(table, "null_key")
         if root.windows is None:
-            yield key_tuple(group), [state], event
+            yield key, [state], event
             return
         windows = root.windows.windows_of(event.place.st if of_stream_time(root.windows) else event.timestamp)
         if not windows:
             self._drop(table, "before_start")
         for n, (start, end) in enumerate(windows):
             if root.windows.is_late(end, event.place.st):
-                self._drop(table, "late", (start, end))
+                self._drop(table, "late", (start, end), group)
                 continue
             if isinstance(root.windows, SlidingWindows):  # in which of its windows it counts, its lateness says
                 end = max(start, root.windows.open_from(event.place.st))
-            yield (*key_tuple(group), start, end), [state], numbered(event, event.place.ord * root.windows.per_record + n)
+            yield (*key, start, end), [state], numbered(event, event.place.ord * root.windows.per_record + n)
 
-    def _move(self, table: str, part: _Part, root: nodes.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
+    def _move(self, table: str, part: Part, root: nodes.TableAggregate, event: Event) -> Iterator[tuple[Key, list[Row], Event]]:
         """Take a Change's old row out of its group, then put its new one into its own; within one group, both at once.
 
         A row that couldn't be put into a group, for what fails on it or is null, isn't taken out again either.
@@ -570,7 +542,9 @@ class Interpreter:
             try:
                 if row is None:
                     continue
-                group, states = side.columns(root.group), [contribution(part.state, side, retract=retract) for retract in (True, False)]
+                if not part.wants(key_tuple(group := side.columns(root.group))):
+                    continue
+                states = [contribution(part.state, side, retract=retract) for retract in (True, False)]
             except EvaluationError as error:
                 if n == 1:
                     self._refuse(table, root.location, str(error))
@@ -584,7 +558,7 @@ class Interpreter:
         else:
             yield from ((key, [state], side) for key, state, side in sides)
 
-    def _merge(self, table: _Kept, key: Key, contributions: list[Row], event: Event) -> Iterator[Event]:
+    def _merge(self, table: Kept, key: Key, contributions: list[Row], event: Event) -> Iterator[Event]:
         """Merge what a record contributes into a row; give the Changes, of use only if somebody watches the table."""
         states = self.states[table.name]
         if table.sliding is not None:
@@ -600,7 +574,7 @@ class Interpreter:
         if table.watched and not overtaken:  # what comes out of order into a history is no Change
             yield Event(event.place, event.timestamp, self._key_row(table, key), self._row(table, key), old, self._window(table, key))
 
-    def _gather(self, table: _Kept, gap: timedelta, key: Key, state: Row, event: Event) -> Iterator[Event]:
+    def _gather(self, table: Kept, gap: timedelta, key: Key, state: Row, event: Event) -> Iterator[Event]:
         """Merge a record, a session by itself, with the one or two sessions of its group that are near enough.
 
         A session whose bounds change ends, and another begins; the n-th that a record touches is told of at `ord * FAN_OUT + n`.
@@ -621,7 +595,7 @@ class Interpreter:
             place = event.place.nth(n)
             yield Event(place, event.timestamp, self._key_row(table, told), after, before, self._window(table, told))
 
-    def _slide(self, table: _Kept, windows: SlidingWindows, key: Key, state: Row, event: Event) -> Iterator[Event]:
+    def _slide(self, table: Kept, windows: SlidingWindows, key: Key, state: Row, event: Event) -> Iterator[Event]:
         """Merge a record into its moment; give the Changes of the windows that it is in, and of the one after it that it may bring."""
         states, moments = self.states[table.name], self._moments.setdefault((table.name, key[:-2]), set())
         at, since = cast("tuple[datetime, datetime]", key[-2:])
@@ -636,7 +610,7 @@ class Interpreter:
             rows = [self._finish(table, window, found[window]) if window in found else None for found in (old, new)]
             yield Event(place, event.timestamp, self._key_row(table, window), rows[1], rows[0], self._window(table, window))
 
-    def _pair(self, table: _Kept, found: list[tuple[Key, list[Row], Event]]) -> list[Event]:
+    def _pair(self, table: Kept, found: list[tuple[Key, list[Row], Event]]) -> list[Event]:
         """Merge what the current record becomes on either side of a foreign-key join; give the Changes of the rows that it touches.
 
         A right row touches all that name it, the n-th at `ord * FAN_OUT + n`. A left row that leaves one group and enters another is one
@@ -663,7 +637,7 @@ class Interpreter:
                 made[move] = Event(place, event.timestamp, self._key_row(table, other), self._row(table, other), before)
         return list(made.values())
 
-    def _row(self, table: _Kept, key: Key) -> Row | None:
+    def _row(self, table: Kept, key: Key) -> Row | None:
         """Give the value columns that readers see, None where they see no row; an expression that fails on a state gives null."""
         states = self.states[table.name]
         if not table.foreign:
@@ -672,14 +646,14 @@ class Interpreter:
         beside = states.get((*key[: table.foreign], *(None for _ in table.key)))
         return self._finish(table, key, None, left=held(states.get(key), left), right=held(beside, right))
 
-    def _finish(self, table: _Kept, key: Key, state: Row | None, **sides: Row | None) -> Row | None:
+    def _finish(self, table: Kept, key: Key, state: Row | None, **sides: Row | None) -> Row | None:
         key_row, window = self._key_row(table, key), self._window(table, key)
         return finished(table.alive, table.stages, {"state": state, "key": key_row, "window": window, **sides})
 
-    def _key_row(self, table: _Kept, key: Key) -> Row:
+    def _key_row(self, table: Kept, key: Key) -> Row:
         return dict(zip(table.key, key[table.foreign :], strict=True))
 
-    def _window(self, table: _Kept, key: Key) -> Row | None:
+    def _window(self, table: Kept, key: Key) -> Row | None:
         return {"start": key[-2], "end": key[-1]} if table.windowed else None
 
     # -- what leaves --------------------------------------------------------------------------------------------------------------
@@ -696,5 +670,5 @@ class Interpreter:
     def _refuse(self, node: str, location: str, reason: str) -> None:
         self.quarantine.append(Refused(self._record, node, location, reason))
 
-    def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None) -> None:
-        self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window))
+    def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None, group: Row | None = None) -> None:
+        self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window, group=group))

@@ -3,7 +3,7 @@
 The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
 the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
 It needs no Spark, unless a topic's archive or what commits have recorded is to be read: what it costs is reading the topics that the
-table is made of once, at the pace of plain Python, and computing the tables that it is made of, no others.
+table is made of once, at the pace of plain Python, and computing the tables that it is made of and of itself the rows that were asked for.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def explain(
         )
     part = topology.above({table.name})
     topics = {topic.name for topic in part.topics}
-    engine = Interpreter(part, watch=frozenset({table.name}))
+    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(wanted.values())})
     steps: list[Step] = []
     left_out: list[LeftOut] = []
     made_by: set[bytes | None] = set()
@@ -99,7 +99,7 @@ def explain(
                 steps.append(_step(part, record, change))
         for drop in engine.dropped:
             record = by_place[drop.topic, drop.partition, drop.offset]
-            if drop.window is not None and drop.node == table.name and _touches(part, table, record, wanted, drop.window):
+            if drop.window is not None and drop.node == table.name and drop.group is not None and keytext.is_of(drop.group, wanted):
                 window = " to ".join(f"{end:%F %T}Z" for end in drop.window)
                 left_out.append(LeftOut(drop.topic, drop.partition, drop.offset, f"late for the window {window}", table.location))
         for refused in engine.quarantine:
@@ -165,13 +165,3 @@ def _step(topology: Topology, record: Record, change: Event) -> Step:
         value = None
     offset = record.offset if record.offset >= 0 else None  # punctuators have places of their own in log order
     return Step(record.topic, record.partition, offset, change.timestamp, change.key or {}, value, change.value)
-
-
-def _touches(topology: Topology, table: TableDef, record: Record, wanted: Row, window: tuple[datetime, datetime]) -> bool:
-    """Tell whether a late record was of the key: read alone, when nothing is late, it makes the row that it would have changed."""
-    alone = Interpreter(topology, watch=frozenset({table.name}))
-    alone.read([record])
-    keys = [change.key for change in alone.changes[table.name] if change.key is not None and keytext.is_of(change.key, wanted)]
-    if table.sliding is not None:  # the last window that it could be in; by itself it makes another one
-        return bool(keys)
-    return any((key["window_start"], key["window_end"]) == window for key in keys)

@@ -124,7 +124,8 @@ def _needed(
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
     """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
     part = topology.above({table.name})
-    engine, topics = Interpreter(part, watch=frozenset({table.name})), {topic.name for topic in part.topics}
+    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(wanted.values())})
+    topics = {topic.name for topic in part.topics}
     seen: dict[Offset | Place, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}
     stepped = {(step.topic, step.partition, step.offset) for step in told.steps}
