@@ -32,8 +32,8 @@ EVERY: Final = frozenset({
 } - {"Node"})  # fmt: skip
 """All that a plan can be made of, but for what other nodes bring along."""
 
-Said = tuple[str, str, int, str]
-"""A part, a law, how many parts the plan had, and the test: of two tests that with the smaller plan says more."""
+Said = tuple[str, str, str]
+"""A part, a law, and the test."""
 said: set[Said] = set()
 
 
@@ -53,29 +53,26 @@ def note(law: str, topology: Topology) -> None:
     """Say that the test that runs holds a plan to a law."""
     assert law in LAWS, law
     if test := os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]:
-        parts = parts_of(topology)
-        said.update((part, law, len(parts), test) for part in parts)
+        said.update((part, law, test.partition("[")[0]) for part in parts_of(topology))
 
 
 def page(everything: Iterable[Said]) -> str:
-    """Print the list as Markdown: how many tests, then the three that say most, for each part and law."""
-    by_cell: Mapping[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for part, law, size, test in everything:
-        name = test.partition("[")[0]
-        by_cell[part, law][name] = min(size, by_cell[part, law].get(name, size))
+    """Print the list as Markdown: the tests, numbered, and the numbers of those that hold each part to each law."""
+    by_cell: Mapping[tuple[str, str], set[str]] = defaultdict(set)
+    for part, law, test in everything:
+        by_cell[part, law].add(test)
+    numbers = {test: n for n, test in enumerate(sorted(set().union(*by_cell.values())), 1)}
     lines = [
         "# Proofs", "",
         "Which tests hold which operator, window and aggregate to which law, as a run of them said: `make proofs` prints this page.", "",
         *(f"- **{law}**: {meaning}" for law, meaning in LAWS.items()), "",
+        "The numbers are the tests' in the list below.", "",
         "| | " + " | ".join(LAWS) + " |", "|---" * (len(LAWS) + 1) + "|",
     ]  # fmt: skip
     for part in sorted(EVERY, key=lambda name: (name.islower(), name.lower())):
-        lines.append(f"| `{part}` | " + " | ".join(str(len(by_cell.get((part, law), ()))) for law in LAWS) + " |")
-    for part in sorted(EVERY, key=lambda name: (name.islower(), name.lower())):
-        lines += ["", f"## {part}", ""]
-        for law in LAWS:
-            best = sorted(by_cell.get((part, law), {}).items(), key=lambda kept: (kept[1], kept[0]))[:3]
-            lines += [f"- {law}: {_named(test)}" for test, _ in best]
+        cells = (", ".join(str(n) for n in sorted(numbers[test] for test in by_cell.get((part, law), ()))) for law in LAWS)
+        lines.append(f"| `{part}` | " + " | ".join(cells) + " |")
+    lines += ["", "## The tests", "", *(f"{n}. {_named(test)}" for test, n in numbers.items())]
     return "\n".join([*lines, ""])
 
 
