@@ -47,7 +47,7 @@ def wrong(spark: SparkSession, apps: Mapping[str, tuple[Topology, str]]) -> dict
 
 @pytest.mark.parametrize("use", ["read", "counted by another key", "grouped", "beside names"])
 def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str) -> None:
-    told = 0
+    told = windows = 0
     for name, app in pairs(use).items():
         table = app.tables[-1]
         if purity_of(table.node) is Purity.ARRIVAL or any(isinstance(node, FinalRows) for node in walk(table.node)):
@@ -64,9 +64,20 @@ def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str)
         assert {key: dict(zip(table.key.names, key, strict=True)) | row for key, row in after.items() if row is not None} == {
             key: row for key, row in rows.items() if key[0] == wanted
         }, name
-        assert "def test_the_story_of" in as_test(app, table, [str(wanted)], story, given, "watertable explain"), name
+        assert "def test_the_story_of" in as_test(app, table, story, given, "watertable explain"), name
         told += 1
+        if table.windows is None:
+            continue
+        for start in {key[-2] for key in rows if key[0] == wanted}:
+            story = explain(app, table, [str(wanted)], given, window=str(start))
+            of = {key: row for key, row in rows.items() if key[0] == wanted and key[-2] == start}
+            after = {tuple(step.key.values()): step.row for step in story.steps}
+            assert {key for key, row in after.items() if row is not None} >= set(of), name
+            written = as_test(app, table, story, given, "watertable explain")
+            assert written.count("assert rows[") == len(of), (name, start, written)
+            windows += 1
     assert told > 15
+    assert windows > 8 or use != "read"
 
 
 @pytest.mark.slow

@@ -116,17 +116,64 @@ def test_a_key_of_several_columns_may_be_cut_short_and_is_read_by_its_types() ->
             explain(topology, hourly, wrong, RECORDS)
 
 
+def test_of_a_windowed_table_one_window_can_be_asked_for() -> None:
+    topology = shop()
+    hourly = topology.table("hourly")
+    first, fourth = (explain(topology, hourly, ["a"], RECORDS, window=f"2026-01-01T0{hour}:00Z") for hour in (0, 3))
+    assert [s.offset for s in first.steps] == [0]
+    assert [o.offset for o in first.left_out if "late" in o.reason] == [5]
+    assert [s.offset for s in fourth.steps] == [4]
+    assert not [o for o in fourth.left_out if "late" in o.reason]
+    assert first.key == {"sku": "a", "window_start": T0}
+    assert not explain(topology, hourly, ["a"], RECORDS, window="2026-01-01T00:30Z").steps
+    with pytest.raises(KeyMismatch, match="leave --window out"):
+        explain(topology, topology.table("stock"), ["a"], RECORDS, window="2026-01-01")
+    with pytest.raises(KeyMismatch, match="write the time at which it begins"):
+        explain(topology, hourly, ["a"], RECORDS, window="noon")
+
+
+def test_a_session_that_is_asked_for_is_told_with_what_it_grew_from_and_what_was_late_for_it() -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+    moves.group_by_key().windowed_by(wt.sessions(gap=wt.minutes(5))).agg(n=wt.count()).materialized_as("visits")
+    topology, qty = app.topology(), {"qty": 1, "shelf": 1}
+    records = [record(n, "a", qty, m) for n, m in enumerate((10, 12, 14, 60, 61, 11, 40))]
+    told = explain(topology, topology.table("visits"), ["a"], records, window="2026-01-01T00:10:00Z")
+    assert [(s.offset, s.row and s.row["n"]) for s in told.steps] == [(0, 1), (1, None), (1, 2), (2, None), (2, 3)]
+    assert [o.offset for o in told.left_out] == [5], "the one at 00:40 would have met no record of this session"
+
+
+def test_a_record_that_is_in_many_windows_is_counted_once_and_shown_with_each() -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+    moves.group_by_key().windowed_by(wt.hopping(hours=1, every=wt.minutes(15))).agg(n=wt.count()).materialized_as("hourly")
+    topology, out = app.topology(), io.StringIO()
+    records = [
+        record(0, "a", {"qty": 1, "shelf": 1}, 5),
+        record(1, "b", {"qty": 1, "shelf": 1}, 50),
+        record(2, "a", {"qty": 1, "shelf": 1}, 2),
+    ]
+    told = explain(topology, topology.table("hourly"), ["a"], records)
+    show.print_explanation(Console(width=160, file=out), told, 20)
+    text = out.getvalue()
+    assert "2 records made it, in 5 changes" in text
+    assert "window_start" in text
+    assert "2025-12-31T23:15:00Z" in text
+    assert text.count("left out") == 1
+    assert "moves/0@2  late for 3 windows, from 2025-12-31 23:15:00Z to 2026-01-01 00:45:00Z" in text
+
+
 def test_an_explanation_is_shown_to_people_and_programs() -> None:
     topology = shop()
     told = explain(topology, topology.table("stock"), ["a"], RECORDS)
     out = io.StringIO()
-    show.print_explanation(Console(width=140, file=out), told, "a", 2)
+    show.print_explanation(Console(width=140, file=out), told, 2)
     text = out.getvalue()
     for wanted in (
         "stock  a  6 records read",
         "moves/0@4",
         "qty -2",
-        "the newest 2 of 3 records",
+        "3 records made it; the newest 2 are shown",
         "left out  moves/0@2",
         "test_explain.py",
     ):
@@ -137,9 +184,9 @@ def test_an_explanation_is_shown_to_people_and_programs() -> None:
 
 def test_of_a_key_that_no_record_has_it_is_said_where_others_are_seen() -> None:
     topology, out = shop(), io.StringIO()
-    show.print_explanation(Console(width=140, file=out), explain(topology, topology.table("stock"), ["A"], RECORDS), "A", 2)
+    show.print_explanation(Console(width=140, file=out), explain(topology, topology.table("stock"), ["A"], RECORDS), 2)
     assert out.getvalue().split("\n") == [
         "stock  A  6 records read",
-        "No record has made a row of this key, letter for letter; `watertable query stock` shows some that there are.",
+        "No record has made such a row, the key taken letter for letter; `watertable query stock` shows some that there are.",
         "",
     ]

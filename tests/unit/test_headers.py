@@ -182,6 +182,6 @@ def test_a_rows_story_holds_the_headers_that_made_it() -> None:
     records = [record(0, b'{"n": 1}', ("trace-id", b"t1"), ("other", b"x")), record(1, b'{"n": 2}', ("trace-id", b"t2"), ("sig", b"\xff"))]
     told = explain(topology, topology.table("last_call"), ["a"], records)
     assert [step.record for step in told.steps] == [{"n": 1, "trace": "t1", "sig": None}, {"n": 2, "trace": "t2", "sig": b"\xff"}]
-    written = as_test(topology, topology.table("last_call"), ["a"], told, records, "watertable explain")
+    written = as_test(topology, topology.table("last_call"), told, records, "watertable explain")
     assert 'headers={"trace-id": "t2", "sig": b' in written
     assert "other" not in written

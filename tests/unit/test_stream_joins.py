@@ -323,5 +323,5 @@ def test_the_story_of_a_row_names_the_later_records_of_its_pairs_and_its_test_pi
     ]
     told = explaining.explain(topology, topology.table("t"), ["k"], records)
     assert [(step.topic, step.offset, step.row) for step in told.steps] == [("clicks", 0, {"v": ["Ax"]})]
-    story = as_test(topology, topology.table("t"), ["k"], told, records, "watertable explain t --as-test")
+    story = as_test(topology, topology.table("t"), told, records, "watertable explain t --as-test")
     assert sorted(line.split('"')[1] for line in story.splitlines() if "pipe_input" in line) == ["clicks", "views"]

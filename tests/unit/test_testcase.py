@@ -92,7 +92,7 @@ RECORDS = [
 def written(project: Path, table: str, key: list[str], records: list[Record] = RECORDS) -> str:
     topology = load_apps(Settings.load(project)).app("shop").topology
     wanted = topology.table(table)
-    return as_test(topology, wanted, key, explain(topology, wanted, key, records), records, f"watertable explain {table} --as-test")
+    return as_test(topology, wanted, explain(topology, wanted, key, records), records, f"watertable explain {table} --as-test")
 
 
 def run(project: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -176,7 +176,7 @@ def test_what_clocks_called_is_written_with_the_clocks_that_the_row_needs(projec
     for who in ("ann", "bob", "eve"):
         told = explain(topology, wanted, [who], views, recorded)
         if told.steps:
-            texts[who] = as_test(topology, wanted, [who], told, views, "watertable explain told --as-test", recorded)
+            texts[who] = as_test(topology, wanted, told, views, "watertable explain told --as-test", recorded)
     assert sorted(texts) == ["ann", "eve"], "bob ordered before anybody noticed"
     for text in texts.values():
         done = run(project, text)

@@ -317,7 +317,7 @@ def test_a_story_that_is_told_with_the_recorded_clocks_ends_with_the_row(seed: i
         assert len(story.steps) == row["n"], "each is one that was told"
         calls += sum(step.offset is None for step in story.steps)
         shown = io.StringIO()
-        show.print_explanation(Console(file=shown, width=200), story, str(key[0]), 100)
+        show.print_explanation(Console(file=shown, width=200), story, 100)
         assert shown.getvalue().count("a punctuator's call") == sum(step.offset is None for step in story.steps) == len(story.steps)
     assert calls > 10
     assert needs_commits(topology)

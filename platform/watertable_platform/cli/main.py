@@ -23,7 +23,7 @@ import typer
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
-from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
+from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +110,7 @@ def outline() -> None:
 def query(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
     key: Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")] = None,
+    window: Window = None,
     sql: Annotated[str | None, typer.Option(help="A query over the app's tables, all read at one position.")] = None,
     at: Annotated[str | None, typer.Option(help="An earlier position: retail@1.17, a version, a commit time, or event:TIME.")] = None,
     limit: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 20,
@@ -126,7 +127,7 @@ def query(
     moment = show.parse_at(at) if at is not None else None
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
-        answer = show.ask(reader, wanted, key=key, sql=sql, at=moment, limit=limit)
+        answer = show.ask(reader, wanted, key=key, window=window, sql=sql, at=moment, limit=limit)
     if as_json:
         show.print_json(answer)
     elif as_csv:
@@ -139,6 +140,7 @@ def query(
 def explain(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
     key: Annotated[str, typer.Option(help="The key; a JSON array for several key columns.")],
+    window: Window = None,
     limit: Annotated[int, typer.Option(help="Records to show, the newest.", min=1)] = 20,
     as_test: Annotated[
         bool, typer.Option("--as-test", help="Print a test instead, that pipes these records in and holds the row: > test_it.py")
@@ -168,10 +170,11 @@ def explain(
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)
-        told = tell(topology, wanted, keytext.split(key), records(past.records(begin, end)), recorded)
+        told = tell(topology, wanted, keytext.split(key), records(past.records(begin, end)), recorded, window)
         if as_test:
-            command = f"watertable explain {table} --key {shlex.quote(key)} --as-test"
-            test = testcase.as_test(topology, wanted, keytext.split(key), told, records(past.records(begin, end)), command, recorded)
+            one = "" if window is None else f" --window {shlex.quote(window)}"
+            command = f"watertable explain {table} --key {shlex.quote(key)}{one} --as-test"
+            test = testcase.as_test(topology, wanted, told, records(past.records(begin, end)), command, recorded)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         terminal.err.print(
             f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"
@@ -181,7 +184,7 @@ def explain(
     elif as_json:
         print(show.explanation_json(told))
     else:
-        show.print_explanation(terminal.out, told, key, limit)
+        show.print_explanation(terminal.out, told, limit)
 
 
 @app.command(rich_help_panel="Tables")
@@ -189,6 +192,7 @@ def bisect(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
     condition: Annotated[str, typer.Argument(metavar="CONDITION", help='A condition on a row: "on_hand < 0".')],
     key: Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")] = None,
+    window: Window = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the first commit after which a condition on a row was true, and the record of it that made it so."""
@@ -206,7 +210,7 @@ def bisect(
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         with terminal.err.status("folding every change", spinner="dots"):
-            found = history.find(reader, wanted, judged, None if key is None else keytext.split(key))
+            found = history.find(reader, wanted, judged, None if key is None else keytext.split(key), window)
         if found.at is not None:
             try:
                 past = _past(settings, topology, spark)

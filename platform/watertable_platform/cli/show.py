@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -109,8 +110,10 @@ def parse_at(text: str) -> At:
     return event_time(when) if text.startswith("event:") else when
 
 
-def ask(reader: Reader, table: TableDef, *, key: str | None, sql: str | None, at: At | None, limit: int | None) -> Answer:
-    """Read rows of a table: all, those of a key, or what a query over the app's tables gives, each of them a view of its name."""
+def ask(
+    reader: Reader, table: TableDef, *, key: str | None, sql: str | None, at: At | None, limit: int | None, window: str | None = None
+) -> Answer:
+    """Read rows of a table: all, those of a key or window, or what a query over the app's tables gives, each a view of its name."""
     view = reader.view(None if sql else [table.name], at)
     if sql:
         for name in view.bases:
@@ -118,8 +121,8 @@ def ask(reader: Reader, table: TableDef, *, key: str | None, sql: str | None, at
         frame = view.changelog.spark.sql(sql)
     else:
         frame = view.rows(table)
-        if key is not None:
-            frame = frame.where(keytext.condition(table, keytext.read(table, keytext.split(key))))
+        if key is not None or window is not None:
+            frame = frame.where(keytext.condition(table, keytext.read(table, () if key is None else keytext.split(key), window)))
         frame = frame.orderBy(*(quote(n) for n in table.key.names))
     return _answer(frame, sql or table.name, str(view.position), limit)
 
@@ -300,28 +303,37 @@ def print_done(console: Console, app: str, position: str, before: str) -> None:
     )
 
 
-def print_explanation(console: Console, told: Explanation, key: str, limit: int) -> None:
-    """Print the records that made a row, oldest first and the newest of them at most so many, and what was left out."""
-    console.print(Text.assemble((told.table, "bold"), "  ", (key, "cyan"), (f"  {told.records:,} records read", "dim")))
+def print_explanation(console: Console, told: Explanation, limit: int) -> None:
+    """Print the records that made a row, oldest first and the newest of them at most so many, and what was left out.
+
+    What of the rows' keys wasn't asked for, such as their windows, is shown beside them.
+    """
+    console.print(Text.assemble((told.table, "bold"), "  ", _key(told.key), (f"  {told.records:,} records read", "dim")))
     if not told.steps and not told.left_out:
         console.print(
-            f"No record has made a row of this key, letter for letter; `watertable query {told.table}` shows some that there are."
+            f"No record has made such a row, the key taken letter for letter; `watertable query {told.table}` shows some that there are."
         )
         return
+    open_key = next(([n for n in step.key if n not in told.key] for step in told.steps), [])
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
-    for name in ("place", "time", "record", "row after it"):
+    for name in ("place", "time", "record", *open_key, "row after it"):
         shown.add_column(name, overflow="fold")
     for step in told.steps[-limit:]:
         after = Text("no row", style="dim italic") if step.row is None else _fields(step.row)
         record = Text("tombstone" if step.offset is not None else "a punctuator's call", style="dim italic")
         place = f"{step.topic}/{step.partition}" + ("" if step.offset is None else f"@{step.offset}")
-        shown.add_row(place, f"{step.timestamp:%F %T}Z", record if step.record is None else _fields(step.record), after)
+        beside = (_cell(step.key[name]) for name in open_key)
+        shown.add_row(place, f"{step.timestamp:%F %T}Z", record if step.record is None else _fields(step.record), *beside, after)
     console.print(shown)
-    more = f"the newest {limit:,} of {len(told.steps):,} records; --limit shows more" if len(told.steps) > limit else ""
-    console.print(more or f"{len(told.steps):,} records made it", style="dim", highlight=False)
-    for out in told.left_out:
-        place = f"{out.topic}/{out.partition}@{out.offset}"
-        console.print(Text.assemble(("left out  ", "yellow"), place, f"  {out.reason}", (f"  {out.location}", "dim")))
+    changes, records = len(told.steps), len({(s.topic, s.partition, s.offset) for s in told.steps if s.offset is not None})
+    made = f"{records:,} record{'' if records == 1 else 's'} made it" + (f", in {changes:,} changes" if changes != records else "")
+    console.print(made + (f"; the newest {limit:,} are shown, --limit shows more" if changes > limit else ""), style="dim", highlight=False)
+    for (topic, partition, offset), outs in groupby(told.left_out, lambda out: (out.topic, out.partition, out.offset)):
+        first, *others = outs
+        reason = first.reason
+        if first.window is not None and others and others[-1].window is not None:
+            reason = f"late for {len(others) + 1} windows, from {first.window[0]:%F %T}Z to {others[-1].window[1]:%F %T}Z"
+        console.print(Text.assemble(("left out  ", "yellow"), f"{topic}/{partition}@{offset}  {reason}", (f"  {first.location}", "dim")))
 
 
 def explanation_json(told: Explanation) -> str:

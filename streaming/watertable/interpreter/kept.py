@@ -54,14 +54,16 @@ class Kept:
 def kept(topology: Topology, number: Callable[[nodes.Leaf], int], watched: Collection[str], asked: Mapping[str, Key]) -> dict[str, Kept]:
     """Give the tables, and the buffers that are tables still open, by name.
 
-    A leaf that several tables share, or one of them has twice, keeps all rows: what one of them spares is another's.
+    A leaf that several tables share, or one of them has twice, keeps all rows: what one of them spares is another's. So do the sides of a
+    join by a foreign key, which are kept by what they name.
     """
     tables = [*topology.tables, *filter(plan.is_open, topology.buffers)]
     users = Counter(number(part.leaf) for table in tables for part in table.parts)
 
     def parts(table: plan.TableDef) -> tuple[Part, ...]:
+        own_keys = len(table.state_key) == len(table.key)
         return tuple(
-            Part(p.leaf, n, plan.state_of(p.leaf), p.fields, p.there, asked.get(table.name) if users[n] == 1 else None)
+            Part(p.leaf, n, plan.state_of(p.leaf), p.fields, p.there, asked.get(table.name) if users[n] == 1 and own_keys else None)
             for p in table.parts for n in [number(p.leaf)]
         )  # fmt: skip
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final, TypeVar
+from datetime import datetime, timedelta
+from typing import Final, TypeVar, cast
 
 from watertable.errors import EvaluationError, StoreError
 from watertable.interpreter import Interpreter
@@ -51,29 +51,35 @@ class LeftOut:
     offset: int
     reason: str
     location: str
+    window: tuple[datetime, datetime] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Hold all that is known of a row; `steps` are in the order in which they count."""
+    """Hold all that is known of a row; `steps` are in the order in which they count. `key` is what was asked for of its key."""
 
     table: str
+    key: Row
     steps: tuple[Step, ...]
     left_out: tuple[LeftOut, ...]
     records: int
 
 
 def explain(
-    topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record], recorded: Iterable[Advance] | None = None
-) -> Explanation:
+    topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record], recorded: Iterable[Advance] | None = None,
+    window: str | None = None,
+) -> Explanation:  # fmt: skip
     """Run what a table is made of over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
 
-    `recorded` are the advances that the app's commits hold: where idle partitions were let go, and what the wall clock was where something
-    was due by it. Raises `KeyMismatch` for what is no key of the table, `StoreError` for a suppressed table, and one with
-    a time to live: its rows come of time that went by, and the story is that of the table above it; and, without `recorded`, for a table
-    that is made of what waits for the wall clock, since no record says what that was.
+    Of a windowed table it is the story of all windows of the key, or of the one that begins at `window`. `recorded` are the advances that
+    the app's commits hold: where idle partitions were let go, and what the wall clock was where something was due by it.
+
+    Raises `KeyMismatch` for what is no key of the table, `StoreError` for a suppressed table, and one with a time to live: its rows come
+    of time that went by, and the story is that of the table above it; and, without `recorded`, for a table that is made of what waits for
+    the wall clock, since no record says what that was.
     """
-    wanted = keytext.read(table, key)
+    wanted = keytext.read(table, key, window)
+    group = keytext.group(table, wanted)
     if any(isinstance(node, FinalRows) for node in walk(table.node)):
         raise StoreError(
             f"{table.name!r} ({table.location}) shows what is final of a windowed table, or after a time, and no record makes its rows: "
@@ -81,9 +87,9 @@ def explain(
         )
     part = topology.above({table.name})
     topics = {topic.name for topic in part.topics}
-    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(wanted.values())})
+    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(group.values())})
     steps: list[Step] = []
-    left_out: list[LeftOut] = []
+    late: list[LeftOut] = []
     made_by: set[bytes | None] = set()
     suspects: list[tuple[Record, LeftOut]] = []
     count = 0
@@ -93,15 +99,14 @@ def explain(
         count += len(read)
         by_place = ChainMap(read, engine.buffered)  # a pair's may have come before
         for change in engine.changes[table.name]:
-            if change.key is not None and keytext.is_of(change.key, wanted):
+            if change.key is not None and keytext.is_of(change.key, group):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
                 made_by.add(record.key)
                 steps.append(_step(part, record, change))
         for drop in engine.dropped:
-            record = by_place[drop.topic, drop.partition, drop.offset]
-            if drop.window is not None and drop.node == table.name and drop.group is not None and keytext.is_of(drop.group, wanted):
-                window = " to ".join(f"{end:%F %T}Z" for end in drop.window)
-                left_out.append(LeftOut(drop.topic, drop.partition, drop.offset, f"late for the window {window}", table.location))
+            if drop.window is not None and drop.node == table.name and drop.group is not None and keytext.is_of(drop.group, group):
+                missed = "late for the window " + " to ".join(f"{end:%F %T}Z" for end in drop.window)
+                late.append(LeftOut(drop.topic, drop.partition, drop.offset, missed, table.location, drop.window))
         for refused in engine.quarantine:
             place = (refused.record.topic, refused.record.partition, refused.record.offset)
             suspects.append((refused.record, LeftOut(*place, f"{refused.node}: {refused.reason}", refused.location)))
@@ -115,8 +120,26 @@ def explain(
             f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
             "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
         )
-    left_out += [out for record, out in suspects if record.key is not None and record.key in made_by]
-    return Explanation(table.name, tuple(steps), tuple(left_out), count)
+    if window is not None:
+        steps, late = _of_window(table, cast("datetime", wanted["window_start"]), steps, late)
+    late += [out for record, out in suspects if record.key is not None and record.key in made_by]
+    return Explanation(table.name, wanted, tuple(steps), tuple(late), count)
+
+
+def _of_window(table: TableDef, start: datetime, steps: list[Step], late: list[LeftOut]) -> tuple[list[Step], list[LeftOut]]:
+    """Keep what is of the window that begins then: of a session also what it grew from, and the late records that would have met it."""
+    own = [step for step in steps if step.key["window_start"] == start]
+    if table.sessions is None and table.sliding is None:
+        return own, [out for out in late if out.window is not None and out.window[0] == start]
+    end = max((_bounds(step)[1] for step in own), default=start)
+    if table.sessions is not None:
+        own = [step for step in steps if start <= _bounds(step)[0] and _bounds(step)[1] <= end]
+    gap = table.sessions.gap if table.sessions is not None else timedelta(0)
+    return own, [out for out in late if out.window is not None and start - gap <= out.window[0] <= end + gap]
+
+
+def _bounds(step: Step) -> tuple[datetime, datetime]:
+    return cast("datetime", step.key["window_start"]), cast("datetime", step.key["window_end"])
 
 
 def needs_commits(topology: Topology) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
 
 from watertable.errors import EvaluationError, KeyMismatch
 from watertable.plan.plan import TableDef
@@ -15,7 +17,8 @@ from watertable.schema import Type, quote
 from watertable.sql.casts import cast
 from watertable.sql.spark_sql import literal
 
-_STRING = Type("string")
+_STRING: Final = Type("string")
+_START: Final = "window_start"
 
 
 def split(given: str) -> list[str]:
@@ -38,15 +41,30 @@ def split(given: str) -> list[str]:
     return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def read(table: TableDef, given: Sequence[str]) -> Row:
-    """Read the leading columns of a key, windows aside, each by its type.
+def read(table: TableDef, given: Sequence[str], window: str | None = None) -> Row:
+    """Read the leading columns of a key, windows aside, each by its type; and when the window begins, if one is asked for.
 
-    Raises `KeyMismatch` for none, for more than the table has, and for a text that is no value of its column.
+    Raises `KeyMismatch` for none, for more than the table has, for a window of a table that has none, and for a text that is no value
+    of its column, or no time.
     """
-    names = [name for name in table.key.names if not (table.windows and name in ("window_start", "window_end"))]
-    if not 0 < len(given) <= len(names):
+    names = [name for name in table.key.names if not (table.windows and name in (_START, "window_end"))]
+    if len(given) > len(names) or (not given and window is None):
         raise KeyMismatch(f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns")
-    return {name: _value(text, name, table) for name, text in zip(names, given, strict=False)}
+    wanted = {name: _value(text, name, table) for name, text in zip(names, given, strict=False)}
+    if window is None:
+        return wanted
+    if table.windows is None:
+        raise KeyMismatch(f"table {table.name!r} has no windows, and the key ({table.key.sql()}): leave --window out")
+    try:
+        start = datetime.fromisoformat(window)
+    except ValueError:
+        raise KeyMismatch(f"--window {window!r}: write the time at which it begins, 2011-06-01T09:00Z") from None
+    return wanted | {_START: start if start.tzinfo else start.replace(tzinfo=UTC)}
+
+
+def group(table: TableDef, wanted: Row) -> Row:
+    """Give what is asked for of a key, the window aside."""
+    return {name: value for name, value in wanted.items() if not (table.windows and name == _START)}
 
 
 def _value(text: str, name: str, table: TableDef) -> object:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from watertable.errors import EvaluationError, StoreError
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.plan.nodes import Format, Topic
 from watertable.plan.plan import TableDef, Topology
-from watertable.plan.windows import EPOCH
+from watertable.plan.windows import EPOCH, MILLISECOND
 from watertable.processing import MOMENT
 from watertable.records import Advance, Dropped, Key, Place, Record, Row
 from watertable.schema import Schema
@@ -89,15 +89,14 @@ class _Seen:
 
 
 def as_test(
-    topology: Topology, table: TableDef, key: Sequence[str], told: Explanation, records: Iterable[Record], command: str,
-    recorded: Iterable[Advance] = (),
-) -> str:  # fmt: skip
+    topology: Topology, table: TableDef, told: Explanation, records: Iterable[Record], command: str, recorded: Iterable[Advance] = ()
+) -> str:
     """Write the test of a row that was explained, from the same records read once more; what was left out is piped in as well.
 
     `recorded` are the advances that the app's commits hold, as `explain` takes them. Raises `StoreError` when no record made the row, when
     it takes more than `MOST` of them, or when they alone don't make it.
     """
-    seen, expected = _needed(topology, table, keytext.read(table, key), told, interleaved(records, recorded))
+    seen, expected = _needed(topology, table, told, interleaved(records, recorded))
     if not expected:
         raise StoreError(f"no record that can be read made a row of {table.name!r} for this key: there is nothing to test")
     if len(seen) > MOST:
@@ -120,15 +119,26 @@ def as_test(
 
 
 def _needed(
-    topology: Topology, table: TableDef, wanted: Row, told: Explanation, items: Iterable[Record | Advance]
+    topology: Topology, table: TableDef, told: Explanation, items: Iterable[Record | Advance]
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
     """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
     part = topology.above({table.name})
-    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(wanted.values())})
+    group = keytext.group(table, told.key)
+    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(group.values())})
     topics = {topic.name for topic in part.topics}
     seen: dict[Offset | Place, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}
     stepped = {(step.topic, step.partition, step.offset) for step in told.steps}
+    single = len(group) < len(told.key)
+    mixed = table.sessions is not None or table.sliding is not None  # a window of these comes of what was in others
+    known = group if mixed else told.key
+    ends = [cast("datetime", step.key["window_end"]) for step in told.steps if single]
+
+    def counts(row: Key) -> bool:
+        """Tell whether a state of the table's own is to be made, too: one that no Change told of."""
+        if single and table.sliding is not None:  # the moments in the window, and the one that it begins behind
+            return bool(ends) and cast("datetime", told.key["window_start"]) - MILLISECOND <= cast("datetime", row[-2]) <= max(ends)
+        return not (single and mixed)
 
     def current() -> _Seen:
         if (at := engine.punctuator) is not None:
@@ -144,10 +154,10 @@ def _needed(
         def noted(key: Key) -> None:
             row = key[-len(table.key) :]  # a join by a foreign key keeps a row under what it names, and beside it what that has
             own = name == table.name and row[0] is not None
-            if own and not keytext.is_of(dict(zip(table.key.names, row, strict=True)), wanted):
+            if own and not keytext.is_of(dict(zip(table.key.names, row, strict=True)), known):
                 return
             getattr(current(), what).add((name, key))
-            if own and what == "changed":
+            if own and what == "changed" and counts(row):
                 keys.add(row)
 
         return noted
