@@ -74,6 +74,23 @@ def test_a_row_is_written_as_a_test_and_its_first_bad_record_is_found(till: Till
     assert "Kafka has deleted records" in " ".join(shown.split())
 
 
+def test_one_window_is_read_explained_and_looked_through(till: Till) -> None:
+    at_eight, key = ("--window", "2026-03-01T08:00Z"), ("--key", "a")
+    rows = till.json("query", "hourly", *at_eight)["rows"]
+    assert {(row["sku"], row["qty"]) for row in rows} == {("a", -1), ("b", 3)}
+    assert [row["sku"] for row in till.json("query", "hourly", *key, *at_eight)["rows"]] == ["a"]
+    told = till.json("explain", "hourly", *key, *at_eight)
+    assert [(step["record"]["qty"], step["row"]["qty"]) for step in told["steps"]] == [(5, 5), (3, 8), (-9, -1)]
+    (till.home / "test_a.py").write_text(till.said("explain", "hourly", *key, *at_eight, "--as-test"))
+    assert (
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"], cwd=till.home, check=False).returncode
+        == 0
+    )
+    found = till.json("bisect", "hourly", "qty < 3", *at_eight)
+    assert (found["at"], found["ever"], [key["key"]["sku"] for key in found["keys"]]) == ("till@1.1", 2, ["b"])
+    assert till.json("bisect", "hourly", "qty < 3", "--window", "2026-03-01T10:00Z")["ever"] == 2
+
+
 def test_an_edited_definition_is_shown_beside_the_live_table_and_nothing_is_committed(till: Till) -> None:
     same = till.json("preview", "stock", "--last", "100")
     assert ({row["mark"] for row in same["rows"]}, same["records"], same["live"]) == ({"same"}, 9, "till@1.3")
