@@ -25,7 +25,7 @@ from watertable.records import Record
 from watertable.sql.expressions import Expr
 from watertable.store.commits import CommitInfo
 from watertable.store.writer import Retention
-from watertable.tools import bisect
+from watertable.tools import bisect, keytext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,8 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
 
 def looked(ledger: Ledger, condition: str, table: str = "stock", key: list[str] | None = None) -> bisect.Found:
     wanted = ledger.table(table)
-    return bisect.find(ledger.store.reader, wanted, bisect.condition_of(wanted, condition), key)
+    of = None if key is None else keytext.read(wanted, key)
+    return bisect.find(ledger.store.reader, wanted, bisect.condition_of(wanted, condition), of)
 
 
 @pytest.mark.slow

@@ -179,14 +179,14 @@ def test_a_diff_says_which_columns_are_of_another_type_and_a_preview_shows_both(
 def asked(run: Run, app: Topology, capsys: pytest.CaptureFixture[str]) -> None:
     """Take a row of each table as `query` shows it, and ask every command for it by its key."""
     for table in app.tables:
-        show.print_json(show.ask(run.store.reader, table, key=None, sql=None, at=None, limit=100))
+        show.print_json(show.ask(run.store.reader, table, limit=100))
         row = json.loads(capsys.readouterr().out)["rows"][-1]
         names = [name for name in table.key.names if not (table.windows and name.startswith("window_"))]
         key = json.dumps([row[name] for name in names])
-        show.print_json(show.ask(run.store.reader, table, key=key, sql=None, at=None, limit=100))
+        show.print_json(show.ask(run.store.reader, table, wanted=keytext.read(table, keytext.split(key)), limit=100))
         assert row in json.loads(capsys.readouterr().out)["rows"], (table.name, key)
         if table.name in ("a_topics", "grouped", "first"):
-            found = bisect.find(run.store.reader, table, bisect.condition_of(table, "true"), keytext.split(key))
+            found = bisect.find(run.store.reader, table, bisect.condition_of(table, "true"), keytext.read(table, keytext.split(key)))
             assert found.ever == 1, (table.name, key)
 
 

@@ -122,12 +122,15 @@ def query(
     from watertable.store.reader import Reader
     from watertable_platform.cli import show
 
+    if sql is not None and (key is not None or window is not None):
+        raise typer.BadParameter("the query says which rows it reads: leave --key and --window out", param_hint="--sql")
     settings = _settings()
-    topology, wanted = show.find_table(load_apps(settings), table)
+    topology, chosen = show.find_table(load_apps(settings), table)
+    wanted = show.read_key(chosen, key, window)
     moment = show.parse_at(at) if at is not None else None
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
-        answer = show.ask(reader, wanted, key=key, window=window, sql=sql, at=moment, limit=limit)
+        answer = show.ask(reader, chosen, wanted=wanted, sql=sql, at=moment, limit=limit)
     if as_json:
         show.print_json(answer)
     elif as_csv:
@@ -199,32 +202,32 @@ def bisect(
     from watertable.project import load_apps
     from watertable.store.reader import Reader
     from watertable.tools import bisect as history
-    from watertable.tools import keytext
     from watertable_platform.cli import show
 
     settings = _settings()
-    topology, wanted = show.find_table(load_apps(settings), table)
-    judged = history.condition_of(wanted, condition)
+    topology, chosen = show.find_table(load_apps(settings), table)
+    judged = history.condition_of(chosen, condition)
+    wanted = show.read_key(chosen, key, window)
     culprit: history.Culprit | None = None
     unknown = ""
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         with terminal.err.status("folding every change", spinner="dots"):
-            found = history.find(reader, wanted, judged, None if key is None else keytext.split(key), window)
+            found = history.find(reader, chosen, judged, wanted)
         if found.at is not None:
             try:
                 past = _past(settings, topology, spark)
-                begin, end = found.ranges(topology, wanted)
+                begin, end = found.ranges(topology, chosen)
                 if gone := past.lacking(begin, end):
                     named = ", ".join(f"{topic}/{partition}" for topic, partition in gone)
                     raise UnknownPosition(f"Kafka has deleted records of {named} that the commit read")
-                culprit = history.blame(reader, topology, wanted, judged, found, past.records(begin, end))
+                culprit = history.blame(reader, topology, chosen, judged, found, past.records(begin, end))
             except (KafkaError, UnknownPosition) as error:
                 unknown = str(error)
     if as_json:
         print(show.finding_json(found, culprit, unknown))
     else:
-        show.print_finding(terminal.out, found, culprit, unknown, found.ranges(topology, wanted))
+        show.print_finding(terminal.out, found, culprit, unknown, found.ranges(topology, chosen))
 
 
 @app.command(rich_help_panel="Tables")

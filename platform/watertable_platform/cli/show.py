@@ -26,6 +26,7 @@ from rich.text import Text
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition
 from watertable.plan.plan import TableDef, Topology
 from watertable.project import Project
+from watertable.records import Row
 from watertable.schema import quote
 from watertable.settings import Settings
 from watertable.tools import keytext
@@ -110,10 +111,15 @@ def parse_at(text: str) -> At:
     return event_time(when) if text.startswith("event:") else when
 
 
+def read_key(table: TableDef, key: str | None, window: str | None) -> Row | None:
+    """Read which rows a person asks for; None for all. Raises `KeyMismatch`."""
+    return None if key is None and window is None else keytext.read(table, () if key is None else keytext.split(key), window)
+
+
 def ask(
-    reader: Reader, table: TableDef, *, key: str | None, sql: str | None, at: At | None, limit: int | None, window: str | None = None
+    reader: Reader, table: TableDef, *, wanted: Row | None = None, sql: str | None = None, at: At | None = None, limit: int | None
 ) -> Answer:
-    """Read rows of a table: all, those of a key or window, or what a query over the app's tables gives, each a view of its name."""
+    """Read rows of a table: all, those that `keytext` has read, or what a query over the app's tables gives, each a view of its name."""
     view = reader.view(None if sql else [table.name], at)
     if sql:
         for name in view.bases:
@@ -121,8 +127,8 @@ def ask(
         frame = view.changelog.spark.sql(sql)
     else:
         frame = view.rows(table)
-        if key is not None or window is not None:
-            frame = frame.where(keytext.condition(table, keytext.read(table, () if key is None else keytext.split(key), window)))
+        if wanted is not None:
+            frame = frame.where(keytext.condition(table, wanted))
         frame = frame.orderBy(*(quote(n) for n in table.key.names))
     return _answer(frame, sql or table.name, str(view.position), limit)
 

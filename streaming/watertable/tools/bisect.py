@@ -10,7 +10,7 @@ and reads just these records from their topics. So the answer is of what was com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -110,8 +110,8 @@ def condition_of(table: TableDef, text: str) -> Condition:
     return Condition(text, parse_predicate(text, scope_of(table.node), f"table {table.name!r}"))
 
 
-def find(reader: Reader, table: TableDef, condition: Condition, key: Sequence[str] | None = None, window: str | None = None) -> Found:
-    """Find the first commit of the app's lineage after which a row met the condition: any, or one of a key or of a window.
+def find(reader: Reader, table: TableDef, condition: Condition, wanted: Row | None = None) -> Found:
+    """Find the first commit of the app's lineage after which a row met the condition: any, or one of those that `keytext` has read.
 
     A row that met it only between two records of one commit was never to be seen, and doesn't count. Raises `TableNotFound`, and
     `UnknownPosition` for a table whose states aren't its rows, key by key: sessions, sliding windows, versions, stores, joins with `on=`.
@@ -124,8 +124,8 @@ def find(reader: Reader, table: TableDef, condition: Condition, key: Sequence[st
     view = _from_the_beginning(reader.view([table.name]), reader, table)
     start = view.bases[table.name].seq
     rows = _history(view, table, start)
-    if key is not None or window is not None:
-        rows = rows.where(keytext.condition(table, keytext.read(table, key or (), window), "key."))
+    if wanted is not None:
+        rows = rows.where(keytext.condition(table, wanted, "key."))
     judged = _judged(rows, table, condition.expr)
     counts = judged.agg(
         F.expr(f"count_if(holds AND seq <= {start}) AS already"), F.expr("count(DISTINCT CASE WHEN holds THEN key END) AS ever"),

@@ -122,8 +122,8 @@ def explain(
         )
     if window is not None:
         steps, late = _of_window(table, cast("datetime", wanted["window_start"]), steps, late)
-    late += [out for record, out in suspects if record.key is not None and record.key in made_by]
-    return Explanation(table.name, wanted, tuple(steps), tuple(late), count)
+    refused_of_key = [out for record, out in suspects if record.key is not None and record.key in made_by]
+    return Explanation(table.name, wanted, tuple(steps), (*late, *refused_of_key), count)
 
 
 def _of_window(table: TableDef, start: datetime, steps: list[Step], late: list[LeftOut]) -> tuple[list[Step], list[LeftOut]]:
