@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import watertable as wt
 from tests.properties.engines import tiny
-from tests.spark.runs import Item, Tables
-from tests.spark.test_acts_in_any_order import ALONE, BESIDE, TALES, Tale, told
+from tests.spark.runs import Item, Kafka, Tables
+from tests.spark.test_acts_in_any_order import ALONE, BESIDE, START, TALES, Tale, told
 from tests.spark.test_rebuild import Beside
+from watertable.acts import rewind, shadow
+from watertable.acts.rebuild import commit_at
+from watertable.acts.targets import Target
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
@@ -24,8 +29,8 @@ from watertable.tools.explain import interleaved
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ACTS = {act: weight for act, weight in ALONE.items() if act not in ("rebuilds", "publishes")}
-"""Tables that are rebuilt alone may have been told of other advances than those beside them, and outputs of which were told again."""
+ACTS = {act: weight for act, weight in ALONE.items() if act != "publishes"}
+"""Outputs may have been told of other advances, of which they were told again."""
 
 
 def waits() -> Topology:
@@ -71,7 +76,8 @@ class Idling(Tale):
         if not position.seq:
             return ()
         lineage = self.store.changelog.head(epoch=position.epoch).lineage
-        return self.decided[Position(position.app, lineage.epoch_of(position.seq), position.seq)]
+        found = self.decided.get(Position(position.app, lineage.epoch_of(position.seq), position.seq))
+        return self.known(replace(position, seq=position.seq - 1)) if found is None else found  # a join decides nothing
 
     def oracle(self, offsets: Offsets) -> Interpreter:
         return self.made_of(offsets, self.known(self.position))
@@ -123,9 +129,16 @@ class Shadow(Beside):
     def upto(self, goal: Offsets, records: list[Record], size: int) -> None:
         """Go on until nothing is left before these offsets, and nothing due."""
         self.advances = known_to(self)
+        if (row := shadow.current(self.tale.store)).of:
+            head, changelog = self.tale.store.head(), self.tale.store.changelog
+            until = row.counters.get("until")
+            last = commit_at(changelog, changelog.snapshot(), head, until) if until else head.last
+            assert last is not None
+            self.advances.level_with(last.next, last.stream_times)
 
         def left() -> list[Record]:
-            return [r for r in self.left(records) if r.offset < goal[r.topic, r.partition]]
+            own = [r for r in records if (r.topic, r.partition) in self.next]
+            return [r for r in self.left(own) if r.offset < goal[r.topic, r.partition]]
 
         while left() or self.advances.due(self.next, self.carry):
             self.read(left()[:size])
@@ -158,6 +171,44 @@ def reads(tale: Idling, run: Idling | Shadow, records: Sequence[Item], read: Cal
         tale.reached[place] = max(offset, tale.reached.get(place, 0))
         late = [a for a in behind if (a.topic, a.partition) == place and (run.carry[place] is None or run.carry[place] < a.stream_time)]
         tale.wrong += [f"{run.writer.position} goes on behind {late} as if that hadn't been decided"] if late else []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_tables_that_are_rebuilt_do_with_the_others_what_an_undone_epoch_had_decided(spark: SparkSession, tmp_path: Path) -> None:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT", idle_after=wt.minutes(5)).stream()
+    fives = sales.group_by("shop").windowed_by(wt.tumbling(minutes=5)).agg(n=wt.count())
+    final = fives.suppress(wt.until_window_closes()).materialized_as("final")
+    final.to_stream().group_by("shop").agg(told=wt.count()).materialized_as("told")
+    sales.group_by("shop").agg(n=wt.count()).materialized_as("sold")
+    places = [(0, 0, 0), (0, 1, 3), (0, 2, 7), (1, 0, 30)]
+    records = [Record("sales", p, n, START + timedelta(minutes=m), b"a", b'{"shop": "x", "qty": 1}') for p, n, m in places]
+    kafka: Any = Kafka([("sales", 0), ("sales", 1)])
+    tale = Idling(tiny(spark), tmp_path, app.topology(), records, Random(1))
+
+    def shown() -> list[int]:
+        return [row["told"] for row in tale.tables()["told"].values()]
+
+    tale.read(records)
+    tale.remember()
+    rewind.apply(tale.store, rewind.plan(tale.store, tale.topology, kafka, Target.parse("1")), tale.topology.fingerprint, kafka)
+    tale.open()
+    tale.advances.idle = frozenset({("sales", 0)})
+    tale.read([])
+    assert shown() == [2]
+    rewind.apply(tale.store, rewind.plan(tale.store, tale.topology, kafka, Target("undo")), tale.topology.fingerprint, kafka)
+    tale.open()
+    assert shown() == [1]
+    plan = rewind.plan(tale.store, tale.topology, kafka, Target("earliest"), tables=["final"])
+    rewind.apply(tale.store, plan, tale.topology.fingerprint, kafka)
+    shadow.promote(tale.store, tale.topology, tale.bring(30))
+    tale.start()
+    assert shown() == [1], "the app hasn't let it go yet"
+    tale.open()
+    tale.read([])
+    assert shown() == [2]
+    assert tale.tables() == tale.oracle(tale.next).tables
 
 
 @pytest.mark.slow

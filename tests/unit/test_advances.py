@@ -111,6 +111,14 @@ def test_a_replay_cuts_its_batches_at_the_recorded_advances_and_makes_them_there
     assert advances.due({A: 25, B: 9}, {A: at(70), B: at(80)}) == (), "what has come further needs none"
 
 
+def test_what_was_decided_for_where_an_app_stands_and_it_has_not_done_waits_for_the_app() -> None:
+    advances = Advances({}, ALONE, (Advance(*A, 10, at(50)), Advance(*A, 25, at(70)), Advance(*A, 25, at(90)), Advance(*B, 4, at(60))))
+    advances.level_with({A: 25, B: 4}, {A: at(70), B: None})
+    assert advances.recorded == (Advance(*A, 10, at(50)), Advance(*A, 25, at(70)))
+    advances.level_with({A: 10}, {A: at(20)})
+    assert advances.recorded == (), "an app that was rewound meanwhile stands elsewhere"
+
+
 def test_a_partition_that_wakes_after_its_window_was_let_go_is_late_for_it() -> None:
     driver = TopologyTestDriver(shop())
     driver.pipe_input("clicks", "a", {"n": 1}, timestamp=3000)

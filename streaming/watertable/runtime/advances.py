@@ -70,6 +70,16 @@ class Advances:
                 cut[place] = a.before
         return cut
 
+    def level_with(self, offsets: Offsets, times: Times) -> None:
+        """Leave out what an app that stands there hasn't done yet, of what was decided for where it stands.
+
+        An epoch that was undone can have decided it. The app does it in its next batch, and tables that join it do so with the others.
+        """
+        self.recorded = tuple(
+            a for a in self.recorded
+            if a.before < offsets.get(place := (a.topic, a.partition), a.before + 1) or not _is_beyond(a.stream_time, times.get(place))
+        )  # fmt: skip
+
     def due(self, offsets: Offsets, times: Times) -> tuple[Advance, ...]:
         """Give the advances to be made before a batch that begins at these offsets, those of each partition as they follow each other.
 

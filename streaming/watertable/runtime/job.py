@@ -585,6 +585,7 @@ class _Replay(_Job):
         snapshot = changelog.snapshot()
         head = changelog.head(snapshot)
         row, self._until = head.shadow, None
+        self._joins = bool(row and row.of)
         if row is not None and (seq := row.counters.get(UNTIL)):
             self._until = commit_at(changelog, snapshot, head, seq)
         super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
@@ -605,15 +606,14 @@ class _Replay(_Job):
 
         What the app has recorded by then is done here, too.
         """
-        found = self._given
-        if self._until is not None:
-            found = self._until.next
-        elif found is None:
-            last = self.store.head().last
+        last, found = self._until or self.store.head().last, self._given
+        if self._until is not None or found is None:
             if last is None:  # rewound to earliest, it has read nothing since
                 return dict(self.offsets)
             found = last.next
         self._look_for_advances()  # after the look at the app, which goes on meanwhile: all up to there is wanted
+        if self._joins and last is not None:
+            self.advances.level_with(last.next, last.stream_times)
         beyond = [p for p in self.offsets if p not in found]
         return {**{p: found[p] for p in self.offsets if p in found}, **(self.admin.latest(beyond) if beyond else {})}
 
