@@ -87,7 +87,7 @@ class Editor:
 
     def _around(self, operator: Callable[..., Any], name: str) -> Callable[..., Any]:
         @wraps(operator)
-        def called(on: Any, *positional: Any, **named: Any) -> Any:
+        def called(on: Any, /, *positional: Any, **named: Any) -> Any:  # some have an argument of that name
             if self._inside:  # an operator that is made of others is one step
                 return operator(on, *positional, **named)
             self.steps.append(name)
