@@ -56,10 +56,15 @@ def till(project: Project, broker: Cluster, topic: Callable[..., str]) -> Till:
     return made
 
 
+def passes(till: Till, file: str) -> bool:
+    """Run a test that was written, where the project is."""
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file], cwd=till.home, check=False)
+    return run.returncode == 0
+
+
 def test_a_row_is_written_as_a_test_and_its_first_bad_record_is_found(till: Till) -> None:
     (till.home / "test_a.py").write_text(till.said("explain", "stock", "--key", "a", "--as-test"))
-    told = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"], cwd=till.home, check=False)
-    assert told.returncode == 0
+    assert passes(till, "test_a.py")
     found = till.json("bisect", "stock", "qty < 0")
     assert (found["at"], found["record"]["offset"], found["record"]["record"]["qty"]) == ("till@1.2", 2, -9)
     assert (found["record"]["old"], found["record"]["new"], found["now"]) == ({"qty": 8}, {"qty": -1}, 0)
@@ -82,10 +87,7 @@ def test_one_window_is_read_explained_and_looked_through(till: Till) -> None:
     told = till.json("explain", "hourly", *key, *at_eight)
     assert [(step["record"]["qty"], step["row"]["qty"]) for step in told["steps"]] == [(5, 5), (3, 8), (-9, -1)]
     (till.home / "test_a.py").write_text(till.said("explain", "hourly", *key, *at_eight, "--as-test"))
-    assert (
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"], cwd=till.home, check=False).returncode
-        == 0
-    )
+    assert passes(till, "test_a.py")
     found = till.json("bisect", "hourly", "qty < 3", *at_eight)
     assert (found["at"], found["ever"], [key["key"]["sku"] for key in found["keys"]]) == ("till@1.1", 2, ["b"])
     assert till.json("bisect", "hourly", "qty < 3", "--window", "2026-03-01T10:00Z")["ever"] == 2
@@ -134,5 +136,4 @@ def test_a_row_is_explained_from_the_archive_when_kafka_has_deleted_its_records(
     whole = till.json("preview", "stock", "--last", "100")
     assert ({row["mark"] for row in whole["rows"]}, whole["records"]) == ({"same"}, 11)
     (till.home / "test_a.py").write_text(till.said("explain", "stock", "--key", "a", "--as-test"))
-    told = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"], cwd=till.home, check=False)
-    assert told.returncode == 0
+    assert passes(till, "test_a.py")
