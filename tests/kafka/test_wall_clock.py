@@ -24,6 +24,7 @@ from watertable.runtime import job
 from watertable.settings import Settings
 from watertable.store.commits import CommitInfo
 from watertable.store.writer import Store
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 from watertable.tools.past import Past
 from watertable_platform.cli import main as cli
@@ -101,7 +102,8 @@ def test_a_running_app_calls_what_is_due_by_the_wall_clock_and_a_replay_does_the
     assert shop.clocks() == [(0, 1, at(112), at(100) + MOMENT)]
     past = Past(broker, [shop.topic])
     recorded = cli._recorded(shop.settings, shop.topology, spark)
-    (called,) = explain(shop.topology, shop.topology.table("told"), ["ann"], past.records(past.first, past.ends), recorded).steps
+    told = shop.topology.table("told")
+    (called,) = explain(shop.topology, told, keytext.read(told, ["ann"]), past.records(past.first, past.ends), recorded).steps
     assert (called.offset, called.timestamp, called.row) == (None, at(110), {"all": ["remind at 01:50, 01:40"]})
     before = shop.last
     shop.replay(1000)

@@ -18,6 +18,7 @@ from watertable.interpreter import Interpreter
 from watertable.plan.nodes import FinalRows
 from watertable.plan.plan import Topology, walk
 from watertable.plan.purity import Purity, purity_of
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 from watertable.tools.testcase import as_test
 
@@ -59,7 +60,7 @@ def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str)
         if not rows:
             continue
         wanted = next(iter(rows))[0]
-        story = explain(app, table, [str(wanted)], given)
+        story = explain(app, table, keytext.read(table, [str(wanted)]), given)
         after = {tuple(step.key.values()): step.row for step in story.steps}
         assert {key: dict(zip(table.key.names, key, strict=True)) | row for key, row in after.items() if row is not None} == {
             key: row for key, row in rows.items() if key[0] == wanted
@@ -69,7 +70,7 @@ def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str)
         if table.windows is None:
             continue
         for start in {key[-2] for key in rows if key[0] == wanted}:
-            story = explain(app, table, [str(wanted)], given, window=str(start))
+            story = explain(app, table, keytext.read(table, [str(wanted)], str(start)), given)
             of = {key: row for key, row in rows.items() if key[0] == wanted and key[-2] == start}
             after = {tuple(step.key.values()): step.row for step in story.steps}
             assert {key for key, row in after.items() if row is not None} >= set(of), name

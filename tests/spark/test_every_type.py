@@ -200,7 +200,7 @@ def test_the_story_of_a_row_is_told_for_what_is_shown_of_its_key(of: str) -> Non
         table = app.table(name)
         key, row = list(engine.tables[name].items())[-1]
         shown = json.dumps(json.loads(show.plain_json(list(key[: 1 if table.windows else None]))))
-        story = explain(app, table, keytext.split(shown), given)
+        story = explain(app, table, keytext.read(table, keytext.split(shown)), given)
         assert repr(story.steps[-1].row) == repr({n: v for n, v in row.items() if n in table.value.names}), (name, shown)
         written = as_test(app, table, story, given, "watertable explain")
         scope: dict[str, Any] = {"app": app}

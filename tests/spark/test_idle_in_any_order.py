@@ -15,9 +15,8 @@ import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.runs import Item, Kafka, Tables
 from tests.spark.test_acts_in_any_order import ALONE, BESIDE, START, TALES, Tale, told
-from tests.spark.test_rebuild import Beside
+from tests.spark.test_rebuild import Beside, until
 from watertable.acts import rewind, shadow
-from watertable.acts.rebuild import commit_at
 from watertable.acts.targets import Target
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
@@ -129,10 +128,8 @@ class Shadow(Beside):
     def upto(self, goal: Offsets, records: list[Record], size: int) -> None:
         """Go on until nothing is left before these offsets, and nothing due."""
         self.advances = known_to(self)
-        if (row := shadow.current(self.tale.store)).of:
-            head, changelog = self.tale.store.head(), self.tale.store.changelog
-            until = row.counters.get("until")
-            last = commit_at(changelog, changelog.snapshot(), head, until) if until else head.last
+        if shadow.current(self.tale.store).of:
+            last = until(self.tale) or self.tale.store.head().last
             assert last is not None
             self.advances.level_with(last.next, last.stream_times)
 

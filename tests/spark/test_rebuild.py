@@ -130,17 +130,21 @@ class Beside(Run):
             self.read(batch)
 
 
+def until(run: Run) -> CommitInfo | None:
+    """Give the commit at which the days are over that a shadow is of."""
+    seq, changelog = shadow.current(run.store).counters.get("until"), run.store.changelog
+    return commit_at(changelog, changelog.snapshot(), run.store.head(), seq) if seq else None
+
+
 def replay(run: Run, size: int = 50, begin: Callable[[], Beside] | None = None) -> Callable[[Offsets | None], None]:
     """Bring the shadow to these offsets, or as far as it goes; `begin` begins it, where it isn't of the app's own code."""
 
     def bring(goal: Offsets | None) -> None:
-        head = run.store.head()
-        last = head.last
+        over = until(run)
+        last = over or run.store.head().last
         assert last is not None
-        if until := shadow.current(run.store).counters.get("until"):
-            last, goal = commit_at(run.store.changelog, run.store.changelog.snapshot(), head, until), None
         beside = begin() if begin is not None else Beside(run.spark, run.warehouse, run.topology, run.partitions)
-        beside.upto(goal or last.next, run.records, size)
+        beside.upto(last.next if over else goal or last.next, run.records, size)
 
     return bring
 

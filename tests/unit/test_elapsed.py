@@ -22,6 +22,7 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 
 SECOND = timedelta(seconds=1)
@@ -182,7 +183,7 @@ def test_both_say_what_they_are_and_where_their_columns_come_from() -> None:
         assert column_lineage(table)["n"] == (Origin("levels", "value", "n"),)
         assert purity_of(table.node) is Purity.PURE
         with pytest.raises(StoreError, match=r"'shown'.*no record makes its rows"):
-            explain(topology, table, ["k"], [])
+            explain(topology, table, keytext.read(table, ["k"]), [])
     assert purity_of(slow().topology().sinks[0].node) is Purity.PURE
     assert purity_of(short().topology().sinks[0].node) is Purity.ARRIVAL  # a partition that is ahead tells of a row before its end
     assert plan.delay_of(short().topology().table("shown").node) == timedelta(0)

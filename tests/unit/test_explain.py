@@ -15,6 +15,7 @@ from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.tools import explain as module
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 from watertable_platform.cli import show
 
@@ -44,7 +45,7 @@ RECORDS = [
 def test_every_record_that_made_a_row_is_told_with_the_row_after_it(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
     topology = shop()
-    told = explain(topology, topology.table("stock"), ["a"], RECORDS)
+    told = explain(topology, topology.table("stock"), keytext.read(topology.table("stock"), ["a"]), RECORDS)
     assert [(s.offset, s.record, s.row) for s in told.steps] == [
         (0, {"qty": 5, "shelf": 1}, {"qty": 5}), (4, {"qty": -7, "shelf": 2}, {"qty": -2}), (5, {"qty": 1, "shelf": 1}, {"qty": -1}),
     ]  # fmt: skip
@@ -64,7 +65,7 @@ def test_only_what_the_table_is_made_of_is_read_and_computed() -> None:
     moves.process(other, stores={"seen": wt.key_value_store("n INT")})
     app.topic("prices", key="sku STRING", value="price INT").table().materialized_as("prices")
     topology, priced = app.topology(), Record("prices", 0, 0, T0, b"a", b'{"price": 1}')
-    told = explain(topology, topology.table("stock"), ["a"], [priced, *RECORDS])
+    told = explain(topology, topology.table("stock"), keytext.read(topology.table("stock"), ["a"]), [priced, *RECORDS])
     assert [s.row for s in told.steps] == [{"qty": 5}, {"qty": -2}, {"qty": -1}]
     assert [o.offset for o in told.left_out] == [2], "nothing that another table refuses is this one's"
     assert told.records == 6
@@ -72,12 +73,13 @@ def test_only_what_the_table_is_made_of_is_read_and_computed() -> None:
 
 def test_what_was_late_for_a_window_is_told_with_the_window() -> None:
     topology = shop()
-    told = explain(topology, topology.table("hourly"), ["a"], RECORDS)
+    hourly = topology.table("hourly")
+    told = explain(topology, hourly, keytext.read(hourly, ["a"]), RECORDS)
     assert [s.offset for s in told.steps] == [0, 4]
     late = [o for o in told.left_out if "late" in o.reason]
     assert [(o.offset, o.reason) for o in late] == [(5, "late for the window 2026-01-01 00:00:00Z to 2026-01-01 01:00:00Z")]
-    assert explain(topology, topology.table("hourly"), ["b"], RECORDS).steps[0].row == {"n": 1}
-    assert not [o for o in explain(topology, topology.table("hourly"), ["b"], RECORDS).left_out if "late" in o.reason]
+    assert explain(topology, hourly, keytext.read(hourly, ["b"]), RECORDS).steps[0].row == {"n": 1}
+    assert not [o for o in explain(topology, hourly, keytext.read(hourly, ["b"]), RECORDS).left_out if "late" in o.reason]
 
 
 def test_a_record_that_is_late_behind_a_join_is_told_to_be_of_the_row_that_it_missed() -> None:
@@ -92,10 +94,10 @@ def test_a_record_that_is_late_behind_a_join_is_told_to_be_of_the_row_that_it_mi
         Record("shelves", 0, 0, T0, b"a", b'{"shelf": 1}'), Record("shelves", 0, 1, T0, b"b", b'{"shelf": 2}'),
         *(Record("sales", 0, n, T0 + timedelta(minutes=m), sku, b'{"qty": 1}') for n, (sku, m) in enumerate(sold)),
     ]  # fmt: skip
-    told = explain(topology, topology.table("hourly"), ["1"], records)
+    told = explain(topology, topology.table("hourly"), keytext.read(topology.table("hourly"), ["1"]), records)
     assert [(s.topic, s.offset) for s in told.steps] == [("sales", 0)]
     assert [(o.offset, o.reason) for o in told.left_out] == [(2, "late for the window 2026-01-01 00:00:00Z to 2026-01-01 01:00:00Z")]
-    assert not explain(topology, topology.table("hourly"), ["2"], records).left_out
+    assert not explain(topology, topology.table("hourly"), keytext.read(topology.table("hourly"), ["2"]), records).left_out
 
 
 def test_of_a_table_that_nothing_else_is_made_of_no_other_rows_are_kept() -> None:
@@ -110,26 +112,26 @@ def test_of_a_table_that_nothing_else_is_made_of_no_other_rows_are_kept() -> Non
 def test_a_key_of_several_columns_may_be_cut_short_and_is_read_by_its_types() -> None:
     topology = shop()
     hourly = topology.table("hourly")
-    assert [s.offset for s in explain(topology, hourly, ["a", "2"], RECORDS).steps] == [4]
+    assert [s.offset for s in explain(topology, hourly, keytext.read(hourly, ["a", "2"]), RECORDS).steps] == [4]
     for wrong in ([], ["a", "1", "2"], ["a", "x"]):
         with pytest.raises(KeyMismatch, match="has the key"):
-            explain(topology, hourly, wrong, RECORDS)
+            explain(topology, hourly, keytext.read(hourly, wrong), RECORDS)
 
 
 def test_of_a_windowed_table_one_window_can_be_asked_for() -> None:
     topology = shop()
     hourly = topology.table("hourly")
-    first, fourth = (explain(topology, hourly, ["a"], RECORDS, window=f"2026-01-01T0{hour}:00Z") for hour in (0, 3))
+    first, fourth = (explain(topology, hourly, keytext.read(hourly, ["a"], f"2026-01-01T0{hour}:00Z"), RECORDS) for hour in (0, 3))
     assert [s.offset for s in first.steps] == [0]
     assert [o.offset for o in first.left_out if "late" in o.reason] == [5]
     assert [s.offset for s in fourth.steps] == [4]
     assert not [o for o in fourth.left_out if "late" in o.reason]
     assert first.key == {"sku": "a", "window_start": T0}
-    assert not explain(topology, hourly, ["a"], RECORDS, window="2026-01-01T00:30Z").steps
+    assert not explain(topology, hourly, keytext.read(hourly, ["a"], "2026-01-01T00:30Z"), RECORDS).steps
     with pytest.raises(KeyMismatch, match="leave --window out"):
-        explain(topology, topology.table("stock"), ["a"], RECORDS, window="2026-01-01")
+        explain(topology, topology.table("stock"), keytext.read(topology.table("stock"), ["a"], "2026-01-01"), RECORDS)
     with pytest.raises(KeyMismatch, match="write the time at which it begins"):
-        explain(topology, hourly, ["a"], RECORDS, window="noon")
+        explain(topology, hourly, keytext.read(hourly, ["a"], "noon"), RECORDS)
 
 
 def test_a_session_that_is_asked_for_is_told_with_what_it_grew_from_and_what_was_late_for_it() -> None:
@@ -138,7 +140,7 @@ def test_a_session_that_is_asked_for_is_told_with_what_it_grew_from_and_what_was
     moves.group_by_key().windowed_by(wt.sessions(gap=wt.minutes(5))).agg(n=wt.count()).materialized_as("visits")
     topology, qty = app.topology(), {"qty": 1, "shelf": 1}
     records = [record(n, "a", qty, m) for n, m in enumerate((10, 12, 14, 60, 61, 11, 40))]
-    told = explain(topology, topology.table("visits"), ["a"], records, window="2026-01-01T00:10:00Z")
+    told = explain(topology, topology.table("visits"), keytext.read(topology.table("visits"), ["a"], "2026-01-01T00:10:00Z"), records)
     assert [(s.offset, s.row and s.row["n"]) for s in told.steps] == [(0, 1), (1, None), (1, 2), (2, None), (2, 3)]
     assert [o.offset for o in told.left_out] == [5], "the one at 00:40 would have met no record of this session"
 
@@ -153,7 +155,7 @@ def test_a_record_that_is_in_many_windows_is_counted_once_and_shown_with_each() 
         record(1, "b", {"qty": 1, "shelf": 1}, 50),
         record(2, "a", {"qty": 1, "shelf": 1}, 2),
     ]
-    told = explain(topology, topology.table("hourly"), ["a"], records)
+    told = explain(topology, topology.table("hourly"), keytext.read(topology.table("hourly"), ["a"]), records)
     show.print_explanation(Console(width=160, file=out), told, 20)
     text = out.getvalue()
     assert "2 records made it, in 5 changes" in text
@@ -165,7 +167,7 @@ def test_a_record_that_is_in_many_windows_is_counted_once_and_shown_with_each() 
 
 def test_an_explanation_is_shown_to_people_and_programs() -> None:
     topology = shop()
-    told = explain(topology, topology.table("stock"), ["a"], RECORDS)
+    told = explain(topology, topology.table("stock"), keytext.read(topology.table("stock"), ["a"]), RECORDS)
     out = io.StringIO()
     show.print_explanation(Console(width=140, file=out), told, 2)
     text = out.getvalue()
@@ -184,7 +186,8 @@ def test_an_explanation_is_shown_to_people_and_programs() -> None:
 
 def test_of_a_key_that_no_record_has_it_is_said_where_others_are_seen() -> None:
     topology, out = shop(), io.StringIO()
-    show.print_explanation(Console(width=140, file=out), explain(topology, topology.table("stock"), ["A"], RECORDS), 2)
+    told = explain(topology, topology.table("stock"), keytext.read(topology.table("stock"), ["A"]), RECORDS)
+    show.print_explanation(Console(width=140, file=out), told, 2)
     assert out.getvalue().split("\n") == [
         "stock  A  6 records read",
         "No record has made such a row, the key taken letter for letter; `watertable query stock` shows some that there are.",

@@ -15,6 +15,7 @@ from watertable.plan.lineage import describe
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 from watertable.tools.testcase import as_test
 
@@ -180,7 +181,7 @@ def test_one_more_header_rolls_in_and_another_name_of_one_does_not() -> None:
 def test_a_rows_story_holds_the_headers_that_made_it() -> None:
     topology = calls()
     records = [record(0, b'{"n": 1}', ("trace-id", b"t1"), ("other", b"x")), record(1, b'{"n": 2}', ("trace-id", b"t2"), ("sig", b"\xff"))]
-    told = explain(topology, topology.table("last_call"), ["a"], records)
+    told = explain(topology, topology.table("last_call"), keytext.read(topology.table("last_call"), ["a"]), records)
     assert [step.record for step in told.steps] == [{"n": 1, "trace": "t1", "sig": None}, {"n": 2, "trace": "t2", "sig": b"\xff"}]
     written = as_test(topology, topology.table("last_call"), told, records, "watertable explain")
     assert 'headers={"trace-id": "t2", "sig": b' in written

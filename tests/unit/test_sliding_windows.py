@@ -17,6 +17,7 @@ from watertable.interpreter import Interpreter
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 
 
@@ -68,7 +69,7 @@ def test_a_late_record_counts_in_those_of_its_windows_that_are_open() -> None:
 def test_a_record_that_was_late_for_all_its_windows_is_told_with_the_last_of_them() -> None:
     topology, data = alarms()[0].topology(), json.dumps({"c": 1}).encode()
     records = [Record("heat", 0, n, EPOCH + timedelta(milliseconds=t), b"attic", data) for n, t in enumerate((20, 50, 30))]
-    told = explain(topology, topology.table("hot"), ["attic"], records)
+    told = explain(topology, topology.table("hot"), keytext.read(topology.table("hot"), ["attic"]), records)
     assert [step.offset for step in told.steps] == [0, 1]
     assert [(out.offset, out.reason.partition(" window")[0]) for out in told.left_out] == [(2, "late for the")]
 

@@ -27,6 +27,7 @@ from watertable.plan.windows import EPOCH, JoinWindows
 from watertable.records import Place, Record
 from watertable.testing import TopologyTestDriver
 from watertable.tools import explain as explaining
+from watertable.tools import keytext
 from watertable.tools.testcase import as_test
 
 MINUTE = timedelta(minutes=1)
@@ -321,7 +322,7 @@ def test_the_story_of_a_row_names_the_later_records_of_its_pairs_and_its_test_pi
         Record(topic, 0, n, EPOCH + minute * MINUTE, key.encode(), json.dumps({"v": value}).encode())
         for n, (topic, value, minute, key) in enumerate(given)
     ]
-    told = explaining.explain(topology, topology.table("t"), ["k"], records)
+    told = explaining.explain(topology, topology.table("t"), keytext.read(topology.table("t"), ["k"]), records)
     assert [(step.topic, step.offset, step.row) for step in told.steps] == [("clicks", 0, {"v": ["Ax"]})]
     story = as_test(topology, topology.table("t"), told, records, "watertable explain t --as-test")
     assert sorted(line.split('"')[1] for line in story.splitlines() if "pipe_input" in line) == ["clicks", "views"]

@@ -23,6 +23,7 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.plan.windows import EPOCH, SessionWindows, Windows
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 
 MINUTE = timedelta(minutes=1)
@@ -163,7 +164,7 @@ def test_a_suppressed_table_is_pure_and_says_what_it_is() -> None:
 def test_the_story_of_a_final_row_is_told_of_the_table_above_it() -> None:
     topology = app_of().topology()
     with pytest.raises(StoreError, match=r"'final'.*shows what is final of a windowed table"):
-        explain(topology, topology.table("final"), ["k"], [])
+        explain(topology, topology.table("final"), keytext.read(topology.table("final"), ["k"]), [])
 
 
 # -- what any log says ----------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from watertable.errors import KeyMismatch, StoreError
 from watertable.project import load_apps
 from watertable.records import Advance, Record
 from watertable.settings import Settings
+from watertable.tools import keytext
 from watertable.tools.explain import explain
 from watertable.tools.testcase import MOST, as_test
 
@@ -92,7 +93,8 @@ RECORDS = [
 def written(project: Path, table: str, key: list[str], records: list[Record] = RECORDS) -> str:
     topology = load_apps(Settings.load(project)).app("shop").topology
     wanted = topology.table(table)
-    return as_test(topology, wanted, explain(topology, wanted, key, records), records, f"watertable explain {table} --as-test")
+    told = explain(topology, wanted, keytext.read(wanted, key), records)
+    return as_test(topology, wanted, told, records, f"watertable explain {table} --as-test")
 
 
 def run(project: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -174,7 +176,7 @@ def test_what_clocks_called_is_written_with_the_clocks_that_the_row_needs(projec
     recorded = [Advance("views", 0, n, T0 + timedelta(minutes=st, microseconds=1), clock + timedelta(minutes=m)) for n, st, m in ticks]
     texts = {}
     for who in ("ann", "bob", "eve"):
-        told = explain(topology, wanted, [who], views, recorded)
+        told = explain(topology, wanted, keytext.read(wanted, [who]), views, recorded)
         if told.steps:
             texts[who] = as_test(topology, wanted, told, views, "watertable explain told --as-test", recorded)
     assert sorted(texts) == ["ann", "eve"], "bob ordered before anybody noticed"

@@ -23,6 +23,7 @@ from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
 from watertable.tools import explain as explaining
+from watertable.tools import keytext
 
 MINUTE = timedelta(minutes=1)
 PLACES = [("prices", 0), ("prices", 1), ("sales", 0), ("sales", 1)]
@@ -231,5 +232,5 @@ def test_a_record_that_has_waited_is_told_of_where_it_goes_on(monkeypatch: pytes
     topology = shop(wt.minutes(5)).topology()
     given = [("prices", 2, 10), ("sales", 7, 12), ("prices", 3, 40), ("sales", 1, 41), ("prices", 3, 60)]
     arrived = records([((topic, 0), minute, "a", number) for topic, number, minute in given])
-    told = explaining.explain(topology, topology.table("by_price"), ["2"], arrived)
+    told = explaining.explain(topology, topology.table("by_price"), keytext.read(topology.table("by_price"), ["2"]), arrived)
     assert [(step.topic, step.offset, step.row) for step in told.steps] == [("sales", 0, {"qty": 7})]

@@ -24,6 +24,7 @@ from watertable.records import Advance, Record
 from watertable.runtime.advances import Advances, Clocks, clocks_of
 from watertable.store import commits
 from watertable.testing import TopologyTestDriver
+from watertable.tools import keytext
 from watertable.tools.explain import explain, needs_commits
 from watertable_platform.cli import show
 
@@ -291,13 +292,13 @@ def test_a_row_that_waits_for_the_clock_has_no_story_that_records_alone_can_tell
     app.topic("others", key="who STRING", value="n INT").table().materialized_as("beside")
     topology = app.topology()
     hurried = [Record("views", 0, 0, at(1), b"ann", b'{"what": "hurry"}')]
-    assert len(explain(topology, topology.table("basket"), ["ann"], hurried).steps) == 1
+    assert len(explain(topology, topology.table("basket"), keytext.read(topology.table("basket"), ["ann"]), hurried).steps) == 1
     waits = [*hurried, *(Record("views", 0, n, at(2), b"ann", b'{"what": "%b"}' % what) for n, what in enumerate([b"tea", b"order"], 1))]
     waits.append(Record("others", 0, 0, at(2), b"ann", b'{"n": 1}'))
     for name in ("basket", "told"):
         with pytest.raises(StoreError, match=f"'{name}' .*schedules by the wall clock"):
-            explain(topology, topology.table(name), ["ann"], waits)
-    assert len(explain(topology, topology.table("beside"), ["ann"], waits).steps) == 1
+            explain(topology, topology.table(name), keytext.read(topology.table(name), ["ann"]), waits)
+    assert len(explain(topology, topology.table("beside"), keytext.read(topology.table("beside"), ["ann"]), waits).steps) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -311,7 +312,7 @@ def test_a_story_that_is_told_with_the_recorded_clocks_ends_with_the_row(seed: i
     rng.shuffle(clocks)
     calls = 0
     for key, row in live.tables["told"].items():
-        story = explain(topology, topology.table("told"), [str(key[0])], records, clocks)
+        story = explain(topology, topology.table("told"), keytext.read(topology.table("told"), [str(key[0])]), records, clocks)
         assert story.records == 80
         assert {**story.steps[-1].key, **(story.steps[-1].row or {})} == row
         assert len(story.steps) == row["n"], "each is one that was told"

@@ -23,7 +23,7 @@ import typer
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
-from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson, Window
+from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson, Key, TableName, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,8 +108,8 @@ def outline() -> None:
 
 @app.command(rich_help_panel="Tables")
 def query(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
-    key: Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")] = None,
+    table: TableName,
+    key: Key = None,
     window: Window = None,
     sql: Annotated[str | None, typer.Option(help="A query over the app's tables, all read at one position.")] = None,
     at: Annotated[str | None, typer.Option(help="An earlier position: retail@1.17, a version, a commit time, or event:TIME.")] = None,
@@ -141,7 +141,7 @@ def query(
 
 @app.command(rich_help_panel="Tables")
 def explain(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    table: TableName,
     key: Annotated[str, typer.Option(help="The key; a JSON array for several key columns.")],
     window: Window = None,
     limit: Annotated[int, typer.Option(help="Records to show, the newest.", min=1)] = 20,
@@ -163,8 +163,9 @@ def explain(
     from watertable_platform.cli import show
 
     settings = _settings()
-    topology, wanted = show.find_table(load_apps(settings), table)
-    part = topology.above({wanted.name})
+    topology, chosen = show.find_table(load_apps(settings), table)
+    wanted = keytext.read(chosen, keytext.split(key), window)
+    part = topology.above({chosen.name})
     with terminal.begin_session(settings, brief=True) if part.archived or needs_commits(part) else nullcontext() as spark:
         past = _past(settings, part, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
@@ -173,11 +174,11 @@ def explain(
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)
-        told = tell(topology, wanted, keytext.split(key), records(past.records(begin, end)), recorded, window)
+        told = tell(topology, chosen, wanted, records(past.records(begin, end)), recorded)
         if as_test:
             one = "" if window is None else f" --window {shlex.quote(window)}"
             command = f"watertable explain {table} --key {shlex.quote(key)}{one} --as-test"
-            test = testcase.as_test(topology, wanted, told, records(past.records(begin, end)), command, recorded)
+            test = testcase.as_test(topology, chosen, told, records(past.records(begin, end)), command, recorded)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         terminal.err.print(
             f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"
@@ -192,9 +193,9 @@ def explain(
 
 @app.command(rich_help_panel="Tables")
 def bisect(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    table: TableName,
     condition: Annotated[str, typer.Argument(metavar="CONDITION", help='A condition on a row: "on_hand < 0".')],
-    key: Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")] = None,
+    key: Key = None,
     window: Window = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,7 +233,7 @@ def bisect(
 
 @app.command(rich_help_panel="Tables")
 def preview(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")],
+    table: TableName,
     last: Annotated[int, typer.Option("--last", metavar="N", help="How many of the newest records to read.", min=1)] = 1000,
     limit: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 20,
     as_json: AsJson = False,

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition
 from watertable.plan.plan import TableDef, Topology
+from watertable.plan.windows import typed_time
 from watertable.project import Project
 from watertable.records import Row
 from watertable.schema import quote
@@ -102,12 +103,11 @@ def parse_at(text: str) -> At:
     if text.isdigit():
         return int(text)
     try:
-        when = datetime.fromisoformat(text.removeprefix("event:"))
+        when = typed_time(text.removeprefix("event:"))
     except ValueError:
         raise UnknownPosition(
             f"--at {text!r}: write a position (retail@1.17), a version (12), a time (2011-06-01T00:00Z) or event:TIME"
         ) from None
-    when = when if when.tzinfo else when.replace(tzinfo=UTC)  # on a command line, a time without an offset is UTC, as all times shown
     return event_time(when) if text.startswith("event:") else when
 
 
@@ -144,7 +144,7 @@ def print_answer(console: Console, answer: Answer) -> None:
     for row in answer.rows:
         shown.add_row(*(_cell(value) for value in row))
     console.print(shown)
-    count = f"{len(answer.rows):,} row{'' if len(answer.rows) == 1 else 's'}"
+    count = _count(len(answer.rows), "row")
     console.print(f"first {count}; --limit shows more" if answer.more else count, style="dim", highlight=False)
 
 
@@ -332,7 +332,7 @@ def print_explanation(console: Console, told: Explanation, limit: int) -> None:
         shown.add_row(place, f"{step.timestamp:%F %T}Z", record if step.record is None else _fields(step.record), *beside, after)
     console.print(shown)
     changes, records = len(told.steps), len({(s.topic, s.partition, s.offset) for s in told.steps if s.offset is not None})
-    made = f"{records:,} record{'' if records == 1 else 's'} made it" + (f", in {changes:,} changes" if changes != records else "")
+    made = f"{_count(records, 'record')} made it" + (f", in {_count(changes, 'change')}" if changes != records else "")
     console.print(made + (f"; the newest {limit:,} are shown, --limit shows more" if changes > limit else ""), style="dim", highlight=False)
     for (topic, partition, offset), outs in groupby(told.left_out, lambda out: (out.topic, out.partition, out.offset)):
         first, *others = outs
@@ -356,7 +356,7 @@ def print_finding(console: Console, found: Found, culprit: Culprit | None, unkno
     if found.at is None and not found.already:
         facts.add_row("never", "no commit has left a row for which it was true")
     if found.already:
-        facts.add_row("already", f"true of {_keys(found.already)} at the beginning of what is kept")
+        facts.add_row("already", f"true of {_count(found.already, 'key')} at the beginning of what is kept")
     if found.at is not None and found.commit is not None:
         facts.add_row("first at", Text.assemble((str(found.at), "bold cyan"), f"  committed {found.commit.commit_time:%F %T}Z"))
         for became in found.keys[:_KEYS]:
@@ -377,7 +377,7 @@ def print_finding(console: Console, found: Found, culprit: Culprit | None, unkno
     if found.since is not None:
         facts.add_row("history", Text(f"begins at {found.since}: what was before is trimmed", style="yellow"))
     if found.ever:
-        facts.add_row("in all", f"true of {_keys(found.ever)} at some time, of {_keys(found.now)} now")
+        facts.add_row("in all", f"true of {_count(found.ever, 'key')} at some time, of {_count(found.now, 'key')} now")
     console.print(facts)
 
 
@@ -442,8 +442,8 @@ def _beside(pair: Pair, name: str) -> Text:
     return Text.assemble(_cell(pair.live[name]), (" → ", "yellow"), value)
 
 
-def _keys(count: int) -> str:
-    return f"{count:,} key{'' if count == 1 else 's'}"
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _key(key: Mapping[str, object]) -> Text:

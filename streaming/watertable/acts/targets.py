@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
+from watertable.plan.windows import typed_time
 from watertable.store.commits import BACK, CommitInfo, Head, Position
 
 if TYPE_CHECKING:
@@ -72,13 +73,13 @@ class Target:
         if wanted.endswith(".json") or wanted.startswith("{"):
             return cls("offsets", _canonical_offsets(wanted))
         try:
-            when = datetime.fromisoformat(wanted)
+            when = typed_time(wanted)
         except ValueError:
             raise RewindRefused(
                 f"--to {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a position "
                 "(retail@1.481)"
             ) from None
-        return cls("event", (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat())
+        return cls("event", when.astimezone(UTC).isoformat())
 
     def __str__(self) -> str:
         match self.kind:

@@ -466,6 +466,16 @@ def microseconds(duration: timedelta) -> int:
     return duration // timedelta(microseconds=1)
 
 
+def typed_time(text: str) -> datetime:
+    """Read a time as a person writes it, in UTC where it names no offset, as all times are shown; raise `ValueError` for what is none.
+
+    >>> typed_time("2011-06-01T09:00"), typed_time("2011-06-01T11:00+02:00") == typed_time("2011-06-01T09:00Z")
+    (datetime.datetime(2011, 6, 1, 9, 0, tzinfo=datetime.timezone.utc), True)
+    """
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
 def words(duration: timedelta) -> str:
     """Write a duration in the units people use: 1d, 1h30m, 0.5s.
 

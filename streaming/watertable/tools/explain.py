@@ -9,7 +9,7 @@ table is made of once, at the pace of plain Python, and computing the tables tha
 from __future__ import annotations
 
 from collections import ChainMap, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, TypeVar, cast
@@ -66,20 +66,18 @@ class Explanation:
 
 
 def explain(
-    topology: Topology, table: TableDef, key: Sequence[str], records: Iterable[Record], recorded: Iterable[Advance] | None = None,
-    window: str | None = None,
-) -> Explanation:  # fmt: skip
-    """Run what a table is made of over its records and tell the story of one key; the text of its leading columns is enough, windows aside.
+    topology: Topology, table: TableDef, wanted: Row, records: Iterable[Record], recorded: Iterable[Advance] | None = None
+) -> Explanation:
+    """Run what a table is made of over its records and tell the story of one key, of which `keytext` has read what is wanted.
 
-    Of a windowed table it is the story of all windows of the key, or of the one that begins at `window`. `recorded` are the advances that
+    Of a windowed table it is the story of all windows of the key, or of the one that is asked for. `recorded` are the advances that
     the app's commits hold: where idle partitions were let go, and what the wall clock was where something was due by it.
 
-    Raises `KeyMismatch` for what is no key of the table, `StoreError` for a suppressed table, and one with a time to live: its rows come
-    of time that went by, and the story is that of the table above it; and, without `recorded`, for a table that is made of what waits for
-    the wall clock, since no record says what that was.
+    Raises `StoreError` for a suppressed table, and one with a time to live: its rows come of time that went by, and the story is that of
+    the table above it; and, without `recorded`, for a table that is made of what waits for the wall clock, since no record says what that
+    was.
     """
-    wanted = keytext.read(table, key, window)
-    group = keytext.group(table, wanted)
+    group, start = keytext.group(table, wanted), keytext.start(table, wanted)
     if any(isinstance(node, FinalRows) for node in walk(table.node)):
         raise StoreError(
             f"{table.name!r} ({table.location}) shows what is final of a windowed table, or after a time, and no record makes its rows: "
@@ -120,8 +118,8 @@ def explain(
             f"{table.name!r} ({table.location}) is made of what a processor schedules by the wall clock. When that was called is in the "
             "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
         )
-    if window is not None:
-        steps, late = _of_window(table, cast("datetime", wanted["window_start"]), steps, late)
+    if start is not None:
+        steps, late = _of_window(table, start, steps, late)
     refused_of_key = [out for record, out in suspects if record.key is not None and record.key in made_by]
     return Explanation(table.name, wanted, tuple(steps), (*late, *refused_of_key), count)
 

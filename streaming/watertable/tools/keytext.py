@@ -6,19 +6,21 @@ A text is read as Spark's CAST reads it, but for BINARY columns, which take what
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from watertable.errors import EvaluationError, KeyMismatch
-from watertable.plan.plan import TableDef
+from watertable.plan.plan import WINDOW_KEY, TableDef
+from watertable.plan.windows import typed_time
 from watertable.records import Row
 from watertable.schema import Type, quote
 from watertable.sql.casts import cast
 from watertable.sql.spark_sql import literal
 
 _STRING: Final = Type("string")
-_START: Final = "window_start"
+_START: Final = WINDOW_KEY.names[0]
 
 
 def split(given: str) -> list[str]:
@@ -47,7 +49,7 @@ def read(table: TableDef, given: Sequence[str], window: str | None = None) -> Ro
     Raises `KeyMismatch` for none, for more than the table has, for a window of a table that has none, and for a text that is no value
     of its column, or no time.
     """
-    names = [name for name in table.key.names if not (table.windows and name in (_START, "window_end"))]
+    names = [name for name in table.key.names if not (table.windows and name in WINDOW_KEY)]
     if len(given) > len(names) or (not given and window is None):
         raise KeyMismatch(f"table {table.name!r} has the key ({table.key.sql()}); write --key VALUE, or --key '[...]' for several columns")
     wanted = {name: _value(text, name, table) for name, text in zip(names, given, strict=False)}
@@ -56,15 +58,19 @@ def read(table: TableDef, given: Sequence[str], window: str | None = None) -> Ro
     if table.windows is None:
         raise KeyMismatch(f"table {table.name!r} has no windows, and the key ({table.key.sql()}): leave --window out")
     try:
-        start = datetime.fromisoformat(window)
+        return wanted | {_START: typed_time(window)}
     except ValueError:
         raise KeyMismatch(f"--window {window!r}: write the time at which it begins, 2011-06-01T09:00Z") from None
-    return wanted | {_START: start if start.tzinfo else start.replace(tzinfo=UTC)}
 
 
 def group(table: TableDef, wanted: Row) -> Row:
     """Give what is asked for of a key, the window aside."""
-    return {name: value for name, value in wanted.items() if not (table.windows and name == _START)}
+    return {name: value for name, value in wanted.items() if not (table.windows and name in WINDOW_KEY)}
+
+
+def start(table: TableDef, wanted: Row) -> datetime | None:
+    """Give when the window begins that is asked for; None where all are."""
+    return typing.cast("datetime | None", wanted.get(_START)) if table.windows else None
 
 
 def _value(text: str, name: str, table: TableDef) -> object:

@@ -123,22 +123,23 @@ def _needed(
 ) -> tuple[list[_Seen], dict[Key, Row | None]]:
     """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
     part = topology.above({table.name})
-    group = keytext.group(table, told.key)
+    group, start = keytext.group(table, told.key), keytext.start(table, told.key)
     engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(group.values())})
     topics = {topic.name for topic in part.topics}
     seen: dict[Offset | Place, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}
     stepped = {(step.topic, step.partition, step.offset) for step in told.steps}
-    single = len(group) < len(told.key)
     mixed = table.sessions is not None or table.sliding is not None  # a window of these comes of what was in others
     known = group if mixed else told.key
-    ends = [cast("datetime", step.key["window_end"]) for step in told.steps if single]
 
     def counts(row: Key) -> bool:
         """Tell whether a state of the table's own is to be made, too: one that no Change told of."""
-        if single and table.sliding is not None:  # the moments in the window, and the one that it begins behind
-            return bool(ends) and cast("datetime", told.key["window_start"]) - MILLISECOND <= cast("datetime", row[-2]) <= max(ends)
-        return not (single and mixed)
+        if start is None or not mixed:
+            return True
+        if table.sliding is None or not told.steps:
+            return False
+        end = max(cast("datetime", step.key["window_end"]) for step in told.steps)
+        return start - MILLISECOND <= cast("datetime", row[-2]) <= end  # the moments in it, and the one that it begins behind
 
     def current() -> _Seen:
         if (at := engine.punctuator) is not None:
