@@ -202,8 +202,25 @@ class Snapshot:
 
 _pinned: Final[dict[tuple[str, int], Snapshot]] = {}
 """By the path of a table and the session: the version that this process has pinned last, with what has been found out about it."""
+_FOLLOWED: Final = 20
+"""So many commits of others are learned of one by one; of more, Delta lists the log."""
 _PINNED: Final = 1_000
 """As many are held; then all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Older:
+    """Hold an old version of a table, and when it was found."""
+
+    table: str
+    since: float
+    snapshot: Snapshot
+
+
+_older: Final[dict[tuple[str, int, int, bool], _Older]] = {}
+"""By the path of a table, the session, the version, and whether it was to be kept: the old versions that this process has pinned."""
+_GOOD_FOR: Final = 60.0
+"""Seconds for which an old version that was there is taken to be there still."""
 
 
 class DeltaLog:
@@ -234,10 +251,10 @@ class DeltaLog:
 
     def latest(self) -> Snapshot | None:
         """Pin the newest version, after a look at the log; None when there is no table."""
-        none = self._jvm.scala.Option.empty()
-        newest = Snapshot(self, self.java.update(False, none, none))
-        if newest.version < 0:
+        found = self._newest()
+        if found is None:
             return None
+        newest = Snapshot(self, found)
         if len(_pinned) > _PINNED:
             _pinned.clear()
         place = (self.path, id(self.spark))
@@ -246,16 +263,71 @@ class DeltaLog:
             pinned = _pinned[place] = newest
         return pinned
 
+    def _newest(self) -> Any:
+        """Give Delta's snapshot of the newest version; None when there is no table.
+
+        Delta lists the log to find it, which takes as long as there are files in its folder: a stream's are of days, four for each
+        commit. So files are looked for by their names: the commit that this process knows as the last, and those after it. Delta lists as
+        ever where there are many, and where it is time to begin at another checkpoint.
+        """
+        known, none = self.java.unsafeVolatileSnapshot(), self._jvm.scala.Option.empty()
+        version, segment = int(known.version()), known.logSegment()
+        since = version - int(segment.checkpointProvider().version())
+        follow = min(_FOLLOWED, int(self.java.checkpointInterval(known.metadata())) - since) if version >= 0 else 0
+        if follow > 0 and self._changed(version) == int(segment.lastCommitFileModificationTimestamp()):
+            for number in range(version + 1, version + 1 + follow):
+                if not self._files.exists(self._commit_file(number)):
+                    return known
+                file = self._files.getFileStatus(self._commit_file(number))
+                made = self._jvm.io.delta.storage.commit.Commit(number, file, file.getModificationTime())
+                one_more = self._jvm.scala.Option.apply(made)
+                known = self.java.updateAfterCommit(number, one_more, none, known.logSegment(), none, none, False)
+        found = self.java.update(False, none, none)
+        return found if int(found.version()) >= 0 else None
+
+    def _changed(self, version: int) -> int:
+        """Say when a commit was written, as its file does; -1 where log clean-up took it, or the table itself is gone."""
+        try:
+            return int(self._files.getFileStatus(self._commit_file(version)).getModificationTime())
+        except JVM_ERRORS:
+            return -1
+
+    @cached_property
+    def _files(self) -> Any:
+        """Give the file system that the log is in."""
+        return self.java.logPath().getFileSystem(self.java.newDeltaHadoopConf())
+
+    def _commit_file(self, version: int) -> Any:
+        names = getattr(self._jvm_delta.util, "FileNames")  # noqa: B009 (a JVM name)
+        return names.unsafeDeltaFile(self.java.logPath(), version)
+
     def at(self, version: int, *, kept: bool = True) -> Snapshot | None:
         """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone.
 
-        (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.)
+        (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.) Delta lists the log for it, twice; what it
+        has found is good for a while.
         """
+        newest, place = self._newest(), (self.path, id(self.spark), version, kept)
+        table = "" if newest is None else str(newest.metadata().id())
+        found, since = _older.get(place), time.monotonic()
+        if found is not None and (found.snapshot.spark, found.table) == (self.spark, table) and since - found.since < _GOOD_FOR:
+            return found.snapshot
         none = self._jvm.scala.Option.empty()
         try:
-            return Snapshot(self, self.java.getSnapshotAt(version, none, none, kept))
+            snapshot = Snapshot(self, self.java.getSnapshotAt(version, none, none, kept))
         except JVM_ERRORS:
             return None
+        if len(_older) > _PINNED:
+            _older.clear()
+        _older[place] = _Older(table, since, snapshot)
+        return snapshot
+
+    def clean(self) -> None:
+        """Delete what of the log is older than its retention, to the hour; Delta, which does so at each checkpoint, keeps whole days."""
+        newest = self._newest()
+        if newest is not None:
+            none, hour = self._jvm.scala.Option.empty(), self._jvm_delta.TruncationGranularity.HOUR()
+            self.java.cleanUpExpiredLogs(newest, none, none, hour)
 
     def files(self, added: Sequence[Added]) -> Files:
         """Take files as the log tells of them; no Spark job."""
@@ -285,9 +357,8 @@ class DeltaLog:
 
     def commit(self, version: int) -> Commit | None:
         """Read what one commit says about itself; None when log clean-up has removed it."""
-        store, names = self.java.store(), getattr(self._jvm_delta.util, "FileNames")  # noqa: B009 (a JVM name)
         try:
-            lines = store.read(names.unsafeDeltaFile(self.java.logPath(), version), self.java.newDeltaHadoopConf())
+            lines = self.java.store().read(self._commit_file(version), self.java.newDeltaHadoopConf())
         except Py4JJavaError as error:
             if "FileNotFound" in str(error.java_exception.getClass().getName()):
                 return None
@@ -411,8 +482,8 @@ class DeltaLog:
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
         """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""
-        none = self._jvm.scala.Option.empty()
-        txn = self.java.startTransaction(none, none)
+        option = self._jvm.scala.Option
+        txn = self.java.startTransaction(option.empty(), option.apply(self._newest()))  # which is None where there is no table
         for name in lines:
             txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
         for version in range(since + 1, txn.readVersion() + 1) if lines else ():

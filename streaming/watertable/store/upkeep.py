@@ -65,9 +65,13 @@ class Upkeep:
         failpoints.hit("upkeep.after_optimize")
 
     def vacuum(self) -> None:
-        """Delete the files that no version within the tables' retention holds."""
+        """Delete the files that no version within the tables' retention holds, and what of their logs is older.
+
+        A short log is for whoever looks at it for the first time: Delta lists the folder then, and at each checkpoint.
+        """
         for log in self._logs():
             DeltaTable.forPath(log.spark, log.path).vacuum()
+            log.clean()
         for archive in self._archives:
             archive.vacuum()
         failpoints.hit("upkeep.after_vacuum")

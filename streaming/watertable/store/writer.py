@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from watertable import failpoints
 from watertable.errors import Fenced, StoreError
+from watertable.kafka.source import ONE_TASK
 from watertable.plan.deployment import Deployment, Outline, classify
 from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
@@ -42,7 +43,7 @@ WRITER_LINE: Final = "watertable/writer"
 EPOCH_LINE: Final = "watertable/epoch"
 """The transaction line of whatever begins or ends an epoch; the number is the epoch's."""
 SMALL_BATCH: Final = 50_000
-"""Records up to which a commit is written by one task: one file a table, and no second stage."""
+"""Records up to which a commit is written by two tasks, the tables one after the other in each: about one file a table."""
 HOLD_MS: Final = "hold_ms"
 """In the counters of a hold: for how many milliseconds a writer waits."""
 _TRIES: Final = 5
@@ -53,11 +54,11 @@ class Retention:
     """Say how long the past is kept.
 
     `horizon`: how far back a table can be read and rewound. `readers`: how long a reader may hold on to a changelog version while
-    OPTIMIZE rewrites it.
+    OPTIMIZE rewrites it, and the log of the changelog goes back: a stream makes tens of thousands of commits a day.
     """
 
     horizon: timedelta = timedelta(days=7)
-    readers: timedelta = timedelta(days=1)
+    readers: timedelta = timedelta(hours=6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ class Writer:
         """Append one batch: changes by table, outbox, quarantine, drops and position, all or nothing.
 
         Of `commit` the offsets, stream times, topic ids, advances and counters are taken; partitions that it doesn't name keep theirs.
-        `records` is the size of the batch: small ones are written by one task.
+        `records` is the size of the batch: small ones are written by one task or two.
 
         Raises `Fenced` when another writer has taken over, `StoreError` when an offset range doesn't begin where the last one ended.
         """
@@ -323,7 +324,7 @@ class Writer:
                 line=self._line, number=number_of(self.generation, position.seq), since=self._version,
                 note=_note("batch", position, self._fence, self._beside), point="store.commit",
             )  # fmt: skip
-        self._draft.write(rows.coalesce(1) if records <= SMALL_BATCH else rows)
+        self._draft.write(rows if records > SMALL_BATCH else rows.coalesce(1 if records <= ONE_TASK else 2))
         self._usable = True
         return self._draft
 
