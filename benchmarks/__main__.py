@@ -20,7 +20,7 @@ from benchmarks.suite import HERE, Sizes, Suite
 from watertable.kafka import broker
 from watertable.kafka.config import Cluster
 
-PARTS: Final = ("race", "small", "operators", "replay", "shop", "planning", "growth", "wide", "partitions", "freshness", "reading")
+PARTS: Final = ("race", "small", "operators", "replay", "shop", "planning", "growth", "age", "wide", "partitions", "freshness", "reading")
 CONTENDERS: Final = (
     "watertable", "kafka-streams-exactly-once", "kafka-streams-at-least-once", "merge", "quix-exactly-once", "quix-at-least-once",
 )  # fmt: skip

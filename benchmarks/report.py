@@ -68,6 +68,8 @@ def show(results: Results, console: Console) -> None:
         console.print(_planning(results["planning"], results["sizes"]))
     if "growth" in results:
         console.print(_growth(results["growth"], results["sizes"]))
+    if "age" in results:
+        console.print(_age(results["age"], results["sizes"]))
     if "wide" in results:
         console.print(_wide(results["wide"], results["sizes"]))
     if "partitions" in results:
@@ -128,6 +130,10 @@ def _goals(results: Results) -> Iterator[Results]:
         if keys in seconds and 100_000 in seconds:
             ratio = seconds[keys] / seconds[100_000]
             yield _goal(f"a batch at {keys:,} keys, against 100,000", f"≤ {most} ×", f"{ratio:.2f} ×", ratio <= most)
+    if rows := results.get("age"):
+        young, old = (chosen(rows, key=lambda r: r["commits"]) for chosen in (min, max))
+        ratio = old["batch_seconds"] / young["batch_seconds"]
+        yield _goal(f"a batch after {old['commits']:,} commits, against the first ones", "≤ 1.25 ×", f"{ratio:.2f} ×", ratio <= 1.25)
     if rows := results.get("partitions"):
         few, many = (chosen(rows, key=lambda r: r["partitions"]) for chosen in (min, max))
         ratio = many["visible_seconds"] / few["visible_seconds"]
@@ -248,6 +254,15 @@ def _growth(rows: Sequence[Results], sizes: Results) -> Table:
     for row in rows:
         slowest = f"{row['slowest_seconds']:.2f}"
         table.add_row(f"{row['keys']:,}", f"{row['batch_seconds']:.2f}", slowest, f"{row['jobs']:g}", str(row["batches"]))
+    return table
+
+
+def _age(rows: Sequence[Results], sizes: Results) -> Table:
+    title = f"One batch of {sizes['batch']:,} changes whose old rows are looked up, a fold and reads, by the commits in the logs"
+    names = ("batch", "slowest", "fold", "read", "first_read")
+    table = Table("Commits", "median s", "slowest s", "fold s", "read s", "first read s", title=title, title_justify="left")
+    for row in rows:
+        table.add_row(f"{row['commits']:,}", *(f"{row[f'{name}_seconds']:.2f}" for name in names))
     return table
 
 

@@ -60,6 +60,8 @@ class Sizes:
     operator_history: int = 200_000
     growth: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     growth_limit: float = 3_600.0
+    ages: tuple[int, ...] = (0, 10_000, 40_000)
+    """Commits as of which a log has files."""
     wide: tuple[tuple[int, int], ...] = ((1, 20), (30, 20))
     """Numbers of tables, and of columns of each."""
     partitions: tuple[int, ...] = (4, 32, 96)
@@ -76,8 +78,8 @@ class Sizes:
         """Give sizes that show that everything works, and nothing else."""
         return cls(
             records=100_000, keys=50_000, warm_up=20_000, small_batch=20_000, batch=2_000, batches=8, tails=(1_000, 20_000), repeats=2,
-            operator_records=20_000, operator_history=10_000, growth=(1_000, 10_000), wide=((1, 20), (5, 20)), partitions=(2, 8),
-            fresh_before=10_000, fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=600.0,
+            operator_records=20_000, operator_history=10_000, growth=(1_000, 10_000), ages=(0, 1_000), wide=((1, 20), (5, 20)),
+            partitions=(2, 8), fresh_before=10_000, fresh_seconds=90.0, skip_seconds=30.0, fold_seconds=10.0, limit=600.0,
         )  # fmt: skip
 
 
@@ -248,6 +250,14 @@ class Suite:
         done = run(self._ours("growth", "growth", folder, **given), folder, limit=self.sizes.growth_limit)
         self._clear(folder, "growth")
         return [dict(e) for e in done.events if e["event"] == "grown"]
+
+    def age(self) -> list[dict[str, Any]]:
+        """Measure batches, folds and reads of a table of 100,000 keys as the logs grow."""
+        folder = self.work / "age"
+        given = {"keys": 10 * self.sizes.batch, "commits": self.sizes.ages, "batch": self.sizes.batch, "batches": self.sizes.batches}
+        done = run(self._ours("age", "age", folder, **given), folder, limit=self.sizes.limit)
+        self._clear(folder, "age")
+        return [dict(e) for e in done.events if e["event"] == "aged"][1:]
 
     def wide(self) -> list[dict[str, Any]]:
         """Measure batches of many tables with many columns, and what they write into the changelog."""

@@ -174,6 +174,15 @@ def test_many_partitions_may_take_twice_as_long_as_few() -> None:
     assert reached(p4=1.0, p96=2.1) == [False]
 
 
+def test_a_batch_may_take_no_longer_as_commits_add_up() -> None:
+    def reached(*seconds: float) -> list[bool]:
+        rows = [{"commits": number, "batch_seconds": took} for number, took in enumerate(seconds)]
+        return [g["reached"] for g in report.goals({"age": rows})]
+
+    assert reached(1.0, 3.0, 1.2) == [True]
+    assert reached(1.0, 1.0, 1.3) == [False]
+
+
 def test_a_batch_may_take_a_little_longer_in_a_large_table() -> None:
     def reached(**seconds: float) -> list[bool]:
         rows = [{"keys": int(keys[1:]), "batch_seconds": took} for keys, took in seconds.items()]
