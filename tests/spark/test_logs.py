@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -125,16 +126,16 @@ def test_an_old_version_is_looked_for_once_a_while_and_not_in_a_table_made_anew(
 
 
 def test_a_log_is_as_short_as_its_retention_says_to_the_hour(spark: SparkSession, tmp_path: Path) -> None:
-    log = made(spark, tmp_path / "t", checkpointInterval="5", logRetentionDuration="interval 2 hours")
+    log = made(spark, tmp_path / "t", checkpointInterval="5", logRetentionDuration="interval 30 days")
     for n in range(1, 13):
         log.append(row(spark, n))
-    log.clean()
+    log.clean(timedelta(hours=2))
     assert f"{0:020}.json" in files(log)
     ago = time.time() - 4 * 3600
     for name in files(log):
         if not name.startswith((".", "_")) and int(name[:20]) < 8:
             os.utime(Path(log.path, "_delta_log", name), (ago + int(name[:20]),) * 2)  # of two at one time, Delta keeps both
-    log.clean()
+    log.clean(timedelta(hours=2))
     assert [name for name in files(log) if name.endswith(".json")] == [f"{n:020}.json" for n in range(5, 13)]
     assert numbers(log) == (12, list(range(1, 13)))
     assert numbers(another(spark, log)) == (12, list(range(1, 13)))

@@ -224,6 +224,29 @@ def test_a_zombies_batches_after_a_fence_are_refused_the_first_and_the_second(le
     assert live.store.head().position.seq == 3
 
 
+def test_a_writer_that_slept_until_log_clean_up_took_the_fence_is_refused_at_its_next_look(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    sleeper = ledger
+    log = sleeper.store.changelog.log
+    slept_at = log.latest()
+    assert slept_at is not None
+    sleeper.writer.check()
+    live = ledger.restart()
+    live.sell(a=10)
+    java = live.store.changelog.log.java
+    java.checkpoint(java.unsafeVolatileSnapshot(), log._jvm.scala.Option.empty())
+    now = live.store.head().version
+    for version in range(slept_at.version + 1, now):
+        Path(log.path, "_delta_log", f"{version:020}.json").unlink()
+    with pytest.raises(Fenced, match="whose log is gone"):
+        sleeper.writer.check()
+    with pytest.raises(Fenced):
+        sleeper.sell(a=100)
+    live.writer.check()
+    live.sell(a=10)
+    assert live.read("stock") == {"a": 21}
+
+
 def test_a_writer_fenced_in_the_middle_of_its_write_is_refused(ledger: Ledger) -> None:
     ledger.sell(a=1)
     live: list[Ledger] = []

@@ -33,6 +33,7 @@ from watertable.kafka.source import ONE_TASK, RECORDS, read_range
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
 from watertable.schema import quote
+from watertable.store.changelog import READERS, interval
 from watertable.store.commits import FORMAT, Offsets, Partition
 from watertable.store.deltalog import JVM_ERRORS, Commit, DeltaLog, Snapshot, conflict
 
@@ -212,7 +213,7 @@ class Archive:
         columns = [f"{quote(name)} {kind}" for name, kind in (c.strip().split(" ", 1) for c in _DDL)]
         properties = {
             "delta.appendOnly": "true", "delta.checkpointInterval": "100", "delta.dataSkippingStatsColumns": "partition,offset,timestamp",
-            "watertable.format": str(FORMAT),
+            "delta.logRetentionDuration": interval(READERS), "watertable.format": str(FORMAT),
         }  # fmt: skip
         self.log.create(columns, properties, ("topic_id",))
 

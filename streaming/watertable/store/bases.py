@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -26,6 +27,8 @@ ROWS_PROPERTY: Final = "watertable.fingerprint"
 """Table property: the fingerprint of the table whose rows a base shows; under another one they are computed from the states again."""
 _FILE: Final = 4 << 20
 _MOST_FILES: Final = 200
+BEFORE: Final = timedelta(hours=1)
+"""How much longer than the horizon a base's past is kept: a position at the horizon is read from the base before it."""
 NEXT: Final = "_wt_next"
 """Names the column of what an outer join of streams keeps that says when the first window in a row closes."""
 

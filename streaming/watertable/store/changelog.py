@@ -77,6 +77,10 @@ _KEPT: Final = 500
 _FRESH: Final = 3600.0
 """Seconds after a commit for which its files are where they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""
 
+READERS: Final = timedelta(hours=6)
+"""How long a reader may hold on to a version of a changelog, or of an archive, and how far back their logs go: a stream makes tens of
+thousands of commits a day."""
+
 _COMMIT_DDL: Final = (
     "STRUCT<format: INT, kind: STRING, generation: BIGINT, writer: STRING, commit_time: TIMESTAMP, "
     "fingerprint: STRING, suite_hash: STRING, "

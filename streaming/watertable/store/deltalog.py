@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -322,12 +323,16 @@ class DeltaLog:
         _older[place] = _Older(table, since, snapshot)
         return snapshot
 
-    def clean(self) -> None:
-        """Delete what of the log is older than its retention, to the hour; Delta, which does so at each checkpoint, keeps whole days."""
+    def clean(self, kept: timedelta) -> None:
+        """Delete what the log has of longer ago, to the hour, but for what the versions since then are read from.
+
+        Delta, which does so at each checkpoint, keeps whole days.
+        """
         newest = self._newest()
         if newest is not None:
-            none, hour = self._jvm.scala.Option.empty(), self._jvm_delta.TruncationGranularity.HOUR()
-            self.java.cleanUpExpiredLogs(newest, none, none, hour)
+            milliseconds = self._optional_long(kept // timedelta(milliseconds=1))
+            hour = self._jvm_delta.TruncationGranularity.HOUR()
+            self.java.cleanUpExpiredLogs(newest, self._jvm.scala.Option.empty(), milliseconds, hour)
 
     def files(self, added: Sequence[Added]) -> Files:
         """Take files as the log tells of them; no Spark job."""
@@ -350,6 +355,10 @@ class DeltaLog:
         for item in items:
             gathered.add(item)
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(gathered).toList()
+
+    def _optional_long(self, number: int) -> Any:
+        """Give a number as Scala's Option of a Long: by itself, a small one would arrive there as an Integer."""
+        return self._jvm.scala.jdk.javaapi.OptionConverters.toScala(self._jvm.java.util.OptionalLong.of(number))
 
     def _action(self, text: str) -> Any:
         """Read an action as the log writes it."""
@@ -469,16 +478,15 @@ class DeltaLog:
         writes for the line is a conflict. The table's properties and columns are to be the same at both. Two Spark jobs over the log.
         Returns the version.
         """
-        jvm = self._jvm
         note = f"the files of version {to.version} again"
         restore = getattr(self._jvm_delta, "DeltaOperations$Restore")
-        version = jvm.scala.jdk.javaapi.OptionConverters.toScala(jvm.java.util.OptionalLong.of(to.version))
+        version = self._optional_long(to.version)
         txn = self._begin({line: number}, since, note)
         now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to._snapshot))
         added = [Added(None, 0, None, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
         actions = self._listed((*self.files(added).described, *removed))
-        return self._end(txn, actions, {line: number}, restore(version, jvm.scala.Option.empty()), {})
+        return self._end(txn, actions, {line: number}, restore(version, self._jvm.scala.Option.empty()), {})
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
         """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""

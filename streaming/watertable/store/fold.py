@@ -31,6 +31,7 @@ from watertable.plan.plan import DONE, TableDef, closing_of, delay_of, how_of, i
 from watertable.plan.windows import MILLISECOND, microseconds
 from watertable.schema import quote
 from watertable.store.bases import (
+    BEFORE,
     FOLD_LINE,
     NEXT,
     ROWS_PROPERTY,
@@ -364,7 +365,7 @@ class Folder:
         self.spark.conf.set(_FILE_ROWS, FILE_ROWS if goes_by_time(table) else 0)
         shown = {STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint, _INDEXED: str(_indexed(frame.schema))}
         if log.latest() is None:
-            keep = interval(self.horizon + timedelta(hours=1))  # a position at the horizon needs the base before it
+            keep = interval(self.horizon + BEFORE)
             properties = {
                 "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
                 "delta.logRetentionDuration": keep,

@@ -17,7 +17,7 @@ from delta.tables import DeltaTable
 from watertable import failpoints
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
-from watertable.store.bases import Base, base_name, file_bytes, forgets, goes_by_time
+from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets, goes_by_time
 from watertable.store.changelog import told
 from watertable.store.commits import BUCKET, CommitInfo, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
@@ -35,8 +35,8 @@ _SIZES: Final = "spark.databricks.delta.optimize.minFileSize", "spark.databricks
 class Upkeep:
     """Do the upkeep of one app's store; in the folder's session, at low weight."""
 
-    def __init__(self, reader: Reader, horizon: timedelta, archived: Iterable[str] = ()) -> None:
-        self._reader, self._horizon = reader, horizon
+    def __init__(self, reader: Reader, horizon: timedelta, readers: timedelta, archived: Iterable[str] = ()) -> None:
+        self._reader, self._horizon, self._readers = reader, horizon, readers
         self._archives = Archives(reader.changelog.spark, reader.changelog.warehouse, archived)
 
     def maintain(self, consumers: Iterable[Position] = (), *, vacuum: bool = True) -> int:
@@ -71,9 +71,10 @@ class Upkeep:
         """
         for log in self._logs():
             DeltaTable.forPath(log.spark, log.path).vacuum()
-            log.clean()
+            log.clean(self._readers if log is self._reader.changelog.log else self._horizon + BEFORE)
         for archive in self._archives:
             archive.vacuum()
+            archive.log.clean(self._readers)
         failpoints.hit("upkeep.after_vacuum")
 
     def trim(self, consumers: Iterable[Position] = (), *, now: datetime | None = None) -> int:

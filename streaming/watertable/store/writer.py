@@ -25,7 +25,7 @@ from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
 from watertable.store.bases import number_of
-from watertable.store.changelog import Changelog, shaped, system_parts, table_part, told
+from watertable.store.changelog import READERS, Changelog, shaped, system_parts, table_part, told
 from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
 from watertable.store.lookups import Lookups
@@ -54,11 +54,11 @@ class Retention:
     """Say how long the past is kept.
 
     `horizon`: how far back a table can be read and rewound. `readers`: how long a reader may hold on to a changelog version while
-    OPTIMIZE rewrites it, and the log of the changelog goes back: a stream makes tens of thousands of commits a day.
+    OPTIMIZE rewrites it.
     """
 
     horizon: timedelta = timedelta(days=7)
-    readers: timedelta = timedelta(hours=6)
+    readers: timedelta = READERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Store:
     @property
     def upkeep(self) -> Upkeep:
         """Give the upkeep of this store: OPTIMIZE, VACUUM, trims."""
-        return Upkeep(self.folder.reader, self.retention.horizon, self.archived)
+        return Upkeep(self.folder.reader, self.retention.horizon, self.retention.readers, self.archived)
 
 
 class Writer:
@@ -342,8 +342,13 @@ class Writer:
         newest = log.latest()
         for version in range(self._version + 1, (newest.version if newest else self._version) + 1):
             commit = log.commit(version)
-            if commit is not None and self._line in commit.transactions:
-                raise Fenced(f"{log.path}: version {version} ({commit.user_metadata}) is by another writer of {self._line!r}")
+            if commit is None:  # log clean-up took it, while this process slept: the table's whole state says what it was
+                own, last = number_of(self.generation, self.position.seq), newest.transaction(self._line) if newest else None
+                fenced, by = last is not None and last > own, "whose log is gone"
+            else:
+                fenced, by = self._line in commit.transactions, f"({commit.user_metadata})"
+            if fenced:
+                raise Fenced(f"{log.path}: version {version} {by} is by another writer of {self._line!r}")
             self._version = version
 
     def lookup(self, records: int = 0) -> Lookup:
