@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.count_and_sum import settings
-from benchmarks.growth import changes, new_keys
-from benchmarks.planning import WARM_UP
-from benchmarks.race import BenchmarkFailed, say, wait_for_go
+from benchmarks.growth import changes, hold, new_keys, warm_seconds
+from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import growing
 from benchmarks.workload import send
 from watertable.kafka.config import Cluster
@@ -50,11 +49,7 @@ def main() -> None:
 
     def counted() -> float:
         began = time.monotonic()
-        totals = read(spark, ours.warehouse_uri, topology, "totals")
-        assert not isinstance(totals, dict)
-        found = totals.selectExpr("count(*)", "sum(n)").first()
-        if found is None or tuple(found) != (keys, sent):
-            raise BenchmarkFailed(f"{keys} keys and {sent} records were sent, and the table has {found}")
+        hold(read(spark, ours.warehouse_uri, topology, "totals"), keys, sent)
         return time.monotonic() - began
 
     sent = keys
@@ -71,7 +66,7 @@ def main() -> None:
             reads = statistics.median(counted() for _ in range(5))
             spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
             first = counted()
-            took = [batch.seconds for batch in batches[min(WARM_UP, len(batches) // 2) :]]
+            took = warm_seconds(batches)
             say(
                 "aged", commits=commits, batches=len(took), batch_seconds=statistics.median(took), slowest_seconds=max(took),
                 fold_seconds=statistics.median(f.fold_ms / 1000 for f in folds), read_seconds=reads, first_read_seconds=first,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.count_and_sum import settings
 from benchmarks.planning import WARM_UP
@@ -25,6 +25,9 @@ from watertable.runtime import job
 from watertable.runtime.events import BatchCommitted, Event
 from watertable.session import shut_down, spark_session
 from watertable.store.reader import read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 TOPIC: Final = "growth"
 _STRIDE: Final = 7_919
@@ -44,6 +47,19 @@ def changes(count: int, keys: int) -> Iterator[Line]:
 def _line(number: int) -> Line:
     key = f"item-{number:08d}"
     return number % 4, key.encode(), f'{{"item": "{key}", "amount": 1, "shop": "Bern"}}'.encode(), 0
+
+
+def hold(totals: DataFrame | dict[str, DataFrame], keys: int, sent: int) -> None:
+    """Compare the table of counts with what was sent; raise `BenchmarkFailed` where they differ."""
+    assert not isinstance(totals, dict)
+    found = totals.selectExpr("count(*)", "sum(n)").first()
+    if found is None or tuple(found) != (keys, sent):
+        raise BenchmarkFailed(f"{keys} keys and {sent} records were sent, and the table has {found}")
+
+
+def warm_seconds(batches: Sequence[BatchCommitted]) -> list[float]:
+    """List what batches took, but for the first ones."""
+    return [batch.seconds for batch in batches[min(WARM_UP, len(batches) // 2) :]]
 
 
 def main() -> None:
@@ -70,12 +86,8 @@ def main() -> None:
             send(cluster, TOPIC, changes(given["batch"] * given["batches"], keys), sent)
             batches.clear()
             job.run(topology, small, available_now=True, on_event=listen, spark=spark)
-            totals = read(spark, ours.warehouse_uri, topology, "totals")
-            assert not isinstance(totals, dict)
-            found = totals.selectExpr("count(*)", "sum(n)").first()
-            if found is None or tuple(found) != (keys, sent):
-                raise BenchmarkFailed(f"{keys} keys and {sent} records were sent, and the table has {found}")
-            took = [batch.seconds for batch in batches[min(WARM_UP, len(batches) // 2) :]]
+            hold(read(spark, ours.warehouse_uri, topology, "totals"), keys, sent)
+            took = warm_seconds(batches)
             say("grown", keys=keys, batches=len(took), batch_seconds=statistics.median(took), slowest_seconds=max(took),
                 jobs=statistics.median(batch.jobs for batch in batches))  # fmt: skip
             before = keys

@@ -277,10 +277,11 @@ class DeltaLog:
         follow = min(_FOLLOWED, int(self.java.checkpointInterval(known.metadata())) - since) if version >= 0 else 0
         if follow > 0 and self._changed(version) == int(segment.lastCommitFileModificationTimestamp()):
             for number in range(version + 1, version + 1 + follow):
-                if not self._files.exists(self._commit_file(number)):
+                file = self._commit_file(number)
+                if not self._files.exists(file):
                     return known
-                file = self._files.getFileStatus(self._commit_file(number))
-                made = self._jvm.io.delta.storage.commit.Commit(number, file, file.getModificationTime())
+                there = self._files.getFileStatus(file)
+                made = self._jvm.io.delta.storage.commit.Commit(number, there, there.getModificationTime())
                 one_more = self._jvm.scala.Option.apply(made)
                 known = self.java.updateAfterCommit(number, one_more, none, known.logSegment(), none, none, False)
         found = self.java.update(False, none, none)
@@ -494,13 +495,21 @@ class DeltaLog:
         txn = self.java.startTransaction(option.empty(), option.apply(self._newest()))  # which is None where there is no table
         for name in lines:
             txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
-        for version in range(since + 1, txn.readVersion() + 1) if lines else ():
-            commit = self.commit(version)  # None: log clean-up took it, so ask the table's whole state
-            for name, own in lines.items():
-                if name in commit.transactions if commit else int(txn.txnVersion(name)) >= own:
-                    whose = f" ({commit.user_metadata})" if commit and commit.user_metadata else ""
-                    raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {name!r}; this one was to write {note}")
+        self.refuse_overtaken(Snapshot(self, txn.snapshot()), lines, since, f"; this one was to write {note}")
         return txn
+
+    def refuse_overtaken(self, newest: Snapshot, lines: Mapping[str, int], since: int, words: str = "") -> None:
+        """Raise `Fenced` where another writer of one of the lines has committed after version `since`, up to `newest`.
+
+        The number of a line is the least that is another's. Where log clean-up has taken a commit, the table's whole state tells.
+        """
+        for version in range(since + 1, newest.version + 1) if lines else ():
+            commit = self.commit(version)
+            for name, own in lines.items():
+                if name in commit.transactions if commit else (newest.transaction(name) or -1) >= own:
+                    said = commit.user_metadata if commit else None
+                    whose = " whose log is gone" if commit is None else f" ({said})" if said else ""
+                    raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {name!r}{words}")
 
     def _end(self, txn: Any, actions: Any, lines: Mapping[str, int], described_as: Any, tags: Mapping[str, str]) -> int:
         """Commit a transaction, as one of its lines; give the version."""

@@ -339,17 +339,9 @@ class Writer:
     def check(self) -> None:
         """Raise `Fenced` when another writer has taken over; reads what was committed since the last look, and no more."""
         log = self._store.changelog.log
-        newest = log.latest()
-        for version in range(self._version + 1, (newest.version if newest else self._version) + 1):
-            commit = log.commit(version)
-            if commit is None:  # log clean-up took it, while this process slept: the table's whole state says what it was
-                own, last = number_of(self.generation, self.position.seq), newest.transaction(self._line) if newest else None
-                fenced, by = last is not None and last > own, "whose log is gone"
-            else:
-                fenced, by = self._line in commit.transactions, f"({commit.user_metadata})"
-            if fenced:
-                raise Fenced(f"{log.path}: version {version} {by} is by another writer of {self._line!r}")
-            self._version = version
+        if (newest := log.latest()) is not None:
+            log.refuse_overtaken(newest, {self._line: number_of(self.generation, self._next.seq)}, self._version)
+            self._version = max(self._version, newest.version)
 
     def lookup(self, records: int = 0) -> Lookup:
         """Give the look-up of old rows for a batch of so many records at most; see `Lookups.of`."""
