@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from delta.tables import DeltaTable
 
 from tests import buckets
 from tests.spark.ledger import Ledger, minute
@@ -229,6 +231,27 @@ def test_advances_outlive_the_commits_that_made_them(ledger: Ledger) -> None:
     assert set(log.advances(ids)) == {*made[1:]}
     assert log.advances({"moves": "another"}) == ()
     assert ledger.restart().store.head().position.seq == 5
+
+
+@pytest.mark.slow
+def test_a_table_keeps_its_past_as_long_as_the_horizon_that_is_set_now(spark: SparkSession, tmp_path: Path) -> None:
+    ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7)))
+    for _ in range(2):
+        ledger.sell(a=1)
+        ledger.store.fold("stock")
+    log = ledger.store.reader.log("stock")
+    first, since = log.path + f"/_delta_log/{1:020}.json", (datetime.now(UTC) - timedelta(days=9)).timestamp()
+    os.utime(first, (since, since))
+    assert log.at(1) is None, "nine days ago is beyond a week"
+    again = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=30)))
+    assert again.sell(a=1)
+    again.store.upkeep.vacuum()
+    again.store.fold("stock")
+    assert again.read("stock", "shop@1.1") == {"a": 1}
+    assert log.at(1) is not None
+    again.store.upkeep.vacuum()
+    said = [row.operation for row in DeltaTable.forPath(spark, log.path).history().collect()]
+    assert said.count("SET TBLPROPERTIES") == 1, "it is told once"
 
 
 @pytest.mark.slow

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from watertable.plan.plan import Topology
+    from watertable.project import LoadedApp
     from watertable.records import Advance
     from watertable.store.reader import AppStatus
+    from watertable.store.writer import Store
     from watertable.tools.past import Past
 
 app = typer.Typer(
@@ -289,11 +291,9 @@ def status(as_json: AsJson = False) -> None:
 @app.command(rich_help_panel="Tables")
 def fold(name: AppName) -> None:
     """Fold an app's tables now, so that every Delta reader sees what is committed."""
-    from watertable.store.writer import Store
-
     settings, loaded = terminal.find_app(name)
     with terminal.begin_session(settings) as spark:
-        folded = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.kept).fold_all()
+        folded = _store(settings, loaded, spark).fold_all()
     for table, fold in ((name, fold) for name, fold in folded.items() if not name.startswith("__")):
         terminal.out.print(f"[green]✓[/] {table} folded up to commit {fold.mark.seq:,}", highlight=False)
     if not folded:
@@ -303,14 +303,26 @@ def fold(name: AppName) -> None:
 @app.command(rich_help_panel="Tables")
 def maintain(name: AppName) -> None:
     """Rewrite small files, drop the changelog behind the horizon, and delete files that no version holds."""
-    from watertable.store.writer import Retention, Store
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.runtime.workers import consumers
 
     settings, loaded = terminal.find_app(name)
+    publishes, cluster = bool(loaded.topology.sinks), Cluster.of(settings)
+    if publishes:
+        Admin(cluster).topics()  # what is yet to be published is kept, and the cluster knows what is: no answer is told before Spark starts
     with terminal.begin_session(settings) as spark:
-        retention = Retention(timedelta(days=settings.horizon_days))
-        topology = loaded.topology
-        Store(spark, settings.warehouse_uri, loaded.name, topology.kept, retention, topology.archived).upkeep.maintain()
+        store = _store(settings, loaded, spark)
+        store.upkeep.maintain(consumers(store, cluster) if publishes else ())
     terminal.out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
+
+
+def _store(settings: Settings, loaded: LoadedApp, spark: SparkSession) -> Store:
+    """Give an app's store, whose past is kept as long as the settings say."""
+    from watertable.store.writer import Retention, Store
+
+    topology, retention = loaded.topology, Retention(timedelta(days=settings.horizon_days))
+    return Store(spark, settings.warehouse_uri, loaded.name, topology.kept, retention, topology.archived)
 
 
 @app.command(rich_help_panel="This machine")

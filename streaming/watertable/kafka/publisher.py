@@ -107,7 +107,7 @@ class OutboxPublisher:
         Raises `KafkaError` when the cluster can't be reached or refuses.
         """
         self.app = app
-        self.state_topic = f"watertable.{app}.outbox"
+        self.state_topic = _state_topic(app)
         self._cluster, self._timeout = cluster, timeout
         self._failed = ""
         self._admin = Admin(cluster, timeout)
@@ -123,7 +123,7 @@ class OutboxPublisher:
             }
         )
         self._attempt("take over from earlier publishers", lambda: self._producer.init_transactions(timeout))
-        self._done = self._read_state()
+        self._done = _last_committed(cluster, app, timeout)
 
     @property
     def published(self) -> Published | None:
@@ -227,49 +227,65 @@ class OutboxPublisher:
         self._failed = said
         return KafkaError(f"can't {what} for {self.app!r} on {self._cluster.bootstrap}: {said}")
 
-    def _read_state(self) -> Published | None:
-        """Read the last committed record of the state topic, stepping backward from its end: most of it is markers and old places."""
-        consumer = Consumer(
-            self._cluster.client_config()
-            | {
-                "group.id": f"watertable.{self.app}.outbox",  # required by the client; never joined, nothing is committed
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-            }
-        )
-        try:
-            first, end = consumer.get_watermark_offsets(TopicPartition(self.state_topic, 0), timeout=self._timeout)
-            step = 100
-            while True:
-                begin = max(first, end - step)
-                found = self._last_value(consumer, begin, end)
-                if found is not None or begin <= first:
-                    return None if found is None else Published.parse(found.decode())
-                step *= 16
-        except KafkaException as error:
-            raise self._error("read the published place", error.args[0]) from None
-        finally:
-            consumer.close()
 
-    def _last_value(self, consumer: Any, begin: int, end: int) -> bytes | None:
-        """Return the value of the last committed record in a range that no other publisher adds to."""
-        last: bytes | None = None
-        deadline = time.monotonic() + self._timeout
-        consumer.assign([TopicPartition(self.state_topic, 0, begin)])
-        while begin < end:
-            message = consumer.poll(0.5)
-            if message is None:
-                pass
-            elif message.error() is None:
-                last = message.value()
-            elif message.error().code() != ClientError._PARTITION_EOF:
-                raise KafkaException(message.error())
-            elif message.offset() >= end:
-                break
-            if time.monotonic() > deadline:
-                raise self._error("read the published place", f"no end of {self.state_topic!r} within {self._timeout:.0f} s")
-        return last
+def published(cluster: Cluster, app: str, timeout: float = 30.0) -> Published | None:
+    """Find out how far an app's outbox is sent, and disturb nobody who sends it; None where nothing of it ever was.
+
+    Raises `KafkaError` when the cluster can't be asked.
+    """
+    there = Admin(cluster, timeout).describe([_state_topic(app)])
+    return _last_committed(cluster, app, timeout) if there else None
+
+
+def _state_topic(app: str) -> str:
+    return f"watertable.{app}.outbox"
+
+
+def _last_committed(cluster: Cluster, app: str, timeout: float) -> Published | None:
+    """Read the last committed record of the state topic, stepping backward from its end: most of it is markers and old places."""
+    topic = _state_topic(app)
+    consumer = Consumer(
+        cluster.client_config()
+        | {
+            "group.id": topic,  # required by the client; never joined, nothing is committed
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
+        step = 100
+        while True:
+            begin = max(first, end - step)
+            found = _last_value(consumer, topic, begin, end, timeout)
+            if found is not None or begin <= first:
+                return None if found is None else Published.parse(found.decode())
+            step *= 16
+    except KafkaException as error:
+        raise KafkaError(f"can't read how far the outbox of {app!r} is published on {cluster.bootstrap}: {error.args[0].str()}") from None
+    finally:
+        consumer.close()
+
+
+def _last_value(consumer: Any, topic: str, begin: int, end: int, timeout: float) -> bytes | None:
+    """Return the value of the last committed record in a range of a topic's one partition."""
+    last: bytes | None = None
+    deadline = time.monotonic() + timeout
+    consumer.assign([TopicPartition(topic, 0, begin)])
+    while begin < end:
+        message = consumer.poll(0.5)
+        if message is None:
+            pass
+        elif message.error() is None:
+            last = message.value()
+        elif message.error().code() != ClientError._PARTITION_EOF:
+            raise KafkaException(message.error())
+        elif message.offset() >= end:
+            break
+        if time.monotonic() > deadline:
+            raise KafkaException(ClientError(ClientError._TIMED_OUT, f"no end of {topic!r} within {timeout:.0f} s"))
+    return last
 
 
 def _milliseconds(when: datetime) -> int:

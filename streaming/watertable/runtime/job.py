@@ -68,6 +68,8 @@ _POLL: Final = 0.1
 _HELD: Final = 0.25
 _LOOK: Final = 1.0
 """Seconds after which an idle run looks whether somebody has rewound its app."""
+TIDIED: Final = 100
+"""A bounded run ends with upkeep where it came past a multiple of so many commits: each of many may be shorter than `tidy_seconds`."""
 JVM_LOST: Final = "the JVM of this run is gone: killed, or out of memory (its log says). Nothing is lost: start the app again"
 _log = logging.getLogger(__name__)
 
@@ -186,6 +188,7 @@ class _Job:
         self._took: dict[str, int] = {}
         """What the batch before took, and of how many records: so much a replay of as many may be expected to take."""
         self._busy_since = self._checked = self._looked = 0.0
+        self._began_at = 0
         self._started = False
         self.problem = ""
         self._beside = [threading.Thread(target=target, daemon=True) for target in (self._undo_when_late, self._beat)]
@@ -254,6 +257,7 @@ class _Job:
 
     def _start(self) -> None:
         self._take_place()
+        self._began_at = self.writer.position.seq
         self._make_outputs()
         self.emit(
             Started(
@@ -556,9 +560,12 @@ class _Job:
             raise JobError(JVM_LOST)
 
     def _caught_up(self) -> str:
-        """End a bounded run: everything is folded and published."""
+        """End a bounded run: everything is folded and published, and now and then tidied up."""
+        assert self.position is not None
         self.folding.finish(self.stop)
         self.courier.finish(self.stop)
+        if self.position.seq // TIDIED != self._began_at // TIDIED:
+            self.folding.tidy(self.stop)
         self._look_after()
         return "stopped" if self.stop.is_set() else "caught up"
 

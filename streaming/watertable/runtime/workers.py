@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from watertable.errors import Fenced, KafkaError
-from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, published
 from watertable.runtime.events import DaysTouched, Folded, Listener, TableFolded
 from watertable.session import UPKEEP_POOL, job_group
 from watertable.store.commits import Position
@@ -114,7 +114,7 @@ class Folding(Worker):
         self._underway: float | None = None  # and that of those that are being folded
         self._known: Known | None = None
         self._due = self._tidy_due = 0.0
-        self._finishing = False
+        self._finishing = self._tidying = False
 
     @property
     def tail(self) -> int:
@@ -146,8 +146,17 @@ class Folding(Worker):
 
     def finish(self, stop: threading.Event) -> None:
         """Fold all there is, now; return when it's done, or as soon as a stop is asked for."""
+        self._idle.clear()  # first: else a round that sees the flag at once could end before it is waited for
         self._finishing = True
+        self._await(stop)
+
+    def tidy(self, stop: threading.Event) -> None:
+        """Tidy up now, whenever that was done before; return when it's done, or as soon as a stop is asked for."""
         self._idle.clear()
+        self._tidying = True
+        self._await(stop)
+
+    def _await(self, stop: threading.Event) -> None:
         self._wake.set()
         while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
             pass
@@ -160,15 +169,16 @@ class Folding(Worker):
 
     def _work(self) -> None:
         now, finishing = time.monotonic(), self._finishing  # a fold that began before the end was asked for may lack the last commit
+        tidying = self._tidying
         if finishing or now >= self._due or self.tail > self._bound:
             self._fold(beside=not finishing)
             self._due = next_round(now, time.monotonic(), self._every)
-        if now >= self._tidy_due and not finishing:
+        if tidying or (now >= self._tidy_due and not finishing):
             with self._group("tidy"):
                 self._store.upkeep.maintain(self._consumers())
             self._tidy_due = time.monotonic() + self._tidy_every
-        if finishing:
-            self._finishing = False
+        if finishing or tidying:
+            self._finishing = self._tidying = False
             self._idle.set()
 
     def _fold(self, *, beside: bool) -> None:
@@ -203,6 +213,23 @@ class Folding(Worker):
 
     def _cancel(self) -> None:
         self._store.spark.sparkContext.cancelJobGroup(self._group_id)
+
+
+def consumers(store: Store, cluster: Cluster) -> Iterable[Position]:
+    """Name the place up to which an app's outbox is published, for upkeep by another process than the app's run; nobody is disturbed.
+
+    Raises `KafkaError` when the cluster, which knows the place, can't be asked.
+    """
+    done, snapshot = published(cluster, store.app), store.changelog.snapshot()
+    head = store.changelog.head(snapshot)
+    lineage, waiting = head.lineage, head.position.seq
+    if done is not None and done.place.epoch != lineage.epoch:  # the next run takes the place over, from there
+        waiting = done.place.seq
+    else:
+        place = Place(lineage.epoch, 0, -1) if done is None else done.place
+        rows = store.changelog.outbox(snapshot, lineage, place.seq - 1, waiting, done.floor if done else None, head.emitting(lineage.epoch))
+        waiting = next((seq for seq, number, *_ in rows if Place(lineage.epoch, seq, number) > place), waiting)
+    return (Position(store.app, lineage.epoch, max(0, waiting - 1)),)
 
 
 class Courier(Worker):

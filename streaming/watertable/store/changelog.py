@@ -164,12 +164,8 @@ class Changelog:
         """Create the changelog where there is none; another process doing the same at the same time is no error."""
         columns = ["epoch INT", "`table` STRING", "bucket BIGINT", "seq BIGINT"]
         columns += [f"{quote(n)} {ddl}" for n, ddl in self._wanted(tables).items()]
-        days = interval(retention)
-        properties = {
-            "delta.checkpointInterval": "100", "delta.dataSkippingStatsColumns": "seq", "delta.deletedFileRetentionDuration": days,
-            "delta.logRetentionDuration": days, "watertable.format": str(FORMAT),
-        }  # fmt: skip
-        self.log.create(columns, properties, ("epoch", "table", "bucket"))
+        properties = {"delta.checkpointInterval": "100", "delta.dataSkippingStatsColumns": "seq", "watertable.format": str(FORMAT)}
+        self.log.create(columns, properties | past_of(retention), ("epoch", "table", "bucket"))
 
     def code(self, fingerprint: str) -> Outline | None:
         """Outline the code of a fingerprint, under which somebody has written here; None for any other, or one of long ago."""
@@ -594,6 +590,11 @@ def told(info: CommitInfo) -> dict[str, str]:
 def interval(duration: timedelta) -> str:
     """Write a duration as Delta's table properties take it."""
     return f"interval {max(1, int(duration.total_seconds()))} seconds"
+
+
+def past_of(duration: timedelta) -> dict[str, str]:
+    """Give the properties of a table whose past Delta is to keep for so long: files that are no longer its, and its log."""
+    return dict.fromkeys(("delta.deletedFileRetentionDuration", "delta.logRetentionDuration"), interval(duration))
 
 
 def _portable(column: str) -> Any:

@@ -420,6 +420,23 @@ class DeltaLog:
             if conflict(error) is None:
                 raise
 
+    def describe(self, properties: Mapping[str, str]) -> None:
+        """Give the table those of the properties that it hasn't; where somebody else changes it meanwhile, nothing is done."""
+        newest = self.latest()
+        wanted = {name: value for name, value in properties.items() if newest is not None and newest.property(name) != value}
+        if not wanted:
+            return
+        txn = self._begin({}, -1, "")
+        metadata = json.loads(txn.metadata().json())["metaData"]
+        metadata |= {"configuration": metadata["configuration"] | wanted}
+        said = getattr(self._jvm_delta, "DeltaOperations$SetTableProperties")(self._jvm.PythonUtils.toScalaMap(wanted))
+        try:
+            txn.updateMetadata(self._action(json.dumps({"metaData": metadata})), False)
+            self._end(txn, self._listed(()), {}, said, {})
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise
+
     def append(
         self, frame: DataFrame, *, line: str | None = None, number: int = 0, since: int = -1, note: str = "", point: str = "",
         also: Mapping[str, int] | None = None, tags: Mapping[str, str] | None = None,

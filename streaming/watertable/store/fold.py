@@ -45,7 +45,7 @@ from watertable.store.bases import (
     split_number,
     states_in,
 )
-from watertable.store.changelog import interval
+from watertable.store.changelog import past_of
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
 from watertable.store.deltalog import JVM_ERRORS, Files, Snapshot, conflict
 from watertable.store.reader import Reader
@@ -365,12 +365,8 @@ class Folder:
         self.spark.conf.set(_FILE_ROWS, FILE_ROWS if goes_by_time(table) else 0)
         shown = {STATE_PROPERTY: table.state_column, ROWS_PROPERTY: table.fingerprint, _INDEXED: str(_indexed(frame.schema))}
         if log.latest() is None:
-            keep = interval(self.horizon + BEFORE)
-            properties = {
-                "delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20", "delta.deletedFileRetentionDuration": keep,
-                "delta.logRetentionDuration": keep,
-            }  # fmt: skip
-            log.create(columns, properties | shown)
+            properties = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "20"}
+            log.create(columns, properties | past_of(self.horizon + BEFORE) | shown)
         log.overwrite(frame, line=FOLD_LINE, number=number, since=since, properties=shown, columns=columns, only=only, where=where)
 
     def _made(self, name: str, number: int) -> int | None:

@@ -18,7 +18,7 @@ from watertable import failpoints
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets, goes_by_time
-from watertable.store.changelog import told
+from watertable.store.changelog import past_of, told
 from watertable.store.commits import BUCKET, CommitInfo, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
@@ -65,13 +65,18 @@ class Upkeep:
         failpoints.hit("upkeep.after_optimize")
 
     def vacuum(self) -> None:
-        """Delete the files that no version within the tables' retention holds, and what of their logs is older.
+        """Delete the files that no version within the horizon holds, and what of the tables' logs is older.
 
-        A short log is for whoever looks at it for the first time: Delta lists the folder then, and at each checkpoint.
+        A table was made under the horizon that was set then; it is told of another one first. A short log is for whoever looks at it for
+        the first time: Delta lists the folder then, and at each checkpoint.
         """
         for log in self._logs():
+            kept = self._readers
+            if log is not self._reader.changelog.log:
+                kept = self._horizon + BEFORE
+                log.describe(past_of(kept))
             DeltaTable.forPath(log.spark, log.path).vacuum()
-            log.clean(self._readers if log is self._reader.changelog.log else self._horizon + BEFORE)
+            log.clean(kept)
         for archive in self._archives:
             archive.vacuum()
             archive.log.clean(self._readers)
