@@ -44,13 +44,15 @@ class Total:
 
 def compare(spark: SparkSession, schedule: Schedule, topology: Topology, settings: Settings) -> Iterator[Total]:
     """Compare the tables of an app that has caught up with a finished replay."""
-    view = Reader(spark, settings.warehouse_uri, topology.app, topology.tables).view()
+    reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+    view = reader.view()
     tables = {table.name: view.rows(table).cache() for table in topology.tables if table.name != "sold_daily"}
     sold = view.rows(topology.table("sold_daily"))
-    log = view.snapshot.frame().where(view.lineage.where(0, view.position.seq))
+    dropped, refused = reader.dropped(view.position), reader.quarantine(view.position)
     file = _source(spark, schedule).cache()
-    yield from _counts(schedule, file, tables, log)
-    yield from _revenue(spark, schedule, file, tables["revenue_hourly"], log)
+    yield from _counts(schedule, file, tables, dropped)
+    yield Total("quarantined records", 0, refused.count())
+    yield from _revenue(spark, schedule, file, tables["revenue_hourly"], dropped)
     yield from _stock(spark, schedule, file, tables)
     hours = list(schedule.late(size=timedelta(days=1), advance=timedelta(hours=1), grace=timedelta(hours=1)))
     late_units = sum(x.quantity for x in hours)
@@ -58,8 +60,7 @@ def compare(spark: SparkSession, schedule: Schedule, topology: Topology, setting
     yield Total("units in 24 windows each, late ones added", 24 * _one(file, "sum(quantity)"), found)
 
 
-def _counts(schedule: Schedule, file: DataFrame, tables: dict[str, DataFrame], log: DataFrame) -> Iterator[Total]:
-    dropped = log.where("`table` = '__dropped'").select("dropped_v1.*")
+def _counts(schedule: Schedule, file: DataFrame, tables: dict[str, DataFrame], dropped: DataFrame) -> Iterator[Total]:
     found = {
         "lines": _one(tables["invoices"], "sum(lines)"),
         "invoices": tables["invoices"].count(),
@@ -78,15 +79,14 @@ def _counts(schedule: Schedule, file: DataFrame, tables: dict[str, DataFrame], l
     for name, number in found.items():
         yield Total(name, KNOWN[name] if whole else counted[name], number)
     yield Total("customers", _one(file, "count(DISTINCT customer_id)"), tables["customers"].count())
-    yield Total("quarantined records", 0, log.where("`table` = '__quarantine'").count())
 
 
-def _revenue(spark: SparkSession, schedule: Schedule, file: DataFrame, revenue: DataFrame, log: DataFrame) -> Iterator[Total]:
+def _revenue(spark: SparkSession, schedule: Schedule, file: DataFrame, revenue: DataFrame, dropped: DataFrame) -> Iterator[Total]:
     """Hourly revenue plus the lines that were dropped as late is the batch's, country by country and hour by hour."""
     late = list(schedule.late(size=timedelta(hours=1), grace=timedelta(minutes=10)))
-    dropped = log.where("`table` = '__dropped'").select("dropped_v1.*").where("node = 'revenue_hourly' AND reason = 'late'")
-    places = {(row["topic"], row["partition"], row["offset"]) for row in dropped.select("topic", "partition", "offset").collect()}
-    yield Total("late lines", len(late), dropped.count())
+    missed = dropped.where("node = 'revenue_hourly' AND reason = 'late'").select("topic", "partition", "offset")
+    places = {(row["topic"], row["partition"], row["offset"]) for row in missed.collect()}
+    yield Total("late lines", len(late), missed.count())
     yield Total("late lines that aren't on the replayer's list", 0, len(places ^ {("sales", x.partition, x.offset) for x in late}))
     line_at = {(m.partition, m.offset): m.line for m in schedule.moved}
     numbers = [(line_at.get((partition, offset), -1),) for _, partition, offset in places]

@@ -53,7 +53,7 @@ from watertable.processing import Context, Record
 from watertable.sql.udfs import udf
 
 if TYPE_CHECKING:
-    from watertable.lake import changes, position, read
+    from watertable.lake import changes, dropped, position, quarantine, read
     from watertable.store.reader import event_time
 
 __version__ = "0.1.0"
@@ -84,6 +84,7 @@ __all__ = [
     "count",
     "count_distinct",
     "days",
+    "dropped",
     "event_time",
     "first",
     "hopping",
@@ -96,6 +97,7 @@ __all__ = [
     "min",
     "minutes",
     "position",
+    "quarantine",
     "read",
     "seconds",
     "sessions",
@@ -114,7 +116,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import what needs Spark only when it is asked for."""
-    if name in ("changes", "position", "read"):
+    if name in ("changes", "dropped", "position", "quarantine", "read"):
         from watertable import lake
 
         return getattr(lake, name)

@@ -4,6 +4,7 @@
     wt.read("retail.inventory", at="retail@1.481")       # at a position, a time, a version
     wt.read("retail.prices", as_of=noon)                 # a versioned table, as it was at an event time
     wt.changes("retail.inventory", "retail@1.470")       # what changed since: key, old, new
+    wt.quarantine("retail")                              # records that the definition has refused; wt.dropped: what came too late
 
 The project is the nearest `pyproject.toml` upward with `[tool.watertable]`; it says where the warehouse and the apps are. The Spark
 session is the process's own, or is started from the same settings.
@@ -66,9 +67,31 @@ def changes(table: str, start: At, end: At | None = None, *, settings: Settings 
 
 def position(app: str, *, settings: Settings | None = None) -> Position:
     """Give an app's newest position: to be kept, and handed to `read(at=...)` or `changes`."""
+    return _reader_of(app, settings).position()
+
+
+def quarantine(app: str, at: At | None = None, *, settings: Settings | None = None) -> DataFrame:
+    """Give the records that an app's definition has refused, with their bytes and headers, place, operator and reason.
+
+    `position` is that of the commit that refused it; `at` is as for `read`. A rewind to before it, under a definition that takes it,
+    leaves it behind. Upkeep takes none of them. Raises `UnknownPosition` for a place that can't be had any more.
+    """
+    return _reader_of(app, settings).quarantine(at)
+
+
+def dropped(app: str, at: At | None = None, *, settings: Settings | None = None) -> DataFrame:
+    """Give what an app's operators have left out: late records one by one, for each window that they missed, other reasons as counts.
+
+    It goes back as far as the changelog does, by `horizon_days`; `at` is as for `read`. Raises `UnknownPosition` for a place that can't be
+    had any more.
+    """
+    return _reader_of(app, settings).dropped(at)
+
+
+def _reader_of(app: str, settings: Settings | None) -> Reader:
     project = load_apps(settings or Settings.load())
     topology = project.app(app).topology
-    return Reader(_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables).position()
+    return Reader(_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables)
 
 
 def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:

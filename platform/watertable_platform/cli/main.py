@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -23,17 +23,20 @@ import typer
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
-from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson, Key, TableName, Window
+from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, Key, Limit, TableName, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from rich.console import Console
 
     from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.records import Advance
-    from watertable.store.reader import AppStatus
+    from watertable.store.reader import AppStatus, Reader
+    from watertable.store.reader import At as AtPosition
     from watertable.store.writer import Store
     from watertable.tools.past import Past
+    from watertable_platform.cli.show import Answer
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -114,10 +117,10 @@ def query(
     key: Key = None,
     window: Window = None,
     sql: Annotated[str | None, typer.Option(help="A query over the app's tables, all read at one position.")] = None,
-    at: Annotated[str | None, typer.Option(help="An earlier position: retail@1.17, a version, a commit time, or event:TIME.")] = None,
-    limit: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 20,
+    at: At = None,
+    limit: Limit = 20,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Show rows of a table, fresh and exact, with the position they are of."""
     from watertable.project import load_apps
@@ -133,12 +136,7 @@ def query(
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         answer = show.ask(reader, chosen, wanted=wanted, sql=sql, at=moment, limit=limit)
-    if as_json:
-        show.print_json(answer)
-    elif as_csv:
-        show.print_csv(answer)
-    else:
-        show.print_answer(terminal.out, answer)
+    _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
 
 
 @app.command(rich_help_panel="Tables")
@@ -260,6 +258,52 @@ def preview(
         print(show.preview_json(seen))
     else:
         show.print_preview(terminal.out, seen, limit)
+
+
+@app.command(rich_help_panel="Tables")
+def quarantine(name: AppName, at: At = None, limit: Limit = 20, as_json: AsJson = False, as_csv: AsCsv = False) -> None:
+    """Show the records that an app's definition has refused, the newest first: bytes, place, operator, and why."""
+    from watertable_platform.cli import show
+
+    answer = _left_out(name, at, lambda reader, moment: show.quarantined(reader, moment, limit))
+    _print(answer, show.print_quarantine, as_json=as_json, as_csv=as_csv)
+
+
+@app.command(rich_help_panel="Tables")
+def dropped(
+    name: AppName,
+    each: Annotated[bool, typer.Option("--each", help="List what came too late record by record, the newest first.")] = False,
+    at: At = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
+    """Show what an app's operators have left out, by operator and reason: what came too late for a window, and nulls."""
+    from watertable_platform.cli import show
+
+    answer = _left_out(name, at, lambda reader, moment: show.dropped(reader, moment, limit, each=each))
+    _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
+
+
+def _left_out(name: str, at: str | None, ask: Callable[[Reader, AtPosition | None], Answer]) -> Answer:
+    from watertable.store.reader import Reader
+    from watertable_platform.cli import show
+
+    settings, loaded = terminal.find_app(name)
+    moment = None if at is None else show.parse_at(at)
+    with terminal.begin_session(settings, brief=True) as spark:
+        return ask(Reader(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), moment)
+
+
+def _print(answer: Answer, shown: Callable[[Console, Answer], None], *, as_json: bool, as_csv: bool) -> None:
+    from watertable_platform.cli import show
+
+    if as_json:
+        show.print_json(answer)
+    elif as_csv:
+        show.print_csv(answer)
+    else:
+        shown(terminal.out, answer)
 
 
 @app.command(rich_help_panel="Tables")

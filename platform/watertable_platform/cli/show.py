@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -131,6 +131,57 @@ def ask(
             frame = frame.where(keytext.condition(table, wanted))
         frame = frame.orderBy(*(quote(n) for n in table.key.names))
     return _answer(frame, sql or table.name, str(view.position), limit)
+
+
+def quarantined(reader: Reader, at: At | None, limit: int) -> Answer:
+    """Read the records that an app's definition has refused, the newest first."""
+    position = reader.view([], at).position
+    newest = reader.quarantine(position).orderBy("seq", "timestamp", "topic", "partition", "offset", ascending=False)
+    return _answer(newest, f"{position.app}, quarantined", str(position), limit)
+
+
+def dropped(reader: Reader, at: At | None, limit: int, *, each: bool) -> Answer:
+    """Read what an app's operators have left out: how much by operator and reason, or `each` that came too late, the newest first."""
+    position = reader.view([], at).position
+    rows = reader.dropped(position)
+    if each:
+        late = rows.where("offset IS NOT NULL").orderBy("seq", "topic", "partition", "offset", "window_start", ascending=False)
+        late = late.selectExpr("concat(topic, '/', partition, '@', offset) AS record", "node", "window_start", "window_end", "position")
+        return _answer(late, f"{position.app}, late", str(position), limit)
+    counts = "node, reason, sum(count) AS count, min_by(position, seq) AS first, max_by(position, seq) AS last"
+    by_reason = rows.sparkSession.sql(f"SELECT {counts} FROM {{rows}} GROUP BY node, reason ORDER BY node, reason", rows=rows)
+    return _answer(by_reason, f"{position.app}, dropped", str(position), limit)
+
+
+def print_quarantine(console: Console, answer: Answer) -> None:
+    """Print each refused record with its place, its operator, the reason, and as much of its bytes as fits a line."""
+    from watertable.store.commits import Position
+
+    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))
+    for row in (dict(zip(answer.columns, values, strict=True)) for values in answer.rows):
+        place, when = f"{row['topic']}/{row['partition']}@{row['offset']}", row["timestamp"]
+        console.print()
+        console.print(Text.assemble((place, "bold"), f"  {'' if when is None else _plain(when)}  ", (str(row["position"]), "cyan")))
+        facts = Table.grid(padding=(0, 2, 0, 2))
+        facts.add_column(style="dim", no_wrap=True, min_width=len("refused by"))
+        facts.add_column(no_wrap=True, overflow="ellipsis")
+        facts.add_row("refused by", Text.assemble(str(row["node"]), (f"  {row['location']}", "dim")))
+        facts.add_row("why", Text(str(row["reason"]), overflow="fold", no_wrap=False))
+        for name in ("key", "value"):
+            facts.add_row(name, _bytes(row[name]))
+        for header in row["headers"] if isinstance(row["headers"], list) else ():
+            facts.add_row("header", Text.assemble((f"{header['key']} ", "dim"), _bytes(header["value"])))
+        console.print(facts)
+    if not answer.rows:
+        console.print("nothing is quarantined", style="dim")
+        return
+    count = _count(len(answer.rows), "record")
+    console.print(f"\n{f'the newest {count}; --limit shows more' if answer.more else count}", style="dim", highlight=False)
+    oldest = Position.parse(str(answer.rows[-1][0]))
+    before = Position(oldest.app, oldest.epoch, oldest.seq - 1)
+    console.print(
+        f"once the definition takes them: `watertable rewind {before.app} --to {before}` reads again from before the oldest of these"
+    )
 
 
 def print_answer(console: Console, answer: Answer) -> None:
@@ -506,6 +557,16 @@ def _cell(value: object) -> Text:
             return Text(plain_json(value))
         case _:
             return Text(str(_plain(value)))
+
+
+def _bytes(value: object) -> Text:
+    """Show bytes as the text that they are, else in hexadecimal digits."""
+    if not isinstance(value, bytes):
+        return _cell(value)
+    with suppress(UnicodeDecodeError):
+        if (text := value.decode()).isprintable():
+            return Text(text)
+    return Text.assemble(("hex ", "dim"), value.hex())
 
 
 def _plain(value: object) -> object:

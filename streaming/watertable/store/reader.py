@@ -25,7 +25,7 @@ from watertable.plan.plan import TableDef, Topology, history_of, walk
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
-from watertable.store.changelog import NEAR, Changelog, Extent
+from watertable.store.changelog import DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
@@ -128,6 +128,25 @@ class Reader:
             for v, name in ((older, "old"), (newer, "new"))
         )
         return differing(old, new, wanted.value.columns)
+
+    def quarantine(self, at: At | None = None) -> DataFrame:
+        """Read the records that the definition has refused up to a position: place, bytes, headers, operator, reason, and the commit.
+
+        Upkeep takes none of them, however long ago they came.
+        """
+        return self._left_out(QUARANTINE_TABLE, "quarantine_v1", at)
+
+    def dropped(self, at: At | None = None) -> DataFrame:
+        """Read what operators have left out up to a position, as far back as the changelog goes.
+
+        A late record has a row for each window that it missed, with its place; of each other reason there is a count for each commit.
+        """
+        return self._left_out(DROPPED_TABLE, "dropped_v1", at)
+
+    def _left_out(self, table: str, column: str, at: At | None) -> DataFrame:
+        view = self.view([], at)
+        rows = view.snapshot.frame().where(f"`table` = '{table}' AND {view.lineage.where(0, view.position.seq)}")
+        return rows.selectExpr(f"concat('{self.changelog.app}@', epoch, '.', seq) AS position", "seq", f"{column}.*")
 
     def position(self) -> Position:
         """Give the app's newest position."""

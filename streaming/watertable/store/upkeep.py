@@ -18,7 +18,7 @@ from watertable import failpoints
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets, goes_by_time
-from watertable.store.changelog import past_of, told
+from watertable.store.changelog import QUARANTINE_TABLE, past_of, told
 from watertable.store.commits import BUCKET, CommitInfo, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
@@ -88,7 +88,7 @@ class Upkeep:
         Kept is every commit from the least of these on: the first one within the horizon; that of the oldest base that a position within
         the horizon reads from, since what tells of the base is beside it; the first tombstone still needed; every consumer's position
         (publishers, readers of changes). Beside them all that a shadow has written, and what it is read with: what came before its fork,
-        from the base before that on.
+        from the base before that on; and what the app's own lineage has quarantined, whose bytes may be nowhere else.
         """
         view = self._reader.view()
         oldest = (now or datetime.now(UTC)) - self._horizon
@@ -115,7 +115,8 @@ class Upkeep:
         if bucket > 0:
             log = self._reader.changelog.log
             apart = f" AND epoch <> {shadow.epoch}" if shadow is not None else ""
-            goes = f"bucket >= 0 AND bucket < {bucket}{apart}"
+            ours = ", ".join(str(span.epoch) for span in view.lineage.spans)
+            goes = f"bucket >= 0 AND bucket < {bucket} AND (`table` <> '{QUARANTINE_TABLE}' OR epoch NOT IN ({ours})){apart}"
             self._keep_advances(view, goes)
             DeltaTable.forPath(log.spark, log.path).delete(goes)
         failpoints.hit("trim.after_delete")
