@@ -191,7 +191,7 @@ class Schema:
 
 def check_identifier(name: str, what: str) -> str:
     """Return the name if it is a plain identifier, else raise `SchemaError`: names become paths, SQL and asset keys."""
-    if not IDENTIFIER.fullmatch(name):
+    if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
         raise SchemaError(f"{what} name {name!r} is not an identifier: letters, digits and _, at most 63, no digit first")
     if what == "column" and name.lower().startswith(OWN):
         raise SchemaError(f"column name {name!r}: names that begin with {OWN} are the store's own; rename it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 _PACKAGE: Final = str(Path(__file__).parent)
@@ -12,9 +13,15 @@ _PACKAGE: Final = str(Path(__file__).parent)
 def here() -> str:
     """Find the user's file and line: the first frame outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}:{frame.f_lineno}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Tell whether code is this package's: by its file, or, where dataclasses have written it, by the module that they wrote it for."""
+    made_for = frame.f_globals.get("__name__", "") if frame.f_code.co_filename == "<string>" else ""
+    return frame.f_code.co_filename.startswith(_PACKAGE) or made_for.startswith(f"{__package__}.")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,8 @@ def test_wordcount_is_five_lines() -> None:
 
 # -- what is refused, and where ----------------------------------------------------------------------------------------------------
 
+ANY: Any = wt
+"""The same, for what a type checker would refuse."""
 Attempt = Callable[[wt.App, Stream, Table], object]
 
 
@@ -152,6 +155,31 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="x"), SchemaError, "must name a TIMESTAMP column", id="no time"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="y"), SchemaError, "it has x INT", id="a time that isn't there"),
         pytest.param(lambda a, s, t: a.topic("x/y", value="x INT"), SchemaError, "no Kafka topic name", id="a slash in a topic"),
+        pytest.param(lambda a, s, t: ANY.App(5), SchemaError, "app name 5 is not an identifier", id="kind: an app's name"),
+        pytest.param(lambda a, s, t: ANY.App("b", owner=5), DefinitionError, "e-mail address or team:name; got 5", id="kind: an owner"),
+        pytest.param(lambda a, s, t: a.topic(None, value="x INT"), SchemaError, "None is no Kafka topic name", id="kind: a topic's name"),
+        pytest.param(lambda a, s, t: a.topic("x", value="x INT", headers="h"), SchemaError, "a column for each header", id="kind: headers"),
+        pytest.param(lambda a, s, t: s.to("x", headers="h"), DefinitionError, "an expression for each header", id="kind: headers, written"),
+        pytest.param(lambda a, s, t: a.topic("x", value="x INT", idle_after=5), DefinitionError, "wt.minutes(5); got 5", id="kind: idle"),
+        pytest.param(lambda a, s, t: s.group_by(["qty"]), ExpressionError, "wanted a Spark SQL string; got list", id="kind: a group"),
+        pytest.param(lambda a, s, t: s.group_by("sku").windowed_by("1h"), DefinitionError, "wants windows, such as", id="kind: windows"),
+        pytest.param(lambda a, s, t: s.group_by("sku").cogroup(n=wt.count()).windowed_by(5), DefinitionError, "got 5", id="cogroup's"),
+        pytest.param(lambda a, s, t: ANY.sum(None), DefinitionError, "wt.sum wants a Spark SQL string; got None", id="kind: argument"),
+        pytest.param(lambda a, s, t: ANY.top_k(3, 5), DefinitionError, "wt.top_k wants a Spark SQL string; got 5", id="kind: an order"),
+        pytest.param(lambda a, s, t: s.merge(t), DefinitionError, "merge wants streams; got a Table; a table's", id="kind: merge"),
+        pytest.param(lambda a, s, t: s.join(s, within=5, q="left.qty"), DefinitionError, "or a duration; got 5", id="a join's window"),
+        pytest.param(lambda a, s, t: t.materialized_as(5), SchemaError, "table name 5 is not an identifier", id="kind: a table's name"),
+        pytest.param(lambda a, s, t: t.materialized_as("i", history=5), DefinitionError, "history= wants a duration", id="kind: a history"),
+        pytest.param(lambda a, s, t: t.ttl(5), DefinitionError, "a time to live wants a duration", id="kind: a time to live"),
+        pytest.param(lambda a, s, t: ANY.until_time_limit(5), DefinitionError, "a time limit wants a duration", id="kind: a time limit"),
+        pytest.param(lambda a, s, t: ANY.window_store("n INT", retention=5), DefinitionError, "keeps wants a duration", id="kind: keeps"),
+        pytest.param(lambda a, s, t: ANY.tumbling(hours=1, grace=5), DefinitionError, "grace= wants a duration", id="kind: a grace"),
+        pytest.param(lambda a, s, t: ANY.hopping(hours=1, every=5), DefinitionError, "every= wants a duration", id="kind: an advance"),
+        pytest.param(lambda a, s, t: ANY.sessions(gap=5), DefinitionError, "gap= wants a duration", id="kind: a gap"),
+        pytest.param(lambda a, s, t: ANY.sliding(difference=5), DefinitionError, "difference= wants a duration", id="kind: a difference"),
+        pytest.param(lambda a, s, t: ANY.join_windows(before=5), DefinitionError, "before= wants a duration", id="kind: a bound"),
+        pytest.param(lambda a, s, t: wt.tumbling(), DefinitionError, "a window's size must be longer than zero", id="no window"),
+        pytest.param(lambda a, s, t: wt.hopping(hours=1, every=wt.days(1)), DefinitionError, "windows must advance by", id="leaps"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_refused_where_it_is_written(

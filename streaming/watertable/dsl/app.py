@@ -34,13 +34,14 @@ from watertable.plan import nodes
 from watertable.plan.nodes import Format, Topic
 from watertable.plan.places import check_room
 from watertable.plan.plan import CHANGELOG, Sink, TableDef, Topology
+from watertable.plan.windows import check_duration
 
 
 class App:
     """Collect the topics, tables and output topics that are deployed and committed as one unit.
 
     `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier,
-    or is `topics`.
+    or is `topics`, `DefinitionError` for an owner that is no text.
     """
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
@@ -48,6 +49,8 @@ class App:
         self.name = identifier(name, "app", self.location)
         if name == "topics":
             raise SchemaError(f"{self.location}: an app can't be called 'topics': the warehouse keeps the archives of topics there")
+        if not isinstance(owner, str | None):
+            raise DefinitionError(f"{self.location}: owner= wants an e-mail address or team:name; got {owner!r}")
         self.owner = owner
         self.description = description
         self._topics: dict[str, Topic] = {}
@@ -90,6 +93,8 @@ class App:
         check_topic_name(name, where)
         if name in self._topics:
             raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
+        if idle_after is not None:
+            check_duration(idle_after, "idle_after=")
         if idle_after is not None and idle_after <= timedelta(0):
             raise DefinitionError(
                 f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"

@@ -13,6 +13,7 @@ from watertable.errors import DefinitionError, ExpressionError, SchemaError
 from watertable.plan.aggregates import Aggregation, BoundAggregate, reduction
 from watertable.plan.processors import Processor, Punctuator, StoreShape
 from watertable.plan.stages import Named
+from watertable.plan.windows import check_duration
 from watertable.processing import DELETED
 from watertable.schema import Schema, check_names
 from watertable.sql.expressions import Expr, Scope, parse
@@ -71,6 +72,8 @@ def checked(named: Named, where: str) -> Named:
 
 def written_headers(headers: Mapping[str, str], scope: Scope, where: str) -> Named:
     """Parse what a published record's headers say; raise `ExpressionError` for one that is neither text nor bytes."""
+    if not isinstance(headers, Mapping):
+        raise DefinitionError(f"{where}: headers= wants an expression for each header: headers={{'trace-id': 'trace'}}; got {headers!r}")
     made = tuple((name, parse(text, scope, where)) for name, text in headers.items())
     for name, expr in made:
         if expr.type.kind not in ("string", "binary"):
@@ -141,6 +144,8 @@ def _store(kind: str, key: str | None, value: str, time: str, mark: str, keeps: 
     where, operator = here(), f"{kind}_store"
     own, row = (declared(ddl, where, part) if ddl is not None else Schema() for ddl, part in ((key, "key"), (value, "value")))
     check_key(own, where, operator)
+    if keeps is not None:
+        check_duration(keeps, f"{operator}: how long it keeps")
     if keeps is not None and keeps <= timedelta(0):
         raise DefinitionError(f"{where}: {operator} must keep for longer than zero; got {keeps}")
     try:

@@ -14,7 +14,7 @@ from watertable.plan.aggregates import sortable
 from watertable.plan.nodes import Format, Header
 from watertable.plan.purity import of_records_alone
 from watertable.plan.scopes import is_change
-from watertable.plan.windows import SessionWindows, SlidingWindows
+from watertable.plan.windows import SessionWindows, SlidingWindows, check_duration
 from watertable.schema import Column, Schema, check_identifier
 from watertable.where import here as here
 
@@ -38,6 +38,8 @@ def declared(ddl: str, where: str, part: str) -> Schema:
 
 def declared_headers(headers: Mapping[str, str], value: Schema, where: str) -> tuple[Header, ...]:
     """Read which headers become which columns; raise `SchemaError` for one that is neither text nor bytes, or a name that is taken."""
+    if not isinstance(headers, Mapping):
+        raise SchemaError(f"{where}: headers= wants a column for each header: headers={{'trace-id': 'trace_id STRING'}}; got {headers!r}")
     read = []
     for name, ddl in headers.items():
         columns = declared(ddl, where, f"header {name!r}").columns
@@ -74,7 +76,7 @@ def key_format_of(schema: Schema) -> Format:
 
 def check_topic_name(name: str, where: str) -> None:
     """Raise `SchemaError` for what is no name of a Kafka topic."""
-    if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+    if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
         raise SchemaError(f"{where}: {name!r} is no Kafka topic name: 1 to 249 of letters, digits, '.', '_' and '-'")
 
 
@@ -114,6 +116,7 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
 
 def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, where: str, operator: str) -> None:
     """Refuse a grace that makes nothing certain: of a table that isn't versioned, or whose records have no time of their own."""
+    check_duration(grace, f"{operator}: grace=")
     versioned = plan.root_of(table)
     if not isinstance(versioned, nodes.Versioned):
         raise DefinitionError(f"{where}: {operator}: grace= wants a versioned table: .materialized_as(name, history=...)")

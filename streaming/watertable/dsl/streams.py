@@ -138,6 +138,8 @@ class Stream:
         """Interleave streams of the same key and value columns, in log order; raise `SchemaError` when they differ."""
         where = here()
         for other in others:
+            if not isinstance(other, Stream):
+                raise DefinitionError(f"{where}: merge wants streams; got a {type(other).__name__}; a table's to_stream() is one")
             for part, mine, theirs in (("key", self.key, other.key), ("value", self.value, other.value)):
                 if mine != theirs:
                     raise SchemaError(f"{where}: merge wants the same {part} columns: ({mine.sql()}) here, ({theirs.sql()}) there")
@@ -406,6 +408,8 @@ class Stream:
                 raise DefinitionError(f"{where}: {what}: {side}.{unsorted[0]} holds a MAP, which has no order: map_values before it")
         made = named_exprs(columns, pair_scope(self.node, right.node), where)
         windows = JoinWindows(within, within, timedelta(0)) if isinstance(within, timedelta) else within
+        if not isinstance(windows, JoinWindows):
+            raise DefinitionError(f"{where}: {what}: within= wants wt.join_windows(...) or a duration; got {within!r}")
         if how is How.INNER:
             return self._with(nodes.StreamStreamJoin(left=self.node, right=right.node, within=windows, columns=made, location=where))
         return self._with(nodes.OuterStreamJoin(left=self.node, right=right.node, within=windows, how=how, columns=made, location=where))
@@ -479,7 +483,7 @@ class GroupedStream:
         With `emit="on_close"` the table shows a window's row once the window has closed, as `Table.suppress` does (KIP-825). Raises
         `DefinitionError` for another `emit`.
         """
-        return WindowedStream(self.stream, self.group, windows, _emitted(emit, here()))
+        return WindowedStream(self.stream, self.group, _checked(windows, here()), _emitted(emit, here()))
 
     def agg(self, **aggregates: Aggregation) -> tables.Table:
         """Fold each group into one row of named aggregates."""
@@ -551,7 +555,7 @@ class CogroupedStream:
 
     def windowed_by(self, windows: Windows, *, emit: str = "on_update") -> CogroupedStream:
         """Cut each group into windows of event time, the same for all streams; `emit` as for one stream."""
-        return CogroupedStream(self.inputs, windows, self.where, _emitted(emit, here()))
+        return CogroupedStream(self.inputs, _checked(windows, here()), self.where, _emitted(emit, here()))
 
     def agg(self) -> tables.Table:
         """Fold all streams: a row for each group that any of them has; where one had no record, its counts are 0, the rest is null."""
@@ -560,6 +564,13 @@ class CogroupedStream:
         node = nodes.Cogroup(inputs=tuple(n for n in made if isinstance(n, nodes.Aggregate)), location=where)
         check_columns(plan.key_of(node), plan.value_of(node), where)
         return _shown(tables.Table(self.inputs[0][0].stream.app, node), self.on_close)
+
+
+def _checked(windows: Windows, where: str) -> Windows:
+    """Return windows; raise `DefinitionError` for anything else."""
+    if not isinstance(windows, Windows):
+        raise DefinitionError(f"{where}: windowed_by wants windows, such as wt.tumbling(hours=1); got {windows!r}")
+    return windows
 
 
 def _emitted(emit: str, where: str) -> bool:

@@ -16,7 +16,7 @@ from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_cou
 from watertable.plan.plan import TableDef
 from watertable.plan.scopes import join_scope, scope_of
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses, shape_of
+from watertable.plan.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses, check_duration, shape_of
 from watertable.schema import Schema
 from watertable.sql.expressions import Scope, parse, parse_negation, parse_predicate
 
@@ -158,6 +158,7 @@ class Table:
         does.
         """
         where = here()
+        check_duration(duration, "a time to live")
         if duration <= timedelta(0):
             raise DefinitionError(f"{where}: a time to live must be longer than zero; got {duration}")
         return Table(self.app, elapsed.mortal(self._changes("ttl", where), duration, where))
@@ -180,6 +181,7 @@ class Table:
 
     def _versioned(self, node: nodes.Table, history: timedelta, where: str) -> nodes.Table:
         """Keep a table's rows by event time, below the filters and columns on top of them."""
+        check_duration(history, "history=")
         if history <= timedelta(0):
             raise DefinitionError(f"{where}: a history must be longer than zero; got {history}")
         if isinstance(node, nodes.TableFilter | nodes.TableMapValues):

@@ -139,6 +139,12 @@ class Aggregation:
     limit: int | None = None
     steps: tuple[tuple[str, str], ...] = ()
 
+    def __post_init__(self) -> None:
+        optional = self.argument is None and self.function in ("count", "reduce")
+        if not (optional or isinstance(self.argument, str)) or not isinstance(self.by, str | None):
+            got = self.by if isinstance(self.argument, str) else self.argument
+            raise DefinitionError(f"{here()}: wt.{self.function} wants a Spark SQL string; got {got!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class BoundAggregate:

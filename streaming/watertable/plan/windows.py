@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from watertable.errors import DefinitionError
+from watertable.where import here
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
@@ -54,12 +55,17 @@ class TimeWindows:
     grace: timedelta
 
     def __post_init__(self) -> None:
+        check_duration(self.size, "a window's size")
+        check_duration(self.advance, "every=")
+        check_duration(self.grace, "grace=")
         if self.size <= _ZERO:
-            raise DefinitionError(f"a window's size must be longer than zero; got {self.size}")
+            raise DefinitionError(f"{here()}: a window's size must be longer than zero; got {self.size}")
         if not _ZERO < self.advance <= self.size:
-            raise DefinitionError(f"windows must advance by more than zero and at most their size ({self.size}); got {self.advance}")
+            raise DefinitionError(
+                f"{here()}: windows must advance by more than zero and at most their size ({self.size}); got {self.advance}"
+            )
         if self.grace < _ZERO:
-            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+            raise DefinitionError(f"{here()}: grace must not be negative; got {self.grace}")
 
     @property
     def per_record(self) -> int:
@@ -104,9 +110,9 @@ class UnlimitedWindows:
 
     def __post_init__(self) -> None:
         if self.start.tzinfo is None:
-            raise DefinitionError(f"a window's start must have a time zone; got {self.start!r}; write datetime(..., tzinfo=UTC)")
+            raise DefinitionError(f"{here()}: a window's start must have a time zone; got {self.start!r}; write datetime(..., tzinfo=UTC)")
         if not EPOCH <= self.start < FOREVER:
-            raise DefinitionError(f"a window must start between 1970 and 9999; got {self.start}")
+            raise DefinitionError(f"{here()}: a window must start between 1970 and 9999; got {self.start}")
 
     @property
     def size(self) -> timedelta:
@@ -156,10 +162,12 @@ class SessionWindows:
     grace: timedelta
 
     def __post_init__(self) -> None:
+        check_duration(self.gap, "gap=")
+        check_duration(self.grace, "grace=")
         if self.gap <= _ZERO:
-            raise DefinitionError(f"a session's gap must be longer than zero; got {self.gap}")
+            raise DefinitionError(f"{here()}: a session's gap must be longer than zero; got {self.gap}")
         if self.grace < _ZERO:
-            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+            raise DefinitionError(f"{here()}: grace must not be negative; got {self.grace}")
 
     @property
     def size(self) -> timedelta:
@@ -214,12 +222,14 @@ class SlidingWindows:
     grace: timedelta
 
     def __post_init__(self) -> None:
+        check_duration(self.difference, "difference=")
+        check_duration(self.grace, "grace=")
         if self.difference < _ZERO:
-            raise DefinitionError(f"a sliding window's difference must not be negative; got {self.difference}")
+            raise DefinitionError(f"{here()}: a sliding window's difference must not be negative; got {self.difference}")
         if self.difference % MILLISECOND:
-            raise DefinitionError(f"a sliding window's difference must be of whole milliseconds; got {self.difference}")
+            raise DefinitionError(f"{here()}: a sliding window's difference must be of whole milliseconds; got {self.difference}")
         if self.grace < _ZERO:
-            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+            raise DefinitionError(f"{here()}: grace must not be negative; got {self.grace}")
 
     @property
     def size(self) -> timedelta:
@@ -340,10 +350,13 @@ class JoinWindows:
     grace: timedelta
 
     def __post_init__(self) -> None:
+        check_duration(self.before, "before=")
+        check_duration(self.after, "after=")
+        check_duration(self.grace, "grace=")
         if self.before + self.after < _ZERO:
-            raise DefinitionError(f"a join's window must not end before it starts; got before={self.before}, after={self.after}")
+            raise DefinitionError(f"{here()}: a join's window must not end before it starts; got before={self.before}, after={self.after}")
         if self.grace < _ZERO:
-            raise DefinitionError(f"grace must not be negative; got {self.grace}")
+            raise DefinitionError(f"{here()}: grace must not be negative; got {self.grace}")
 
     def holds(self, left: datetime, right: datetime) -> bool:
         """Tell whether records of these event times pair."""
@@ -374,6 +387,9 @@ class UntilTimeLimit:
     """Ask that a row be shown at most once in each stretch of stream time; made by `until_time_limit`."""
 
     limit: timedelta
+
+    def __post_init__(self) -> None:
+        check_duration(self.limit, "a time limit")
 
 
 def until_time_limit(limit: timedelta) -> UntilTimeLimit:
@@ -474,6 +490,12 @@ def typed_time(text: str) -> datetime:
     """
     when = datetime.fromisoformat(text)
     return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def check_duration(value: object, what: str) -> None:
+    """Raise `DefinitionError` for what is no duration: a number by itself has no unit."""
+    if not isinstance(value, timedelta):
+        raise DefinitionError(f"{here()}: {what} wants a duration, such as wt.minutes(5); got {value!r}")
 
 
 def words(duration: timedelta) -> str:

@@ -65,11 +65,15 @@ class _Dialect(Spark):
 _DIALECT: Final = _Dialect()
 
 
-@lru_cache(maxsize=1024)
 def read(text: str) -> exp.Expr:
     """Read the syntax of one expression; raise `ExpressionError` for anything else."""
     if not isinstance(text, str):
         raise ExpressionError(f"wanted a Spark SQL string; got {type(text).__name__}")
+    return _read(text)
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> exp.Expr:
     try:
         trees = _DIALECT.parse(text)
     except SqlglotError as error:
