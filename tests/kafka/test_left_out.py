@@ -23,6 +23,7 @@ app = wt.App("till")
 moves = app.topic("{moves}", key="sku STRING", value="qty STRING, at TIMESTAMP", timestamp="at").stream()
 counted = moves.map_values(qty="{qty}", at="at").expect("small", "qty < 1000")
 hourly = counted.group_by("sku").windowed_by(wt.tumbling(hours=1)).agg(qty=wt.sum("qty")).materialized_as("hourly")
+asked = moves.filter("key.sku IS NOT NULL").to_table().materialized_as("asked", history=wt.days(1))
 """
 BROKEN = b"\xff{broken"
 STRICT, LENIENT = "CAST(qty AS BIGINT)", "TRY_CAST(qty AS BIGINT)"
@@ -97,6 +98,31 @@ def test_what_is_refused_is_shown_with_its_bytes_and_stays_until_a_mended_defini
     till.said("rewind", "till", "--to", "earliest", "--apply")
     till.run()
     assert till.refused() == [("till@2.2", 2), ("till@2.2", 3)]
+
+
+def test_the_changes_of_a_table_are_shown_key_by_key_and_a_versioned_one_as_of_a_time(till: Till) -> None:
+    till.produce("b", "3", "09:50")
+    till.produce("a", "6", "09:51")
+    till.run()
+    rows = till.json("changes", "asked", "--since", "till@1.2")["rows"]
+    at = "2026-03-01T0{}:00Z".format
+    assert rows == [
+        {"key": {"sku": "a"}, "old": {"qty": "5000", "at": at("9:30")}, "new": {"qty": "6", "at": at("9:51")}},
+        {"key": {"sku": "b"}, "old": {"qty": "x", "at": at("8:01")}, "new": {"qty": "3", "at": at("9:50")}},
+    ]
+    assert [row["key"]["sku"] for row in till.json("changes", "asked", "--since", "till@1.0", "--until", "till@1.1")["rows"]] == ["a", "b"]
+    shown = till.said("changes", "asked", "--since", "till@1.2", "--key", "a")
+    assert ("asked  till@1.2 to till@1.4" in shown, "5000 → 6" in shown, "1 row changed" in shown) == (True, True, True)
+    assert "nothing has changed" in till.said("changes", "asked", "--since", "till@1.4")
+    assert "the first 1 row changed" in till.said("changes", "asked", "--since", "till@1.2", "--limit", "1")
+    assert "'noon' names no position" in till.said("changes", "asked", "--since", "noon", code=1)
+    as_of = till.json("query", "asked", "--as-of", "2026-03-01T09:00Z")["rows"]
+    assert {row["sku"]: row["qty"] for row in as_of} == {"a": "1", "b": "x"}
+    assert "asked as of 2026-03-01T09:00:00Z" in till.said("query", "asked", "--as-of", "2026-03-01T09:00")
+    assert "write an event time" in till.said("query", "asked", "--as-of", "noon", code=1)
+    assert "hourly keeps no history" in till.said("query", "hourly", "--as-of", "2026-03-01T09:00Z", code=1)
+    assert till.json("status")["till"]["quarantined"] == 3
+    assert "quarantined 3" in till.said("status")
 
 
 def test_what_came_too_late_is_counted_by_operator_and_listed_one_by_one(till: Till) -> None:

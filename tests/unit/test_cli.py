@@ -67,8 +67,8 @@ def test_describe_shows_a_topology_with_the_lines_it_is_defined_at(project: Path
     [
         (["run", "nope"], 2, "no app 'nope'; there are: wordcount"),
         (["query", "nope"], 1, "no table 'nope'; there are: wordcount.counts"),
-        (["query", "counts", "--at", "yesterday"], 1, "--at 'yesterday': write a position"),
-        (["query", "counts", "--sql", "SELECT 1", "--key", "a"], 2, "leave --key and --window out"),
+        (["query", "counts", "--at", "yesterday"], 1, "'yesterday' names no position: write one"),
+        (["query", "counts", "--sql", "SELECT 1", "--key", "a"], 2, "leave --key, --window and --as-of out"),
         (["query", "counts", "--window", "2026-01-01"], 1, "has no windows"),
         (["bisect", "counts", "n > 1", "--key", '["a", 1]'], 1, "has the key (`word` STRING)"),
         (["run", "wordcount"], 1, "127.0.0.1:1"),
@@ -103,7 +103,7 @@ def test_a_position_a_version_and_times_can_be_asked_for() -> None:
     assert show.parse_at("2011-06-01T12:00+02:00") == datetime(2011, 6, 1, 10, tzinfo=UTC)
     assert show.parse_at("2011-06-01") == datetime(2011, 6, 1, tzinfo=UTC), "on a command line, a time without an offset is UTC"
     assert show.parse_at("event:2011-06-01") == EventTime(datetime(2011, 6, 1, tzinfo=UTC))
-    with pytest.raises(UnknownPosition, match="write a position"):
+    with pytest.raises(UnknownPosition, match="names no position: write one"):
         show.parse_at("soon")
 
 

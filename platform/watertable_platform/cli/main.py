@@ -118,6 +118,7 @@ def query(
     window: Window = None,
     sql: Annotated[str | None, typer.Option(help="A query over the app's tables, all read at one position.")] = None,
     at: At = None,
+    as_of: Annotated[str | None, typer.Option(help="Of a versioned table, its rows at an event time.", metavar="TIME")] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
@@ -127,16 +128,43 @@ def query(
     from watertable.store.reader import Reader
     from watertable_platform.cli import show
 
-    if sql is not None and (key is not None or window is not None):
-        raise typer.BadParameter("the query says which rows it reads: leave --key and --window out", param_hint="--sql")
+    if sql is not None and (key, window, as_of) != (None, None, None):
+        raise typer.BadParameter("the query says which rows it reads: leave --key, --window and --as-of out", param_hint="--sql")
     settings = _settings()
     topology, chosen = show.find_table(load_apps(settings), table)
     wanted = show.read_key(chosen, key, window)
     moment = show.parse_at(at) if at is not None else None
+    time = show.parse_time(as_of) if as_of is not None else None
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
-        answer = show.ask(reader, chosen, wanted=wanted, sql=sql, at=moment, limit=limit)
+        answer = show.ask(reader, chosen, wanted=wanted, sql=sql, at=moment, as_of=time, limit=limit)
     _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
+
+
+@app.command(rich_help_panel="Tables")
+def changes(
+    table: TableName,
+    since: Annotated[str, typer.Option(help="Where to begin: retail@1.17, a version, a commit time, or event:TIME.")],
+    until: Annotated[str | None, typer.Option(help="Where to end; default: the newest position.")] = None,
+    key: Key = None,
+    window: Window = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
+    """Show what changed in a table between two positions: each row that differs, before and after."""
+    from watertable.project import load_apps
+    from watertable.store.reader import Reader
+    from watertable_platform.cli import show
+
+    settings = _settings()
+    topology, chosen = show.find_table(load_apps(settings), table)
+    wanted = show.read_key(chosen, key, window)
+    start, end = show.parse_at(since), None if until is None else show.parse_at(until)
+    with terminal.begin_session(settings, brief=True) as spark:
+        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+        answer = show.changed(reader, chosen, start, end, wanted=wanted, limit=limit)
+    _print(answer, show.print_changes, as_json=as_json, as_csv=as_csv)
 
 
 @app.command(rich_help_panel="Tables")

@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -92,7 +92,7 @@ def find_table(project: Project, name: str) -> tuple[Topology, TableDef]:
 
 
 def parse_at(text: str) -> At:
-    """Read `--at`: a position (retail@1.17), a version of the table (12), a commit time (ISO, with its offset), or event:TIME.
+    """Read where to look: a position (retail@1.17), a version of the table (12), a commit time (ISO, with its offset), or event:TIME.
 
     Raises `UnknownPosition` for anything else.
     """
@@ -106,7 +106,7 @@ def parse_at(text: str) -> At:
         when = typed_time(text.removeprefix("event:"))
     except ValueError:
         raise UnknownPosition(
-            f"--at {text!r}: write a position (retail@1.17), a version (12), a time (2011-06-01T00:00Z) or event:TIME"
+            f"{text!r} names no position: write one (retail@1.17), a version (12), a time (2011-06-01T00:00Z) or event:TIME"
         ) from None
     return event_time(when) if text.startswith("event:") else when
 
@@ -117,20 +117,55 @@ def read_key(table: TableDef, key: str | None, window: str | None) -> Row | None
 
 
 def ask(
-    reader: Reader, table: TableDef, *, wanted: Row | None = None, sql: str | None = None, at: At | None = None, limit: int | None
-) -> Answer:
-    """Read rows of a table: all, those that `keytext` has read, or what a query over the app's tables gives, each a view of its name."""
+    reader: Reader, table: TableDef, *, wanted: Row | None = None, sql: str | None = None, at: At | None = None,
+    as_of: datetime | None = None, limit: int | None,
+) -> Answer:  # fmt: skip
+    """Read rows of a table: all, those that `keytext` has read, or what a query over the app's tables gives, each a view of its name.
+
+    `as_of` is of versioned tables: their rows at an event time.
+    """
     view = reader.view(None if sql else [table.name], at)
     if sql:
         for name in view.bases:
             view.rows(reader.tables[name]).createOrReplaceTempView(name)
         frame = view.changelog.spark.sql(sql)
     else:
-        frame = view.rows(table)
+        frame = view.rows(table) if as_of is None else reader.read_as_of(table.name, as_of, view.position)
         if wanted is not None:
             frame = frame.where(keytext.condition(table, wanted))
         frame = frame.orderBy(*(quote(n) for n in table.key.names))
-    return _answer(frame, sql or table.name, str(view.position), limit)
+    title = sql or (table.name if as_of is None else f"{table.name} as of {_plain(as_of)}")
+    return _answer(frame, title, str(view.position), limit)
+
+
+def parse_time(text: str) -> datetime:
+    """Read `--as-of`, an event time (ISO, UTC where it has no offset); raise `UnknownPosition` for anything else."""
+    try:
+        return typed_time(text)
+    except ValueError:
+        raise UnknownPosition(f"--as-of {text!r}: write an event time, such as 2011-06-01T00:00Z") from None
+
+
+def changed(reader: Reader, table: TableDef, start: At, end: At | None, *, wanted: Row | None, limit: int) -> Answer:
+    """Read what changed in a table between two positions, by key: the row before and after."""
+    since, until = (reader.view([table.name], at).position for at in (start, end))
+    frame = reader.changes(table.name, since, until)
+    if wanted is not None:
+        frame = frame.selectExpr("key.*", "struct(key, old, new) AS _wt").where(keytext.condition(table, wanted)).selectExpr("_wt.*")
+    return _answer(frame.orderBy("key"), table.name, f"{since} to {until}", limit)
+
+
+def print_changes(console: Console, answer: Answer) -> None:
+    """Print what changed, key by key: rows that came, went, or differ, each value with the one before it."""
+    from watertable.tools.preview import Pair
+
+    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))
+    rows = (dict(zip(answer.columns, values, strict=True)) for values in answer.rows)
+    pairs = [Pair(row["key"], row["new"], row["old"], compared=True) for row in rows]  # type: ignore[arg-type]
+    if pairs:
+        console.print(_side_by_side(pairs))
+    count = f"{_count(len(pairs), 'row')} changed" if pairs else "nothing has changed"
+    console.print(f"the first {count}; --limit shows more" if answer.more else count, style="dim", highlight=False)
 
 
 def quarantined(reader: Reader, at: At | None, limit: int) -> Answer:
@@ -240,6 +275,7 @@ def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, M
             Text.assemble(
                 (name, "bold"), "  ", (str(status.position), "cyan"), ("  committed ", "dim"), f"{_ago(status.last.commit_time)} ago",
                 ("  lag ", "dim"), (behind, "green" if behind == "0" else "yellow"),
+                *([("  quarantined ", "dim"), (f"{status.quarantined:,}", "yellow")] if status.quarantined else []),
             )
         )  # fmt: skip
         shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
@@ -451,16 +487,7 @@ def print_preview(console: Console, seen: Preview, limit: int) -> None:
     console.print(Text(", ".join([*places[:_KEYS], *(["…"] if len(places) > _KEYS else [])]), style="dim"))
     pairs = sorted(seen.pairs, key=lambda pair: list(_PAIRS).index(pair.mark))
     if pairs:
-        shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        keys, values = list(pairs[0].key), list(dict.fromkeys(n for p in pairs[:limit] for n in (p.here or p.live or {})))
-        shown.add_column("")
-        for name in (*keys, *values):
-            shown.add_column(name, overflow="fold")
-        for pair in pairs[:limit]:
-            mark, style = _PAIRS[pair.mark]
-            cells = [_beside(pair, name) for name in values]
-            shown.add_row(Text(mark, style=style), *(_cell(pair.key[name]) for name in keys), *cells, style="dim" if mark == "=" else "")
-        console.print(shown)
+        console.print(_side_by_side(pairs[:limit]))
     counts = (f"{sign} {seen.count(mark):,} {mark}".strip() for mark, (sign, _) in _PAIRS.items())
     more = f"first {limit:,} of {len(pairs):,} rows; " if len(pairs) > limit else ""
     console.print(f"{more}{', '.join(counts)}", style="dim", highlight=False)
@@ -482,6 +509,20 @@ def preview_json(seen: Preview) -> str:
         "rows": [{"mark": pair.mark, "key": pair.key, "here": pair.here, "live": pair.live} for pair in seen.pairs],
     }  # fmt: skip
     return plain_json(body)
+
+
+def _side_by_side(pairs: Sequence[Pair]) -> Table:
+    """Lay pairs of rows out: how the two stand to each other, the key, and each value beside the other one."""
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    keys, values = list(pairs[0].key), list(dict.fromkeys(n for p in pairs for n in (p.here or p.live or {})))
+    shown.add_column("")
+    for name in (*keys, *values):
+        shown.add_column(name, overflow="fold")
+    for pair in pairs:
+        mark, style = _PAIRS[pair.mark]
+        cells = [_beside(pair, name) for name in values]
+        shown.add_row(Text(mark, style=style), *(_cell(pair.key[name]) for name in keys), *cells, style="dim" if mark == "=" else "")
+    return shown
 
 
 def _beside(pair: Pair, name: str) -> Text:
@@ -515,6 +556,7 @@ def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | 
         {
             name: None if status is None else {
                 "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
+                "quarantined": status.quarantined,
                 "tables": {
                     table: {
                         "version": t.version, "folded": str(t.folded), "rows": t.folded_rows, "commits_behind": t.commits_behind,

@@ -63,11 +63,12 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class AppStatus:
-    """Tell where an app stands: its position, the commit that made it, and its tables by name."""
+    """Tell where an app stands: its position, the commit that made it, its tables by name, and how many records it has refused."""
 
     position: Position
     last: CommitInfo | None
     tables: Mapping[str, TableStatus]
+    quarantined: int
 
 
 class Reader:
@@ -144,7 +145,9 @@ class Reader:
         return self._left_out(DROPPED_TABLE, "dropped_v1", at)
 
     def _left_out(self, table: str, column: str, at: At | None) -> DataFrame:
-        view = self.view([], at)
+        return self._rows_beside(self.view([], at), table, column)
+
+    def _rows_beside(self, view: View, table: str, column: str) -> DataFrame:
         rows = view.snapshot.frame().where(f"`table` = '{table}' AND {view.lineage.where(0, view.position.seq)}")
         return rows.selectExpr(f"concat('{self.changelog.app}@', epoch, '.', seq) AS position", "seq", f"{column}.*")
 
@@ -169,6 +172,7 @@ class Reader:
                     folded_rows=base.snapshot.rows if base.snapshot else 0,
                 ) for name, base in bases.items()
             },
+            self._rows_beside(view, QUARANTINE_TABLE, "quarantine_v1").count(),
         )  # fmt: skip
 
     def view(self, tables: Sequence[str] | None = None, at: At | None = None) -> View:
