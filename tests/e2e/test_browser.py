@@ -81,7 +81,7 @@ def test_a_person_launches_looks_and_terminates(project: Project, dagster: Dagst
     expect(page.locator("canvas").first).to_be_visible()
     picture(page, "plots", tmp_path)
     page.goto(f"{dagster.url}/assets/shop/stock?view=checks", wait_until="domcontentloaded")
-    for check in ("stream_alive", "deployed_code", "freshness", "fold_lag"):
+    for check in ("stream_alive", "deployed_code", "freshness", "fold_lag", "quarantine"):
         expect(page.get_by_text(check).first).to_be_visible()
     picture(page, "checks", tmp_path)
 

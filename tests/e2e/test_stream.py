@@ -59,7 +59,7 @@ def test_a_stream_is_launched_watched_stopped_and_comes_back(project: Project, d
     assert newest["runId"] == first["runId"]
     assert {"records/s", "batch ms", "lag sales", "rows changed", "quarantined", "fold ms", "fold lag s"} <= set(newest["metadata"])
     dagster.until("it is fresh", lambda: dagster.asset("shop", "stock")["staleStatus"] == "FRESH")
-    for name in ("stream_alive", "deployed_code", "freshness", "fold_lag"):
+    for name in ("stream_alive", "deployed_code", "freshness", "fold_lag", "quarantine"):
         dagster.until(f"{name} passes, for the latest materialization", lambda name=name: dagster.check("stock", name).get("success"))
     dagster.until("the topic is observed", lambda: dagster.asset("topics", "sales")["assetObservations"])
 

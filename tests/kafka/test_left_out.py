@@ -112,7 +112,7 @@ def test_the_changes_of_a_table_are_shown_key_by_key_and_a_versioned_one_as_of_a
     ]
     assert [row["key"]["sku"] for row in till.json("changes", "asked", "--since", "till@1.0", "--until", "till@1.1")["rows"]] == ["a", "b"]
     shown = till.said("changes", "asked", "--since", "till@1.2", "--key", "a")
-    assert ("asked  till@1.2 to till@1.4" in shown, "5000 → 6" in shown, "1 row changed" in shown) == (True, True, True)
+    assert ("asked since till@1.2  till@1.4" in shown, "5000 → 6" in shown, "1 row changed" in shown) == (True, True, True)
     assert "nothing has changed" in till.said("changes", "asked", "--since", "till@1.4")
     assert "the first 1 row changed" in till.said("changes", "asked", "--since", "till@1.2", "--limit", "1")
     assert "'noon' names no position" in till.said("changes", "asked", "--since", "noon", code=1)

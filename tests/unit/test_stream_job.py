@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +102,14 @@ def evaluations(instance: dg.DagsterInstance, check: str) -> list[tuple[bool, st
     return [(r.evaluation.passed, r.evaluation.description or "") for r in reversed(found) if r.evaluation]
 
 
+def verdicts(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, check: str) -> list[tuple[bool, str]]:
+    """List all that one run has said of a check."""
+    logs = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    said = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
+    key = dg.AssetCheckKey(dg.AssetKey(["shop", "stock"]), check)
+    return [(s.passed, s.description or "") for s in said if s.asset_check_key == key]
+
+
 def test_a_table_is_reported_with_numbers_that_plot_and_with_its_provenance(run: Run, app: LoadedApp, instance: dg.DagsterInstance) -> None:
     run("started(); batch(4, stock=5, levels=2); fold(stock=8); idle(); time.sleep(0.3); sys.exit(1)")
     first, *_, last = told(instance, "stock")
@@ -125,10 +135,24 @@ def test_the_fold_lag_is_that_of_what_waits_now_so_a_late_fold_ends_the_warning(
     )
     nothing = (True, "no commit waits for its fold")
     late = [(False, f"the oldest commit that waits for its fold is {minutes} min old") for minutes in (1, 2)]
-    logs = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-    said = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
-    key = dg.AssetCheckKey(dg.AssetKey(["shop", "stock"]), "fold_lag")
-    assert [(s.passed, s.description) for s in said if s.asset_check_key == key] == [nothing, *late, nothing]
+    assert verdicts(instance, result, "fold_lag") == [nothing, *late, nothing]
+
+
+def test_refused_records_are_a_warning_that_is_told_once_and_goes_with_a_rewind(
+    run: Run, settings: Settings, instance: dg.DagsterInstance
+) -> None:
+    result = run("started(); batch(4, stock=5); time.sleep(1.1); batch(5, stock=5); idle(); sys.exit(1)")
+    quiet = (True, "no record was refused in the last hour")
+    first, warned = verdicts(instance, result, "quarantine")
+    assert (first, warned[0]) == (quiet, False)
+    assert re.fullmatch(r"records have been refused since .*Z: `watertable quarantine shop` shows them, and why", warned[1])
+    held = leases.read(settings, "shop")
+    assert held is not None
+    assert held.refused_since < held.refused_at - 1
+    assert checks.quarantine(dataclasses.replace(held, beat=held.refused_at + 3601)).passed
+    rewound = "say('rewound', position='shop@2.1', before='shop@1.5', by='rewind', generation=3)"
+    result = run(f"started(); idle(); {rewound}; idle(); sys.exit(1)")
+    assert verdicts(instance, result, "quarantine") == [warned, quiet], "the next run knows of it, and a rewind leaves them behind"
 
 
 @pytest.mark.parametrize(("every", "age", "holds"), [(30.0, 60.0, True), (30.0, 61.0, False), (300.0, 600.0, True), (300.0, 601.0, False)])

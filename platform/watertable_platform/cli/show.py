@@ -152,7 +152,7 @@ def changed(reader: Reader, table: TableDef, start: At, end: At | None, *, wante
     frame = reader.changes(table.name, since, until)
     if wanted is not None:
         frame = frame.selectExpr("key.*", "struct(key, old, new) AS _wt").where(keytext.condition(table, wanted)).selectExpr("_wt.*")
-    return _answer(frame.orderBy("key"), table.name, f"{since} to {until}", limit)
+    return _answer(frame.orderBy("key"), f"{table.name} since {since}", str(until), limit)
 
 
 def print_changes(console: Console, answer: Answer) -> None:

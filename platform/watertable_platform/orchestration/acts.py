@@ -25,8 +25,8 @@ from pydantic import Field
 from watertable.errors import WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
+from watertable_platform.orchestration import checks, workers
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration import workers
 from watertable_platform.orchestration.child import Child, Event, birth, obituary, run_command
 from watertable_platform.orchestration.days import Days
 from watertable_platform.orchestration.lease import Lease
@@ -285,6 +285,8 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
             run_id=run_id,
             environment=environment(settings, instance),
             stream_time=before.stream_time if before else "",
+            refused_since=before.refused_since if before and act.replay is None else 0.0,
+            refused_at=before.refused_at if before and act.replay is None else 0.0,
             act=True,
         )
         held = leases.take(settings, ours)
@@ -306,7 +308,8 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
                 last = event
                 held = leases.renew(settings, held, position=event.get("position") or held.position)
                 if event["event"] == "batch":
-                    held = leases.renew(settings, held, stream_time=event.get("stream_time") or held.stream_time)
+                    refused = held.refusing(event.get("quarantined", 0))
+                    held = leases.renew(settings, held, stream_time=event.get("stream_time") or held.stream_time, **refused)
                     records, rows = records + event["records"], rows + sum(event["rows"].values())
                     left = sum(event["lag"].values())
                     context.log.info(f"{event['position']}: {event['records']} records, {left} to read")
@@ -316,6 +319,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
             code = child.exit_code()
         if code != 0:
             raise dg.Failure(_why(last, code), metadata={"exit code": code, "log": str(log), "driver's last words": child.tail()})
+        reporter.check(checks.QUARANTINE, lambda _: checks.quarantine(held), always=True)
         reporter.close_days(most=sys.maxsize)
         what = "brought to the head of its topics" if act.replay is None else "rewound, and read again up to the head of its topics"
         return {"position": held.position, "records": records, "rows changed": rows, "act": what}

@@ -1,4 +1,4 @@
-"""Define the four checks that every table has, and judge them: by the stream itself as it runs, and by a person's click.
+"""Define the five checks that every table has, and judge them: by the stream itself as it runs, and by a person's click.
 
 Each judgement is a pure function of a few facts, so whoever has the facts may make it. The running stream does, within its own run:
 Dagster holds a check to be current for a later materialization only where both come from one run. Nothing here looks at event time, so
@@ -9,6 +9,7 @@ historic data and idle topics stay green.
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 import dagster as dg
@@ -26,17 +27,18 @@ STREAM_ALIVE: Final = "stream_alive"
 DEPLOYED_CODE: Final = "deployed_code"
 FRESHNESS: Final = "freshness"
 FOLD_LAG: Final = "fold_lag"
+QUARANTINE: Final = "quarantine"
 
 BEHIND: Final = 300.0
 """Seconds for which a stream may have unread records before its tables count as late."""
 FOLD_SECONDS: Final = 60.0
 """How far, in seconds, a plain Delta reader may be behind, at least; twice the time between two folds, where that is more."""
-
 _DESCRIPTIONS: Final = {
     STREAM_ALIVE: "The stream is in the state that a person wanted: launched means running, whatever crashed in between.",
     DEPLOYED_CODE: "The code that wrote the table's last changes is the code that is loaded.",
     FRESHNESS: f"The stream hasn't had unread records for more than {BEHIND:.0f} s. Idle topics and old data are fresh.",
     FOLD_LAG: f"A plain Delta reader is at most {FOLD_SECONDS:.0f} s behind the stream; twice `fold_seconds`, where that is more.",
+    QUARANTINE: "The app's definition has refused no record for an hour. What it refuses is kept, and shown by `watertable quarantine`.",
 }
 
 
@@ -84,6 +86,7 @@ def build_checks(app: LoadedApp, settings: Settings, loaded_at: float) -> dg.Ass
                 (DEPLOYED_CODE, deployed_code(table, recorded_code(context.instance, key))),
                 (FRESHNESS, freshness(held)),
                 (FOLD_LAG, fold_lag(held, settings.fold_seconds)),
+                (QUARANTINE, quarantine(held)),
             ):
                 if dg.AssetCheckKey(key, name) in context.selected_asset_check_keys:
                     yield verdict.result(key, name)
@@ -153,6 +156,15 @@ def fold_lag(held: Lease | None, every: float) -> Verdict:
     if late:
         says = f"the oldest commit that waits for its fold is {age // 60:.0f} min old"
     return Verdict(not late, says, dg.AssetCheckSeverity.WARN, {"fold lag s": round(age, 3)})
+
+
+def quarantine(held: Lease | None) -> Verdict:
+    """Judge by when a record was refused last; what says so stays the same for as long as they come."""
+    if held is None or not held.refuses:
+        return Verdict(True, "no record was refused in the last hour")
+    since = f"{datetime.fromtimestamp(held.refused_since, UTC):%F %T}Z"
+    says = f"records have been refused since {since}: `watertable quarantine {held.app}` shows them, and why"
+    return Verdict(False, says, dg.AssetCheckSeverity.WARN)
 
 
 _PLACE: Final = ("topic", "partition", "offset", "location", "position", "error")

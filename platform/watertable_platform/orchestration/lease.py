@@ -23,6 +23,8 @@ from watertable.plan.plan import Topology
 from watertable.settings import Settings
 from watertable_platform.orchestration.child import alive, birth
 
+QUIET: Final = 3600.0
+"""Seconds without a refused record after which those of before count as a few of long ago."""
 SILENT: Final = 120.0
 """Seconds without a sign of life after which a worker on another machine counts as gone."""
 
@@ -34,7 +36,8 @@ class Lease:
     `pid` is the Dagster worker, `driver` the process that writes, each with its birth.
     `act` marks a bounded act's: it ends by itself.
     `behind_since` is when lag was last seen to begin; 0: there is none. `lag` is empty until it is known; `told` is how far its days
-    have been reported. `unfolded_since` is when the oldest commit was made that waits for its fold; 0: none does.
+    have been reported. `unfolded_since` is when the oldest commit was made that waits for its fold; 0: none does. `refused_since` and
+    `refused_at` are when records began to be refused, and when one was last; 0: none was.
     """
 
     app: str
@@ -52,9 +55,21 @@ class Lease:
     lag: dict[str, int] = field(default_factory=dict)
     behind_since: float = 0.0
     unfolded_since: float = 0.0
+    refused_since: float = 0.0
+    refused_at: float = 0.0
     told: str = ""
     act: bool = False
     released: bool = False
+
+    @property
+    def refuses(self) -> bool:
+        """Tell whether records were refused lately, as seen from its last sign of life."""
+        return bool(self.refused_at) and self.beat - self.refused_at <= QUIET
+
+    def refusing(self, records: int) -> dict[str, float]:
+        """Give what becomes of it where a batch has just refused so many records."""
+        now = time.time()
+        return {"refused_since": self.refused_since if self.refuses else now, "refused_at": now} if records else {}
 
     @property
     def worker_lives(self) -> bool:

@@ -93,7 +93,8 @@ class _Stream:
             self._tag({Tag.ENDED: Ended.REFUSED})
             raise dg.Failure(str(error), allow_retries=False) from None
         self._tag({Tag.POSITION: last.position if last else ""})
-        self._beat(stream_time=last.stream_time if last else "")
+        if last is not None:
+            self._beat(stream_time=last.stream_time, refused_since=last.refused_since, refused_at=last.refused_at)
         child = Child(
             run_command(self.app.name),
             env={"WATERTABLE_PROJECT": str(self.settings.project)},
@@ -161,7 +162,8 @@ class _Stream:
             case "started":
                 self._started(event)
             case "batch":
-                self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time)
+                refused = self.lease.refusing(event.get("quarantined", 0))
+                self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time, **refused)
                 self.reporter.batch(event)
                 self._judge()
             case "fold":
@@ -178,7 +180,7 @@ class _Stream:
                     self.context.log.warning(str(event["problem"]))
             case "rewound":
                 self._tag({Tag.POSITION: event["position"]})
-                self._beat(lag={}, told="")
+                self._beat(lag={}, told="", refused_since=0.0, refused_at=0.0)
                 self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
                 self.reporter.moved(event["position"])
             case "failed":
@@ -205,6 +207,7 @@ class _Stream:
     def _judge(self, *, always: bool = False) -> None:
         self.reporter.check(checks.FRESHNESS, lambda _: checks.freshness(self.lease), always=always)
         self.reporter.check(checks.FOLD_LAG, lambda _: checks.fold_lag(self.lease, self.settings.fold_seconds), always=always)
+        self.reporter.check(checks.QUARANTINE, lambda _: checks.quarantine(self.lease), always=always)
 
     def _observe_topics(self) -> None:
         """Record what the topics are before a table names them as its inputs; the topics sensor does the rest."""
