@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -26,6 +27,7 @@ TIMEOUT: Final = 15.0
 _NO_LEADER_YET: Final = (
     ClientError.NOT_LEADER_FOR_PARTITION, ClientError.LEADER_NOT_AVAILABLE, ClientError.UNKNOWN_TOPIC_OR_PART,
     ClientError.UNKNOWN_LEADER_EPOCH, ClientError.FENCED_LEADER_EPOCH,  # who leads it, the client knows before the broker, or after it
+    ClientError._NOENT,  # nobody does yet, as the client was told
 )  # fmt: skip
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
@@ -240,8 +242,14 @@ class Admin:
                         raise self._failed(f"{what} of {partition.topic}-{partition.partition}", error) from None
             asked = {p: spec for p in asked if (p.topic, p.partition) not in found}
             if asked:
+                self._look_for_leaders()
                 time.sleep(0.02)
         return found
+
+    def _look_for_leaders(self) -> None:
+        """Have the client ask who leads what: by itself it goes on for minutes with what it knew before an election."""
+        with suppress(KafkaException):
+            self._client.list_topics(timeout=self._timeout)
 
     def _group_result(self, what: str, ask: Callable[[], T]) -> T:
         """Ask a group's coordinator, again while it moves or loads: it does so whenever a broker starts."""

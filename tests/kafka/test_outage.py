@@ -1,0 +1,83 @@
+"""An app whose cluster goes away and comes back: it waits, says so, and goes on where it was, each record read and published once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kafka.test_job import World
+from tests.kafka.test_rewind import caught_up, living, wait
+from watertable.kafka import broker as embedded
+from watertable.kafka.admin import Admin
+from watertable.kafka.broker import State, Status
+from watertable.kafka.config import Cluster
+from watertable.runtime.events import Idle
+from watertable.store.writer import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+class Own:
+    """Hold a broker of the test's own, to be taken away and given back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, embedded.free_port()
+
+    def start(self) -> Status:
+        return embedded.start(self.folder, port=self.port)
+
+    def stop(self) -> None:
+        embedded.stop(self.folder, port=self.port)
+
+    def kill(self) -> None:
+        pid = embedded.status(self.folder, port=self.port).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait(lambda: embedded.status(self.folder, port=self.port).state not in (State.RUNNING, State.STARTING))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Own]:
+    made = Own(tmp_path / "broker")
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_who_leads_a_partition_is_asked_again_after_an_election(own: Own) -> None:
+    admin = Admin(Cluster(own.start().bootstrap))
+    admin.create_topic("t", 2)
+    assert admin.latest([("t", 0), ("t", 1)]) == {("t", 0): 0, ("t", 1): 0}
+    own.stop()
+    own.start()  # which elects a leader, of a newer epoch than the client knows
+    assert admin.latest([("t", 0), ("t", 1)]) == admin.earliest([("t", 0), ("t", 1)]) == {("t", 0): 0, ("t", 1): 0}
+
+
+@pytest.mark.slow
+def test_a_running_app_waits_while_its_cluster_is_away_and_goes_on_when_it_is_back(spark: SparkSession, own: Own, tmp_path: Path) -> None:
+    world = World(spark, Cluster(own.start().bootstrap), tmp_path / "home")
+    topology = world.topology()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+    world.produce(("a", -1), ("b", -1))
+    with living(world, topology) as said:
+        for number, go in enumerate((own.stop, own.kill), 2):
+            wait(lambda: caught_up(world, store))
+            world.produce(("a", -1), ("b", -1))
+            go()
+            before = len(said)
+            wait(lambda n=before: any(isinstance(e, Idle) and e.problem for e in said[n:]))  # type: ignore[misc]
+            own.start()
+            world.produce(("c", -number))
+        wait(lambda: caught_up(world, store))
+        wait(lambda: not next(e for e in reversed(said) if isinstance(e, Idle)).problem)
+    assert world.stock() == {"a": (-3, 3), "b": (-3, 3), "c": (-5, 2)}
+    assert Counter(world.published()) == Counter({("a", -1), ("a", -2), ("a", -3), ("b", -1), ("b", -2), ("b", -3), ("c", -2), ("c", -5)})
