@@ -231,7 +231,7 @@ class Admin:
         if not asked:
             return {}
         found: dict[Partition, int] = {}
-        deadline = time.monotonic() + self._timeout
+        deadline, pause = time.monotonic() + self._timeout, 0.02
         while asked:
             futures = self._client.list_offsets(asked, isolation_level=isolation, request_timeout=self._timeout)
             for partition, future in futures.items():
@@ -243,7 +243,8 @@ class Admin:
             asked = {p: spec for p in asked if (p.topic, p.partition) not in found}
             if asked:
                 self._look_for_leaders()
-                time.sleep(0.02)
+                time.sleep(pause)
+                pause = min(1.0, 2 * pause)  # of a large cluster it is much that is looked at
         return found
 
     def _look_for_leaders(self) -> None:
