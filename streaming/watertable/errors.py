@@ -127,6 +127,10 @@ class KeyMismatch(StoreError, ValueError):
     """Refuse a key that no row of its table can have: a value of another type, or too many of them."""
 
 
+class SparkError(WatertableError):
+    """Report what Spark, or the storage below it, refused or failed at, in its own words."""
+
+
 class JobError(WatertableError):
     """Stop a running app, saying what stopped it and the way out."""
 

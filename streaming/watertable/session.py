@@ -27,13 +27,16 @@ from py4j.clientserver import ClientServerConnection, JavaClient
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from watertable.errors import JobError
+from watertable.errors import JobError, SparkError
 from watertable.jars import property_text, spark_classpath
 from watertable.settings import JAVA_OPTIONS, QUICK, Settings, java_options
 
+PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it writes errors down, as JSON, that are raised as well
 STREAM_POOL: Final = "stream"
 UPKEEP_POOL: Final = "upkeep"
 _SCHEDULER: Final = Path(__file__).with_name("fairscheduler.xml")
@@ -158,6 +161,53 @@ def lost_jvm(spark: SparkSession, error: BaseException) -> bool:
             return True
         seen = seen.__cause__
     return not alive(spark)
+
+
+def said(error: BaseException) -> str:
+    """Say in a line what is at the bottom of an error: above it there is only who was at work. Where storage failed, say what to do."""
+    bottom = _bottom(error)
+    kind, text = type(error).__name__, str(error)
+    if bottom is not None:
+        kind, text = str(bottom.getClass().getName()), str(bottom.getMessage() or "")
+    first = (text.strip().splitlines() or [""])[0][:500]
+    words = first if first.startswith("[") else f"{kind}: {first}"  # Spark names what it has a name for
+    if storage_failed(error):
+        words += ": storage failed. What is committed is whole; see to room and rights there, and try again"
+    return words
+
+
+def storage_failed(error: BaseException) -> bool:
+    """Tell whether a file could not be written, read or found: no record is to blame for that."""
+    kind = None if (bottom := _bottom(error)) is None else bottom.getClass()
+    while kind is not None:
+        if kind.getName() == "java.io.IOException":
+            return True
+        kind = kind.getSuperclass()
+    return False
+
+
+def _bottom(error: BaseException) -> Any:
+    """Give what the JVM threw first; None where an error isn't its."""
+    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while found is not None and (below := found.getCause()) is not None:
+        found = below
+    return found
+
+
+def check_query(spark: SparkSession, text: str) -> None:
+    """Raise `SparkError` for SQL that isn't a query: what Spark is asked for, it does at once, be it to drop a table."""
+    with in_words(spark):
+        spark._jsparkSession.sessionState().sqlParser().parseQuery(text)
+
+
+@contextmanager
+def in_words(spark: SparkSession) -> Iterator[SparkSession]:
+    """Raise what goes wrong in the JVM as `SparkError`, while it can still be asked for the words: once it has ended, it can't."""
+    try:
+        yield spark
+    except (Py4JError, PySparkException, ConnectionError) as error:
+        gone = "the JVM of this command is gone: killed, or out of memory (its log says). Nothing that is committed is lost: try again"
+        raise SparkError(gone if lost_jvm(spark, error) else said(error)) from error
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from watertable.kafka.config import Cluster
 from watertable.project import load_apps
 from watertable.runtime import job
+from watertable.session import in_words
 from watertable.settings import Settings
 from watertable_platform.cli import main as cli
 from watertable_platform.cli import terminal
@@ -54,7 +54,7 @@ def project(
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Project:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "begin_session", lambda _, *, brief=False: nullcontext(spark))
+    monkeypatch.setattr(terminal, "begin_session", lambda _, *, brief=False: in_words(spark))
     monkeypatch.setattr(terminal, "out", Console(width=200))
     monkeypatch.setattr(terminal, "err", Console(stderr=True, width=200))
     return Project(spark, broker, tmp_path, capsys)

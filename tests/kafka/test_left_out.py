@@ -125,6 +125,19 @@ def test_the_changes_of_a_table_are_shown_key_by_key_and_a_versioned_one_as_of_a
     assert "quarantined 3" in till.said("status")
 
 
+def test_sql_that_spark_refuses_and_what_is_no_query_is_one_line(till: Till) -> None:
+    for sql, told in (
+        ("SELECT nope FROM hourly", "SparkError [UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+        ("SELEC", "SparkError [PARSE_SYNTAX_ERROR]"),
+        ("SELECT 1 / 0 FROM hourly", "SparkError [DIVIDE_BY_ZERO]"),
+        ("DROP TABLE hourly", "SparkError [PARSE_SYNTAX_ERROR]"),
+    ):
+        said = till.said("query", "hourly", "--sql", sql, code=1)
+        assert said.startswith(told)
+        assert len(said.splitlines()) <= 2, "as wide as the terminal is"
+    assert till.json("query", "hourly", "--sql", "WITH a AS (SELECT * FROM hourly) SELECT count(*) AS n FROM a")["rows"] == [{"n": 1}]
+
+
 def test_what_came_too_late_is_counted_by_operator_and_listed_one_by_one(till: Till) -> None:
     rows = till.json("dropped", "till")["rows"]
     assert [(row["node"], row["reason"], row["count"], row["first"], row["last"]) for row in rows] == [

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from watertable.errors import SparkError
+from watertable.session import in_words, storage_failed
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -81,3 +84,17 @@ def test_a_long_answer_of_the_jvms_comes_at_once_to_every_thread(spark: SparkSes
     with ThreadPoolExecutor(2) as threads:
         for found in (seconds(9_000), *threads.map(seconds, (9_000, 30_000))):
             assert found < 0.02
+
+
+@pytest.mark.spark
+def test_what_the_jvm_throws_is_said_in_one_line_and_storage_that_failed_with_what_to_do(spark: SparkSession) -> None:
+    with pytest.raises(SparkError) as refused, in_words(spark):
+        spark._jvm.java.io.FileInputStream("/nowhere/at/all")  # type: ignore[union-attr]
+    assert str(refused.value).startswith("java.io.FileNotFoundException: /nowhere/at/all")
+    assert "storage failed. What is committed is whole; see to room and rights there" in str(refused.value)
+    assert storage_failed(refused.value.__cause__ or refused.value)
+    with pytest.raises(SparkError, match=r"^\[DIVIDE_BY_ZERO\] Division by zero") as refused, in_words(spark):
+        spark.sql("SELECT 1 / 0").collect()
+    assert not storage_failed(refused.value.__cause__ or refused.value)
+    with pytest.raises(ZeroDivisionError), in_words(spark):
+        1 / 0  # noqa: B018

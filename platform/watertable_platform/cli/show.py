@@ -68,13 +68,17 @@ class Answer:
 
 @contextmanager
 def session(settings: Settings, console: Console, *, brief: bool) -> Iterator[SparkSession]:
-    """Start Spark for one command, saying so while it takes its seconds, and end it; a brief one looks at little data."""
-    from watertable.session import BRIEF, shut_down, spark_session
+    """Start Spark for one command, saying so while it takes its seconds, and end it; a brief one looks at little data.
+
+    What goes wrong in it is raised as `SparkError`, in one line.
+    """
+    from watertable.session import BRIEF, in_words, shut_down, spark_session
 
     with console.status("starting Spark", spinner="dots"):
         spark = spark_session(settings, app="watertable query", log=settings.log_file("query"), conf=BRIEF if brief else None)
     try:
-        yield spark
+        with in_words(spark):
+            yield spark
     finally:
         shut_down(spark)
 
@@ -122,10 +126,13 @@ def ask(
 ) -> Answer:  # fmt: skip
     """Read rows of a table: all, those that `keytext` has read, or what a query over the app's tables gives, each a view of its name.
 
-    `as_of` is of versioned tables: their rows at an event time.
+    `as_of` is of versioned tables: their rows at an event time. Raises `SparkError` for SQL that is no query.
     """
+    from watertable.session import check_query
+
     view = reader.view(None if sql else [table.name], at)
     if sql:
+        check_query(view.changelog.spark, sql)
         for name in view.bases:
             view.rows(reader.tables[name]).createOrReplaceTempView(name)
         frame = view.changelog.spark.sql(sql)

@@ -49,7 +49,7 @@ from watertable.runtime.advances import Advances, Clocks, clocks_of
 from watertable.runtime.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
 from watertable.runtime.ranges import bounded, midway, size
 from watertable.runtime.workers import Courier, Folding
-from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, shuffled_by, shut_down, spark_session
+from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, said, shuffled_by, shut_down, spark_session, storage_failed
 from watertable.settings import Settings
 from watertable.store.archive import Archives
 from watertable.store.changelog import OUT_PREFIX, Changelog
@@ -507,7 +507,7 @@ class _Job:
         """Tell whether a batch failed because of what is in it, rather than at any record or for another reason."""
         if isinstance(error, WatertableError | AnalysisException) or not isinstance(error, PySparkException | Py4JJavaError):
             return False
-        if self.stop.is_set() or lost_jvm(self.spark, error):
+        if self.stop.is_set() or lost_jvm(self.spark, error) or storage_failed(error):
             return False
         self._check_topics()  # raises what it finds, an outage too
         return True
@@ -518,7 +518,7 @@ class _Job:
         location = next(t.location for t in self.topology.topics if t.name == topic)
         return RecordFailed(
             f"{location}: the record at offset {offset} of topic {topic!r}, partition {partition} stops {self.topology.app!r}: "
-            f"{_first_line(error)}. All before it is committed, at {self.shown}. "
+            f"{said(error)}. All before it is committed, at {self.shown}. "
             "Mend the definition so that it filters or quarantines such a record, and start again.",
             topic=topic, partition=partition, offset=offset, location=location,
         )  # fmt: skip
@@ -668,7 +668,7 @@ def _told(error: Exception, spark: SparkSession | None) -> WatertableError:
         return error
     if spark is not None and lost_jvm(spark, error):
         return JobError(JVM_LOST)
-    return JobError(f"{type(error).__name__}: {_first_line(error)}")
+    return JobError(said(error))
 
 
 def _failed(error: WatertableError, job: _Job | None) -> Failed:
@@ -678,12 +678,3 @@ def _failed(error: WatertableError, job: _Job | None) -> Failed:
         partition=record.partition if record else None, offset=record.offset if record else None,
         location=record.location if record else None,
     )  # fmt: skip
-
-
-def _first_line(error: BaseException) -> str:
-    """Say in a line what is at the bottom of an error: above it there is only who was at work."""
-    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while found is not None and (below := found.getCause()) is not None:
-        found = below
-    text = str(error if found is None else found.toString())
-    return (text.strip().splitlines() or [type(error).__name__])[0][:500]
