@@ -248,7 +248,8 @@ class Admin:
         return found
 
     def _look_for_leaders(self) -> None:
-        """Have the client ask who leads what: by itself it goes on for minutes with what it knew before an election."""
+        """Ask who leads what, by a client that knows nothing yet: one goes on for minutes with what it knew before an election."""
+        self._client = AdminClient(self._cluster.client_config())
         with suppress(KafkaException):
             self._client.list_topics(timeout=self._timeout)
 
