@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kafka.test_emit import store_of
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import caught_up, living, wait
+from watertable import failpoints
+from watertable.errors import KafkaError
 from watertable.kafka import broker as embedded
 from watertable.kafka.admin import Admin
 from watertable.kafka.broker import State, Status
 from watertable.kafka.config import Cluster
-from watertable.runtime.events import Idle
-from watertable.store.writer import Store
+from watertable.runtime.events import Idle, Stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,11 +64,30 @@ def test_who_leads_a_partition_is_asked_again_after_an_election(own: Own) -> Non
     assert admin.latest([("t", 0), ("t", 1)]) == admin.earliest([("t", 0), ("t", 1)]) == {("t", 0): 0, ("t", 1): 0}
 
 
+def test_a_batch_that_an_outage_breaks_off_is_begun_again_by_a_stream_and_ends_a_bounded_run(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+
+    def goes_away() -> None:
+        raise KafkaError("the cluster is away")
+
+    world.produce(("a", -1), ("b", -1))
+    with failpoints.armed("job.batch.compiled", goes_away), pytest.raises(KafkaError, match="the cluster is away"):
+        world.run()
+    with failpoints.armed("job.batch.compiled", goes_away), living(world, world.topology()) as said:
+        wait(lambda: len(world.published()) == 2)
+    assert isinstance(said[-1], Stopped)
+    assert said[-1].position == f"shop{world.suffix}@1.1"
+    assert world.stock() == {"a": (-1, 1), "b": (-1, 1)}
+    assert store_of(world).head().generation == 3, "the writer of the batch that was broken off writes no more"
+
+
 @pytest.mark.slow
 def test_a_running_app_waits_while_its_cluster_is_away_and_goes_on_when_it_is_back(spark: SparkSession, own: Own, tmp_path: Path) -> None:
     world = World(spark, Cluster(own.start().bootstrap), tmp_path / "home")
     topology = world.topology()
-    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+    store = store_of(world)
     world.produce(("a", -1), ("b", -1))
     with living(world, topology) as said:
         for number, go in enumerate((own.stop, own.kill), 2):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -239,19 +238,18 @@ class Admin:
                     found[partition.topic, partition.partition] = future.result(self._timeout).offset
                 except (KafkaException, TimeoutError) as error:  # a partition just created or moved has no leader for a moment
                     if time.monotonic() > deadline or not (isinstance(error, KafkaException) and error.args[0].code() in _NO_LEADER_YET):
+                        self._connect_anew()
                         raise self._failed(f"{what} of {partition.topic}-{partition.partition}", error) from None
             asked = {p: spec for p in asked if (p.topic, p.partition) not in found}
             if asked:
-                self._look_for_leaders()
                 time.sleep(pause)
-                pause = min(1.0, 2 * pause)  # of a large cluster it is much that is looked at
+                pause = min(1.0, 2 * pause)
+                self._connect_anew()
         return found
 
-    def _look_for_leaders(self) -> None:
-        """Ask who leads what, by a client that knows nothing yet: one goes on for minutes with what it knew before an election."""
+    def _connect_anew(self) -> None:
+        """Go on with a client that has learned nothing yet: one goes for minutes by who led a partition before an election."""
         self._client = AdminClient(self._cluster.client_config())
-        with suppress(KafkaException):
-            self._client.list_topics(timeout=self._timeout)
 
     def _group_result(self, what: str, ask: Callable[[], T]) -> T:
         """Ask a group's coordinator, again while it moves or loads: it does so whenever a broker starts."""

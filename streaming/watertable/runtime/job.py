@@ -188,7 +188,7 @@ class _Job:
         self._took: dict[str, int] = {}
         """What the batch before took, and of how many records: so much a replay of as many may be expected to take."""
         self._busy_since = self._checked = self._looked = 0.0
-        self._began_at = 0
+        self._began_at, self._again = 0, False
         self._started = False
         self.problem = ""
         self._beside = [threading.Thread(target=target, daemon=True) for target in (self._undo_when_late, self._beat)]
@@ -214,15 +214,31 @@ class _Job:
                 continue
             except Fenced as fenced:
                 self._go_on_from_rewind(fenced)
+            except KafkaError as error:
+                if goal is not None or isinstance(error, TopicChanged):
+                    raise
+                self._wait_out(error)
             else:
                 if reason:
                     return reason
         return "stopped"
 
+    def _wait_out(self, error: KafkaError) -> None:
+        """Wait a little while the cluster is away, and say so; what a batch was at is left as it is, for a writer that begins again."""
+        if "unknown topic or part" in str(error).lower():
+            self.admin.check_topics(self.topics, {})  # a topic that is gone is no outage
+        self._again, self._busy_since = self._again or self._busy_since > 0, 0.0
+        self.problem = str(error)
+        self.stop.wait(1.0)
+
     def _turn(self, goal: dict[Partition, int] | None) -> str:
         """Commit a batch, or wait a little where there is none; a bounded run that has reached its goal gives the reason to end."""
         began = time.monotonic()
-        ends = goal or self._ends()
+        ends = goal or self.admin.latest(self.offsets)
+        self.problem = ""
+        if self._again:
+            self._begin_again()
+            self._again = False
         if goal is None:
             self.advances.look(self.offsets, ends, began)
             self.advances.noticed = self.clocks.due(self.position, began, self.clock()) if self.clock else {}
@@ -233,8 +249,8 @@ class _Job:
             self._rest(ends)
             return ""
         self._lag(ends)
-        self._busy_since = began
         self._check_topics()
+        self._busy_since = began
         new = goal is None and self.position == Position(self.topology.app, 1, 0)
         self._advance(end, ends)
         self._busy_since = 0.0
@@ -388,21 +404,6 @@ class _Job:
         for name in set(wanted) - set(self.admin.describe(wanted)):
             self.admin.create_topic(name, max(state.partitions for state in self.topics.values()))
 
-    def _ends(self) -> dict[Partition, int]:
-        """Ask where committed records end; as long as the cluster doesn't answer, wait and say so."""
-        while True:
-            try:
-                ends = self.admin.latest(self.offsets)
-            except KafkaError as error:
-                if "unknown topic or part" in str(error).lower():
-                    self.admin.check_topics(self.topics, {})  # a topic that is gone is no outage
-                self.problem = str(error)
-                if self.stop.wait(1.0):
-                    return self.offsets
-            else:
-                self.problem = ""
-                return ends
-
     def _lag(self, ends: Offsets) -> dict[str, int]:
         lag = dict.fromkeys(sorted(self.topics), 0)
         for partition, end in ends.items():
@@ -504,12 +505,15 @@ class _Job:
         self.offsets, self.stream_times, self.advances.noticed = end, dict(info.stream_times), {}
 
     def _is_data(self, error: Exception) -> bool:
-        """Tell whether a batch failed because of what is in it, rather than at any record or for another reason."""
+        """Tell whether a batch failed because of what is in it, rather than at any record or for another reason.
+
+        Raises `KafkaError` where it was an outage, or a topic is no longer what it was.
+        """
         if isinstance(error, WatertableError | AnalysisException) or not isinstance(error, PySparkException | Py4JJavaError):
             return False
         if self.stop.is_set() or lost_jvm(self.spark, error) or storage_failed(error):
             return False
-        self._check_topics()  # raises what it finds, an outage too
+        self._check_topics()
         return True
 
     def _blame(self, end: Offsets, error: Exception) -> RecordFailed:
