@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, overload
 
 from watertable.errors import TableNotFound, UnknownPosition
-from watertable.project import load_apps
+from watertable.project import Project, load_apps
 from watertable.session import spark_session
 from watertable.settings import Settings
 from watertable.store.reader import At, Reader
@@ -89,7 +89,10 @@ def dropped(app: str, at: At | None = None, *, settings: Settings | None = None)
 
 
 def _reader_of(app: str, settings: Settings | None) -> Reader:
-    project = load_apps(settings or Settings.load())
+    return _opened(load_apps(settings or Settings.load()), app)
+
+
+def _opened(project: Project, app: str) -> Reader:
     topology = project.app(app).topology
     return Reader(_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables)
 
@@ -101,8 +104,7 @@ def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:
         names = sorted(f"{a.name}.{t.name}" for a in project.apps.values() for t in a.topology.tables)
         broken = "".join(f"\nbroken: {b}" for b in project.broken.values())
         raise TableNotFound(f"there is no {table!r}; write app.table, one of: {', '.join(names) or 'none'}{broken}")
-    topology = project.apps[app].topology
-    return Reader(_session(project.settings), project.settings.warehouse_uri, topology.app, topology.tables), name
+    return _opened(project, app), name
 
 
 def _session(settings: Settings) -> SparkSession:

@@ -95,10 +95,10 @@ class App:
             raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
         if idle_after is not None:
             check_duration(idle_after, "idle_after=")
-        if idle_after is not None and idle_after <= timedelta(0):
-            raise DefinitionError(
-                f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
-            )
+            if idle_after <= timedelta(0):
+                raise DefinitionError(
+                    f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
+                )
         keys, values = declared(key, where, "key"), declared(value, where, "value")
         read = declared_headers(headers or {}, values, where)
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):

@@ -146,8 +146,8 @@ def _store(kind: str, key: str | None, value: str, time: str, mark: str, keeps: 
     check_key(own, where, operator)
     if keeps is not None:
         check_duration(keeps, f"{operator}: how long it keeps")
-    if keeps is not None and keeps <= timedelta(0):
-        raise DefinitionError(f"{where}: {operator} must keep for longer than zero; got {keeps}")
+        if keeps <= timedelta(0):
+            raise DefinitionError(f"{where}: {operator} must keep for longer than zero; got {keeps}")
     try:
         return StoreShape(kind, own + (Schema.parse(time) if time else Schema()), row + (Schema.parse(mark) if mark else Schema()), keeps)
     except SchemaError as error:

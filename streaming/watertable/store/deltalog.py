@@ -186,6 +186,10 @@ class Snapshot:
         found = self._snapshot.metadata().configuration().get(name)
         return str(found.get()) if found.isDefined() else None
 
+    def lacks(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Give those of some properties that the table has otherwise, or not at all."""
+        return {name: value for name, value in properties.items() if self.property(name) != value}
+
     def transaction(self, app_id: str) -> int | None:
         """Look a transaction line up in the whole state; a Spark job. A RESTORE doesn't take it back (delta#1813)."""
         found = self._snapshot.transactions().get(app_id)
@@ -423,15 +427,12 @@ class DeltaLog:
     def describe(self, properties: Mapping[str, str]) -> None:
         """Give the table those of the properties that it hasn't; where somebody else changes it meanwhile, nothing is done."""
         newest = self.latest()
-        wanted = {name: value for name, value in properties.items() if newest is not None and newest.property(name) != value}
-        if not wanted:
+        if newest is None or not (wanted := newest.lacks(properties)):
             return
         txn = self._begin({}, -1, "")
-        metadata = json.loads(txn.metadata().json())["metaData"]
-        metadata |= {"configuration": metadata["configuration"] | wanted}
         said = getattr(self._jvm_delta, "DeltaOperations$SetTableProperties")(self._jvm.PythonUtils.toScalaMap(wanted))
         try:
-            txn.updateMetadata(self._action(json.dumps({"metaData": metadata})), False)
+            txn.updateMetadata(self._metadata(txn, wanted), False)
             self._end(txn, self._listed(()), {}, said, {})
         except JVM_ERRORS as error:
             if conflict(error) is None:
@@ -476,11 +477,8 @@ class DeltaLog:
         before = Snapshot(self, txn.snapshot())
         if only is not None and before.version != since:
             raise Fenced(f"{self.path}: version {before.version} isn't {since}, of which some files were to be written anew")
-        wanted = {name: value for name, value in properties.items() if before.property(name) != value}
-        if wanted:
-            metadata = json.loads(txn.metadata().json())["metaData"]
-            metadata |= {"schemaString": self._schema(columns), "configuration": metadata["configuration"] | wanted}
-            txn.updateMetadataForTableOverwrite(self._action(json.dumps({"metaData": metadata})))
+        if wanted := before.lacks(properties):
+            txn.updateMetadataForTableOverwrite(self._metadata(txn, wanted, schemaString=self._schema(columns)))
         if only is None:
             txn.readWholeTable()
         added = txn.writeFiles(frame._jdf).toList()
@@ -488,6 +486,12 @@ class DeltaLog:
         gone = gone if isinstance(gone, tuple) else self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(gone)
         removed = self._listed(file.remove() for file in gone)
         self._end(txn, added.appendedAll(removed), {line: number}, self._writing(_OVERWRITE, where=where), {})
+
+    def _metadata(self, txn: Any, properties: Mapping[str, str], **more: str) -> Any:
+        """Give a transaction's metadata with some properties, and more of it, anew."""
+        metadata = json.loads(txn.metadata().json())["metaData"]
+        metadata |= {**more, "configuration": metadata["configuration"] | dict(properties)}
+        return self._action(json.dumps({"metaData": metadata}))
 
     def take_back(self, to: Snapshot, *, line: str, number: int, since: int) -> int:
         """Give the table the files again that it had at an older version, in one commit of a transaction line; no row is read or written.

@@ -135,19 +135,16 @@ class Reader:
 
         Upkeep takes none of them, however long ago they came.
         """
-        return self._left_out(QUARANTINE_TABLE, "quarantine_v1", at)
+        return self._left_out(self.view([], at), QUARANTINE_TABLE, "quarantine_v1")
 
     def dropped(self, at: At | None = None) -> DataFrame:
         """Read what operators have left out up to a position, as far back as the changelog goes.
 
         A late record has a row for each window that it missed, with its place; of each other reason there is a count for each commit.
         """
-        return self._left_out(DROPPED_TABLE, "dropped_v1", at)
+        return self._left_out(self.view([], at), DROPPED_TABLE, "dropped_v1")
 
-    def _left_out(self, table: str, column: str, at: At | None) -> DataFrame:
-        return self._rows_beside(self.view([], at), table, column)
-
-    def _rows_beside(self, view: View, table: str, column: str) -> DataFrame:
+    def _left_out(self, view: View, table: str, column: str) -> DataFrame:
         rows = view.snapshot.frame().where(f"`table` = '{table}' AND {view.lineage.where(0, view.position.seq)}")
         return rows.selectExpr(f"concat('{self.changelog.app}@', epoch, '.', seq) AS position", "seq", f"{column}.*")
 
@@ -172,7 +169,7 @@ class Reader:
                     folded_rows=base.snapshot.rows if base.snapshot else 0,
                 ) for name, base in bases.items()
             },
-            self._rows_beside(view, QUARANTINE_TABLE, "quarantine_v1").count(),
+            self._left_out(view, QUARANTINE_TABLE, "quarantine_v1").count(),
         )  # fmt: skip
 
     def view(self, tables: Sequence[str] | None = None, at: At | None = None) -> View:
