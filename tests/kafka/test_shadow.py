@@ -16,10 +16,12 @@ from tests.kafka.test_job import World
 from tests.kafka.test_rewind import APP, caught_up, living, wait
 from watertable import failpoints
 from watertable.acts import rewind, shadow
-from watertable.acts.rewind import Target
+from watertable.acts.rewind import RewindPlan, Target
+from watertable.errors import RewindRefused
 from watertable.kafka.config import Cluster
 from watertable.runtime import job
 from watertable.runtime.events import Rewound
+from watertable.store.commits import Position
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
@@ -104,6 +106,47 @@ def test_a_table_is_rebuilt_beside_a_running_app_which_follows_and_publishes_not
         wait(lambda: world.stock() == {"a": (-1, 3), "b": (-3, 2), "c": (-1, 2)})
     world.run()
     assert Counter(world.published()) == Counter([("b", -1), ("a", -2), ("b", -3), ("c", -1), ("a", -1)])
+
+
+def test_a_shadow_that_stops_on_its_way_is_compared_there_and_goes_on_when_asked(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+    topology = world.topology()
+    for moves in ((("a", 5),), (("b", -1), ("a", -7)), (("c", 3),)):
+        world.produce(*moves)
+        world.run()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+
+    def planned(until: str, to: str = "earliest", **options: Any) -> RewindPlan:
+        wanted = {"shadow": True, "until": Target.parse(until), **options}
+        return rewind.plan(store, topology, world.admin, Target.parse(to), **wanted)
+
+    def replay(until: int = 0) -> Position:
+        job.run(topology, world.settings, shadow=True, until=until, spark=spark)
+        found = shadow.diff(store, topology)
+        assert (found.exact, found.verdict) == (True, "the same code, the same rows")
+        return Position.parse(found.live)
+
+    plan = planned("2")
+    assert (plan.until, plan.records, [r.end for r in plan.ranges]) == (2, 3, [1, 2])  # b is in partition 0; a and c are in 1
+    rewind.apply(store, plan, topology.fingerprint, world.admin)
+    assert replay(plan.until).seq == 2
+    assert shadow.diff(store, topology).missing == 1
+    with pytest.raises(RewindRefused, match="has read beyond commit 1"):
+        replay(1)
+    assert rewind.stop_of(store, Target.parse("3")) == 3
+    assert replay().seq == 3, "it goes on to where the app is"
+    _, after = shadow.promote(store, topology, lambda goal: job.run(topology, world.settings, shadow=True, goal=goal, spark=spark))
+    assert (world.stock(), after.seq) == ({"a": (-2, 2), "b": (-1, 1), "c": (3, 1)}, store.head().position.seq)
+    for until, to, beside, told in (
+        ("9", "earliest", True, "isn't there yet"),
+        ("2", "earliest", False, "goes with --shadow"),
+        ("earliest", "earliest", True, "on the way to where"),
+        ("2", "2", True, "nothing to read from commit 2"),
+    ):
+        with pytest.raises(RewindRefused, match=told):
+            planned(until, to, shadow=beside)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 
 import watertable as wt
 from tests.unit.test_rewind import planned
+from tests.unit.test_rewind_jobs import DIFF
 from watertable.errors import SettingsError
 from watertable.project import load_apps
 from watertable.settings import Settings
@@ -252,6 +253,21 @@ def test_days_of_windows_alone_are_made_anew_and_nothing_else_moves(act: Act) ->
     assert any(
         text and "the windows of hourly that start then, and what is made of them; nothing else moves" in text.value for text in said
     )
+
+
+def test_days_beside_the_app_are_compared_and_nothing_is_reported_of_them(act: Act) -> None:
+    done = {"event": "shadow", "position": "shop@2.3", "before": "shop@1.9", "by": "shadow rebuild of hourly"}
+    act.rewind = saying(PLAN, DRIVEN[1], DRIVEN[2], {"event": "diff", **json.loads(DIFF.to_json())}, done)
+    result = act.of("2011-01-02", "2011-01-03", reason="bad prices", mode="shadow")
+    assert result.success
+    where = ["--to", "2011-01-02T00:00:00+00:00", "--shadow"]
+    assert act.asked == [["rewind", "shop", "--json", *where, "--reason", "bad prices", "--apply"]], "the app is left alone"
+    assert act.done == {"stock": set(), "hourly": set()}
+    assert observed(result, "rows that differ") == [3]
+    assert all("made beside shop" in says for says in observed(result, "act"))
+    assert observed(result, "replayed records")[-1] == 900
+    act.of("2011-01-02", "2011-01-02", mode="shadow", until="2011-01-03", dry_run=True)
+    assert act.asked[-1][3:] == [*where, "--until", "2011-01-03"]
 
 
 def test_a_dry_run_shows_the_plan_on_the_tables_and_changes_nothing(act: Act) -> None:

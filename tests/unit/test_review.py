@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from watertable.errors import SettingsError
+from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.cli.main import main
 from watertable_platform.cli.review import outlines_at, review
+from watertable_platform.orchestration.behind import touched
 
 APP = """
 import watertable as wt
@@ -90,6 +92,32 @@ def test_each_table_has_its_class_its_columns_and_what_stands_behind_it(project:
     text = review(Settings.load(project), "main").markdown()
     for wanted in ("### `shop`: breaking", "`watertable rewind shop --to earliest --apply`", "| `hourly` | **breaking** |", "`report`"):
         assert wanted in text
+
+
+def test_a_rewind_touches_the_checks_of_the_tables_that_move_and_what_is_made_from_them(project: Path) -> None:
+    found = load_apps(Settings.load(project))
+    shop = found.app("shop").topology
+    hourly = touched(found, shop, ["hourly"], [])
+    assert hourly.assets == ("report",)
+    assert {check.partition("/")[0] for check in hourly.checks} == {"hourly"}
+    assert "hourly/stream_alive" in hourly.checks
+    assert touched(found, shop, ["names"], []).assets == ()
+    everything = touched(found, shop, [table.name for table in shop.tables], [])
+    assert everything.assets == ("report",), "the app's own tables are in the plan by themselves"
+    assert {check.partition("/")[0] for check in everything.checks} == {table.name for table in shop.tables}
+
+
+def test_who_reads_an_output_topic_is_touched_only_where_it_is_published_again(project: Path) -> None:
+    folder = project / "assets" / "buyer"
+    folder.mkdir()
+    (folder / "app.py").write_text(
+        'import watertable as wt\napp = wt.App("buyer")\n'
+        'app.topic("alarms", key="sku STRING", value="qty BIGINT").stream().group_by_key().count().materialized_as("orders")\n'
+    )
+    found = load_apps(Settings.load(project))
+    shop = found.app("shop").topology
+    assert "buyer/orders" not in touched(found, shop, ["stock"], []).assets
+    assert "buyer/orders" in touched(found, shop, ["stock"], ["alarms"]).assets
 
 
 def test_a_table_that_has_to_be_filled_first_says_so(project: Path) -> None:

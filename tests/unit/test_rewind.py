@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import watertable as wt
-from watertable.acts.estimates import BEGIN, EVEN, estimate
+from watertable.acts.estimates import BEGIN, EVEN, Disk, estimate, written
 from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.plan import Topology
@@ -169,8 +169,47 @@ def test_changed_code_goes_on_from_old_rows_only_when_that_is_said() -> None:
     assert "Rewind to earliest" in layout
 
 
+def test_a_plan_says_what_its_disk_takes_and_is_refused_where_there_is_less_unless_that_is_said() -> None:
+    found = facts(grown=[(100, 6_000), (1_000, 15_000)], folded=2_000, free=1_000_000)  # 10 bytes a record, and 5,000 a commit
+    plan = planned(found)
+    assert (plan.disk, plan.refusals) == (Disk(14_000, 2_000, 1_000_000), ())
+    assert planned(found, batch_records=300).disk.replay == 24_000
+    assert "Disk: about 16 KB: 14 KB of changelog, 2 KB of tables; 1 MB are free." in plan.markdown()
+    (refusal,) = planned(dataclasses.replace(found, free=15_999)).refusals
+    for wanted in ("too small for it", "about 16 KB", "16 KB are free", "`watertable maintain`", "--despite-disk"):
+        assert wanted in refusal
+    assert planned(dataclasses.replace(found, free=15_999), despite_disk=True).refusals == ()
+    assert planned(facts(free=0)).refusals == (), "what isn't known is no reason to refuse"
+    assert planned(dataclasses.replace(found, free=None)).refusals == (), "nor is a storage that tells of no end"
+
+
+def test_of_commits_of_one_size_a_record_is_taken_to_cost_its_share() -> None:
+    assert written([(10, 20_000), (11, 20_010)], 1_000, 500) == pytest.approx(20_010 / 11 * 1_000, abs=1)
+    assert (written([], 10, 5), written([], 0, 5), written([(0, 900)], 10, 5)) == (None, 0, None)
+
+
+def test_a_shadow_that_stops_on_its_way_is_planned_up_to_there_and_says_so() -> None:
+    stop = CommitInfo(epoch=1, seq=7, next={("moves", 0): 700, ("moves", 1): 350})
+    plan = planned(facts(until=stop, records=450), shadow=True)
+    assert [(r.begin, r.end) for r in plan.ranges] == [(400, 700), (200, 350)]
+    assert (plan.until, plan.records) == (7, 450)
+    assert "It reads up to commit 7, where it can be compared; it goes on from there when asked." in plan.markdown()
+    assert planned(shadow=True).stops == ""
+
+
+def test_what_stands_behind_the_tables_is_told_check_by_check() -> None:
+    plan = dataclasses.replace(planned(), checks=("low/fresh", "stock/fresh", "stock/positive"), assets=("daily", "other/table"))
+    assert plan.touches == ("checks: fresh of low, stock, positive of stock", "made from them: daily, other/table")
+    for line in plan.touches:
+        assert f"- {line}" in plan.markdown()
+    assert planned().touches == ()
+
+
 def test_a_plan_is_json_in_and_out() -> None:
-    plan = planned(facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)]), accept_loss=("moves",), reason="é")
+    plan = planned(
+        facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)], grown=[(9, 99)]), accept_loss=("moves",), reason="é"
+    )
+    plan = dataclasses.replace(plan, checks=("stock/fresh",), assets=("daily",))
     assert RewindPlan.from_json(plan.to_json()) == plan
     assert RewindPlan.from_json(json.dumps({"event": "plan", **json.loads(plan.to_json())})) == plan
     for wrong in ("{}", "[]", "no", '{"app": "shop"}', json.dumps(json.loads(plan.to_json()) | {"more": 1})):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -147,6 +148,8 @@ def test_a_rewind_in_the_shadow_shows_its_diff_on_the_run_and_touches_no_table(
     assert {"plan", "diff", "rows that differ"} <= set(shown)
     assert "| stock | 1 | 0 | 2 | qty in 2 (sum +3, at most 5) |" in shown["diff"].value
     assert not [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    _, asked = launch(app, instance, monkeypatch, says, to="earliest", mode="shadow", until="7", despite_disk=True)
+    assert asked == ["rewind", "shop", "--json", "--to", "earliest", "--shadow", "--until", "7", "--despite-disk"]
     with pytest.raises(dg.DagsterInvalidConfigError, match="in_place"):
         launch(app, instance, monkeypatch, "", to="earliest", mode="aside")
 
@@ -201,14 +204,16 @@ def test_a_plan_shows_what_is_published_again() -> None:
 
 def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
     out = io.StringIO()
-    found = facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)])
-    show.print_plan(Console(width=140, file=out), planned(found, reason="a bad price"))
+    found = facts(available={("moves", 0): 450, ("moves", 1): 0}, samples=[(100, 20)], grown=[(10, 100)], folded=70, free=50)
+    plan = dataclasses.replace(planned(found, reason="a bad price"), checks=("stock/fresh",), assets=("daily",))
+    show.print_plan(Console(width=140, file=out), plan)
     told = out.getvalue()
     for wanted in (
         "shop  rewind to commit 4: a bad price  shop@1.10  →  shop@2.4",
         "6 commits are left behind", "900 records", "50 gone, then Kafka",
         "as it was", "→ low", "nothing that was published is published again", "refused  moves/0", "--accept-loss moves/0",
-        "all tables together",
+        "all tables together", "about 9.1 KB: 9 KB of changelog, 70 B of tables; 50 B are free", "checks  fresh of stock",
+        "made from them  daily", "refused  the disk of the warehouse is too small",
     ):  # fmt: skip
         assert wanted in " ".join(told.split()) or wanted in told, wanted
 
@@ -222,6 +227,9 @@ def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
         (["rewind", "shop", "--plan", "nowhere.json"], "can't read the plan"),
         (["rewind", "shop", "--plan", "plan.json", "--to", "4"], "a plan says where to"),
         (["rewind", "shop", "--plan", "plan.json", "--emit"], "a plan says where to"),
+        (["rewind", "shop", "--to", "earliest", "--until", "soon"], "write earliest, a time"),
+        (["rewind", "shop", "--plan", "plan.json", "--until", "4"], "a plan says where to"),
+        (["rewind", "shop", "--abandon-shadow", "--until", "4"], "given up by --abandon-shadow alone"),
         (["rewind", "shop", "--shadow", "--emit"], "--emit is said where a shadow is begun"),
         (["rewind", "shop", "--abandon-shadow", "--emit"], "given up by --abandon-shadow alone"),
         (["rewind", "shop", "--abandon-shadow", "--to", "4"], "given up by --abandon-shadow alone"),

@@ -23,18 +23,11 @@ from typing import Final
 from watertable.errors import SettingsError
 from watertable.plan.deployment import Change, Deployment, Kind, Outline, classify, column_changes
 from watertable.plan.plan import Topology
-from watertable.project import Project, load_apps
+from watertable.project import load_apps
 from watertable.settings import Settings
+from watertable_platform.orchestration.behind import Behind, all_behind
 
 _MARKS: Final = {kind: kind.value if kind in (Kind.SAME, Kind.ADDITIVE) else f"**{kind.value}**" for kind in Kind}
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """Name what stands behind a table in Dagster's graph: its checks, and the assets that are made from it, however far away."""
-
-    checks: tuple[str, ...] = ()
-    assets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,7 @@ def review(settings: Settings, ref: str) -> Review:
     """
     project = load_apps(settings)
     before = outlines_at(settings, ref)
-    behind = _behind(project)
+    behind = all_behind(project)
     apps = [
         _app_review(before.get(name), project.apps[name].topology if name in project.apps else None, name, behind)
         for name in sorted({*before, *project.apps})
@@ -144,23 +137,6 @@ def _git(folder: Path, *arguments: str) -> bytes:
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()
         raise SettingsError(f"git {' '.join(arguments)} in {folder}: {said}; --from takes a commit, a branch or a tag") from None
-
-
-def _behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
-    """Read from Dagster's definitions what stands behind each asset, by its key."""
-    from watertable_platform.orchestration.assembly import build_definitions
-
-    graph = build_definitions(project).resolve_asset_graph()
-    found: dict[tuple[str, ...], Behind] = {}
-    for key in graph.get_all_asset_keys():
-        seen, waiting = set[object](), [key]
-        while waiting:
-            more = [child for child in graph.get(waiting.pop()).child_keys if child not in seen]
-            seen |= set(more)
-            waiting += more
-        checks = sorted(check.name for check in graph.get(key).check_keys)
-        found[tuple(key.path)] = Behind(tuple(checks), tuple(sorted("/".join(k.path) for k in seen)))  # type: ignore[attr-defined]
-    return found
 
 
 def _app_review(old: Outline | None, new: Topology | None, name: str, behind: Mapping[tuple[str, ...], Behind]) -> AppReview:

@@ -5,6 +5,7 @@ Each shows first what it would do; `--apply` does it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -41,6 +42,8 @@ Emit = Annotated[
     bool, typer.Option("--emit", help="Publish what the replay makes to the output topics again; without it, nothing is published twice.")
 ]
 
+Disk = Annotated[bool, typer.Option("--despite-disk", help="The disk may be too small for it: what finds no room stops, and is whole.")]
+
 
 def rewind(
     name: AppName,
@@ -68,7 +71,12 @@ def rewind(
     shadow: Annotated[
         bool, typer.Option("--shadow", help="Beside the app, which goes on as it is. Without a target: go on with the shadow there is.")
     ] = False,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="With --shadow: stop there for now, to be compared there; written as --to is."),
+    ] = None,
     emit: Emit = False,
+    despite_disk: Disk = False,
     abandon_shadow: Annotated[bool, typer.Option("--abandon-shadow", help="Give the shadow up instead.")] = False,
     reason: Reason = "",
     as_json: AsJson = False,
@@ -86,14 +94,15 @@ def rewind(
     span = None if days is None else parse_days(days)
     if span is not None and (not table or not untold):
         raise RewindRefused("--days go with --table, and say where to")
+    stop = None if until is None else Target.parse(until)
     if abandon_shadow:
-        if not untold or plan is not None or shadow or emit:
+        if not untold or plan is not None or shadow or emit or stop:
             raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
         _abandon(name, apply=apply, reason=reason, as_json=as_json)
         return
     if plan is not None:
-        if not untold or shadow or table or emit:
-            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table, --shadow and --emit")
+        if not untold or shadow or table or emit or stop:
+            raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table, --shadow, --until and --emit")
         try:
             made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
         except OSError as error:
@@ -108,7 +117,7 @@ def rewind(
         made = Target.parse(to, by=by, shift_by=shift_by)
     _rewind(
         name, made, apply=apply, follow=follow or plan is None, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=shadow, tables=table or [], days=span, emit=emit, reason=reason, as_json=as_json,
+        shadow=shadow, tables=table or [], days=span, emit=emit, until=stop, despite_disk=despite_disk, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
@@ -203,6 +212,7 @@ def undo(
     apply: Apply = False,
     keep_old_code_before: OldCode = False,
     accept_loss: Loss = None,
+    despite_disk: Disk = False,
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
@@ -211,21 +221,23 @@ def undo(
 
     _rewind(
         name, Target("undo"), apply=apply, follow=True, accept_loss=accept_loss or [], keep_old_code_before=keep_old_code_before,
-        shadow=False, tables=[], days=None, emit=False, reason=reason, as_json=as_json,
+        shadow=False, tables=[], days=None, emit=False, until=None, despite_disk=despite_disk, reason=reason, as_json=as_json,
     )  # fmt: skip
 
 
 def _rewind(
     name: str, wanted: RewindPlan | Target | None, *, apply: bool, follow: bool, accept_loss: list[str], keep_old_code_before: bool,
-    shadow: bool, tables: list[str], days: DaySpan | None, emit: bool, reason: str, as_json: bool,
+    shadow: bool, tables: list[str], days: DaySpan | None, emit: bool, until: Target | None, despite_disk: bool, reason: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
     from watertable.acts import rewind as acts
     from watertable.acts import shadow as beside
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
+    from watertable.project import load_apps
     from watertable.store.writer import Store
     from watertable_platform.cli import show
+    from watertable_platform.orchestration.behind import touched
 
     settings, loaded = terminal.find_app(name)
     kafka = Admin(Cluster.of(settings))
@@ -240,15 +252,19 @@ def _rewind(
         elif wanted is None:
             row = beside.current(store)
             if apply:
-                _replay(settings, loaded, spark, store, words=row.writer, as_json=as_json)
+                stop = 0 if until is None else acts.stop_of(store, until)
+                _replay(settings, loaded, spark, store, words=row.writer, until=stop, as_json=as_json)
             else:
                 show.tell_diff(terminal.out, beside.diff(store, topology), as_json=as_json)
             return
         else:
             plan = acts.plan(
                 store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit,
+                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit, until=until,
+                despite_disk=despite_disk,
             )  # fmt: skip
+            there = touched(load_apps(settings), topology, plan.rebuilds or [table.name for table in topology.tables], plan.again)
+            plan = dataclasses.replace(plan, checks=there.checks, assets=there.assets)
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
         else:
@@ -259,7 +275,7 @@ def _rewind(
             return
         position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
         if plan.shadow:
-            _replay(settings, loaded, spark, store, words=plan.words, as_json=as_json)
+            _replay(settings, loaded, spark, store, words=plan.words, until=0 if plan.days else plan.until, as_json=as_json)
             return
         if plan.rebuilds:
             _promote(settings, loaded, spark, store, apply=True, despite_checks=False, emit=False, reason="", as_json=as_json)
@@ -270,8 +286,8 @@ def _rewind(
         show.print_done(terminal.out, loaded.name, str(position), plan.head)
 
 
-def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, as_json: bool) -> None:
-    """Bring the shadow to where its app stands, and show what it would change."""
+def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, until: int, as_json: bool) -> None:
+    """Bring the shadow to where its app stands, or stood at a commit, and show what it would change."""
     from watertable.acts import shadow as beside
     from watertable.runtime import job
     from watertable_platform.cli import show
@@ -279,7 +295,7 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
 
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
         with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query")) as view:
-            job.run(loaded.topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
+            job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)
         if stop.is_set():
             raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")
     found = beside.diff(store, loaded.topology)

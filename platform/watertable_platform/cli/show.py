@@ -300,7 +300,7 @@ def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, M
 
 def print_plan(console: Console, plan: RewindPlan) -> None:
     """Print what a rewind will do: from where to where, what is read again, what becomes of each table, and what stands in the way."""
-    from watertable.acts.estimates import eta_text
+    from watertable.acts.estimates import disk_text, eta_text
     from watertable.acts.rewind import source_text
 
     console.print(
@@ -314,6 +314,9 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     else:
         facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.commits:,} commits are left behind, none is deleted"))
     facts.add_row("replay", Text.assemble((f"{plan.records:,} records", "bold"), f"  {eta_text(plan.eta)}"))
+    if plan.stops:
+        facts.add_row("until", plan.stops)
+    facts.add_row("disk", Text(disk_text(plan.disk), style="red" if plan.disk.is_short else ""))
     code = Text(plan.fingerprint)
     if plan.partial:
         code.append("; rows from before the fork are by older code", style="yellow")
@@ -336,6 +339,9 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     for sink in plan.sinks:
         tables.add_row(f"→ {sink}", plan.publishing(sink))
     console.print(tables)
+    for line in plan.touches:
+        what, _, names = line.partition(": ")
+        console.print(Text.assemble((f"{what}  ", "dim"), names))
     console.print(Text.assemble(("readers  ", "dim"), plan.readers))
     for loss in plan.accepted:
         console.print(Text.assemble(("gap  ", "yellow"), f"{loss}: accepted; the new epoch's row records it"))

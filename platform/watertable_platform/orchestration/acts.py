@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
@@ -31,7 +30,7 @@ from watertable_platform.orchestration.child import Child, Event, birth, obituar
 from watertable_platform.orchestration.days import Days
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
-from watertable_platform.orchestration.rewind_jobs import SHOWN, UndoConfig, carry_out, shown
+from watertable_platform.orchestration.rewind_jobs import SHOWN, ReplayConfig, carry_out, shown
 from watertable_platform.orchestration.stream_job import environment
 from watertable_platform.orchestration.translator import TableData, WatertableTranslator, table_key
 
@@ -48,16 +47,9 @@ NOTHING: Final = ("NothingToRewind", "TableNotFound")
 """How a command's words begin that found nothing to rewind: the app hasn't come so far."""
 
 
-class Mode(Enum):
-    """Say how days are made anew."""
-
-    in_place = "in_place"
-
-
-class ActConfig(UndoConfig):
+class ActConfig(ReplayConfig):
     """Configure a bounded act; all but `wait_seconds` is for days."""
 
-    mode: Mode = Field(Mode.in_place, description="in_place: the app itself goes back and reads again; readers see it move forward")
     dry_run: bool = Field(False, description="show the plan, on the run and on the tables, and change nothing")
     wait_seconds: float = Field(600.0, description="how long to wait for a live stream that doesn't come on")
 
@@ -84,6 +76,10 @@ class _Act:
         """Note something on every selected table: it is on the run too, and plots."""
         for key in self.selected:
             self.context.log_event(dg.AssetObservation(key, metadata=metadata))
+
+    def replays(self, records: int) -> None:
+        """Begin to follow a replay of so many records."""
+        self.replay = Progress(records, time.monotonic(), records)
 
     def progress(self, left: int, *, at_once: bool = False) -> None:
         """Tell how far the replay is, now and then."""
@@ -137,14 +133,18 @@ def _backfill(act: _Act) -> Mapping[str, Any]:
     if not _why_all(act):
         where = [word for name in _names(act) for word in ("--table", name)] + ["--days", f"{first}/{act.asked[-1]}"]
     becomes: Position | None = None
+
+    def heard(event: Event) -> None:
+        if event["event"] in SHOWN:
+            act.observe(**shown(event), act=_words(act))
+        if event["event"] == "plan":
+            act.replays(int(event["records"]))
+        elif event["event"] == "batch":  # a replay beside the app: that of the app itself is followed later
+            left = sum(event["lag"].values())
+            act.progress(left, at_once=not left)
+
     try:
-        said, done = carry_out(
-            app,
-            settings,
-            "rewind",
-            [*where, *act.config.options()],
-            lambda said: act.observe(**shown(said), act=_words(act)) if said["event"] in SHOWN else None,
-        )
+        said, done = carry_out(app, settings, "rewind", [*where, *act.config.options()], heard)
     except dg.Failure as refused:
         if not (refused.description or "").startswith(NOTHING):
             raise
@@ -153,11 +153,14 @@ def _backfill(act: _Act) -> Mapping[str, Any]:
         if done is None:
             context.log.info("a dry run: nothing is changed")
             return {}
+        if done["event"] == "shadow":
+            context.log.info(f"{done['by']}: the shadow is at {done['position']}; {app.name} goes on as it was. {_words(act)}")
+            return {}
         context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}. {_words(act)}")
         becomes = Position.parse(done["position"])
+        act.replay = None
         if done["event"] == "rewound":
-            records = int(said["plan"]["records"])
-            act.replay = Progress(records, time.monotonic(), records)
+            act.replays(int(said["plan"]["records"]))
     if act.config.dry_run:
         return {}
     held = leases.read(settings, app.name)
@@ -175,13 +178,18 @@ def _words(act: _Act) -> str:
     of = {table_key(name, t.name): windowed(t) for t in act.app.topology.tables}
     windows = [key.path[-1] for key in act.selected if of[key]]
     others = [key.path[-1] for key in act.selected if not of[key]]
+    beside = ""
+    if act.config.mode == "shadow":
+        beside = f" It is made beside {name}, which goes on as it is: no day is reported until promote__{name} lets it take the place."
     if not (why := _why_all(act)):
-        return f"Asked for {span}: the windows of {', '.join(windows)} that start then, and what is made of them; nothing else moves."
+        what = f"the windows of {', '.join(windows)} that start then, and what is made of them; nothing else moves."
+        return f"Asked for {span}: {what}{beside}"
     parts = [f"the windows of {', '.join(windows)} that start then"] if windows else []
     parts += [f"the log days of {', '.join(others)}"] if others else []
     return (
         f"Asked for {span}: {' and '.join(parts)}. {why[0].upper()}{why[1:]}, so this is a rewind of all of {name} to the start of "
         f"{asked[0]}: everything from there on is read again, up to where the topics end, and days after {asked[-1]} are made anew too."
+        + beside
     )
 
 

@@ -35,15 +35,31 @@ class UndoConfig(dg.Config):
     reason: str = Field("", description="why, in a few words; the changelog keeps it")
     accept_loss: list[str] = Field([], description="topics, or topic/partition, of which Kafka may have deleted records")
     keep_old_code_before: bool = Field(False, description="rows from before the fork may keep what older code made of them")
+    despite_disk: bool = Field(False, description="the disk may be too small for it: what finds no room stops, and is whole")
 
     def options(self) -> list[str]:
         """Write it as the command line takes it."""
         said = [option for loss in self.accept_loss for option in ("--accept-loss", loss)]
         said += ["--keep-old-code-before"] if self.keep_old_code_before else []
+        said += ["--despite-disk"] if self.despite_disk else []
         return [*said, *(["--reason", self.reason] if self.reason else []), *([] if self.dry_run else ["--apply"])]
 
 
-class RewindConfig(UndoConfig):
+class ReplayConfig(UndoConfig):
+    """Configure what is read again: by the app itself, or beside it."""
+
+    mode: Literal["in_place", "shadow"] = Field(
+        "in_place", description="in_place: the app goes on from there. shadow: beside it, to be compared and promoted, or given up"
+    )
+    until: str = Field("", description="of a shadow only: stop there for now, to be compared there; written as `to` of a rewind is")
+
+    def options(self) -> list[str]:
+        """Write it as the command line takes it."""
+        said = ["--shadow"] if self.mode == "shadow" else []
+        return [*said, *(["--until", self.until] if self.until else []), *super().options()]
+
+
+class RewindConfig(ReplayConfig):
     """Configure a rewind: where to, in one of three ways."""
 
     to: str = Field(
@@ -51,9 +67,6 @@ class RewindConfig(UndoConfig):
     )
     by: str = Field("", description="back to what was committed so long ago: 10 min, 2 h, 1 d")
     shift_by: int = Field(0, description="back by so many records")
-    mode: Literal["in_place", "shadow"] = Field(
-        "in_place", description="in_place: the app goes on from there. shadow: beside it, to be compared and promoted, or given up"
-    )
     tables: list[str] = Field(
         [], description="rebuild these tables and what is made of them, from earliest, and nothing else; in_place: join them at once"
     )
@@ -69,7 +82,7 @@ class RewindConfig(UndoConfig):
         said += [word for table in self.tables for word in ("--table", table)]
         said += ["--days", self.days] if self.days else []
         said += ["--emit"] if self.emit else []
-        return [*said, *(["--shadow"] if self.mode == "shadow" else []), *super().options()]
+        return [*said, *super().options()]
 
 
 class PromoteConfig(dg.Config):

@@ -19,7 +19,7 @@ from watertable.plan.fingerprints import DIALECT
 from watertable.plan.nodes import ToStream
 from watertable.plan.plan import delay_of, walk
 from watertable.plan.windows import TimeWindows
-from watertable.store.commits import CommitInfo, DaySpan, Head
+from watertable.store.commits import CommitInfo, DaySpan, Head, Offsets
 
 if TYPE_CHECKING:
     from watertable.plan.plan import Topology
@@ -95,8 +95,14 @@ def commit_at(changelog: Changelog, snapshot: Snapshot, head: Head, seq: int) ->
     """Give a commit of the app's lineage; raise `RewindRefused` where it isn't there any more: rewound or trimmed."""
     found = changelog.commit(snapshot, head.lineage, seq)
     if found is None:
-        raise RewindRefused(f"commit {seq}, up to which days are made anew, isn't there any more; was the app rewound since?")
+        raise RewindRefused(f"commit {seq}, up to which a shadow was to read, isn't there any more; was the app rewound since?")
     return found
+
+
+def refuse_beyond(offsets: Offsets, goal: Offsets, who: str, seq: int) -> None:
+    """Raise `RewindRefused` where somebody has read more than a commit had."""
+    if any(offsets[p] > end for p, end in goal.items()):
+        raise RewindRefused(f"{who} has read beyond commit {seq:,}: name a later one, or leave --until out, to go on to where the app is")
 
 
 def _start(day: date) -> datetime:

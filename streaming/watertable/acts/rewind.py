@@ -27,16 +27,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from watertable import failpoints
-from watertable.acts.estimates import Estimate, estimate, eta_text
+from watertable.acts.estimates import Disk, Estimate, disk_text, estimate, eta_text, written
 from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt, unfilled
 from watertable.acts.targets import Target as Target
-from watertable.acts.targets import first_begins, fork_of
+from watertable.acts.targets import first_begins, fork_of, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
+from watertable.store.bases import base_name
 from watertable.store.changelog import NEAR
 from watertable.store.commits import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from watertable.store.writer import Store
 
 _TRIES: Final = 20
+_NAMES: Final = ("sinks", "again", "accepted", "refusals", "rebuilds", "checks", "assets")
 EMITTING: Final = ", emitting"
 """In the words of an epoch's row: that it publishes again."""
 
@@ -132,6 +134,10 @@ class RewindPlan:
     emits: tuple[Emission, ...] = ()
     """What they get where that was asked for; none stands for not asked."""
     eta: Estimate | None = None
+    disk: Disk = field(default_factory=Disk)
+    checks: tuple[str, ...] = ()
+    """The checks of the tables that move, table/check, and, below, the assets that are made from them: as the project's graph has them."""
+    assets: tuple[str, ...] = ()
     partial: bool = False
     accepted: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
@@ -143,7 +149,7 @@ class RewindPlan:
     days: str = ""
     """The days whose windows alone are made anew of them, first/last."""
     until: int = 0
-    """The commit at which these windows were closed; 0 where they are read as far as the app is."""
+    """The commit at which these windows were closed, or where a shadow's replay stops for now; 0 where it reads as far as the app is."""
 
     @property
     def is_beside(self) -> bool:
@@ -159,6 +165,21 @@ class RewindPlan:
             what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {of}"
         what += EMITTING if self.emits else ""
         return f"{what}: {self.reason}" if self.reason else what
+
+    @property
+    def stops(self) -> str:
+        """Say where a shadow stops for now; "" where it reads as far as the app is."""
+        return f"up to commit {self.until:,}, where it can be compared; it goes on from there when asked" if self._pauses else ""
+
+    @property
+    def _pauses(self) -> bool:
+        return self.until > 0 and not self.days
+
+    @property
+    def touches(self) -> tuple[str, ...]:
+        """Say which checks and assets stand behind the tables that move; a line each, none where nobody has looked them up."""
+        said = [f"checks: {', '.join(checks_text(self.checks))}"] if self.checks else []
+        return (*said, f"made from them: {', '.join(self.assets)}") if self.assets else tuple(said)
 
     @property
     def way(self) -> str:
@@ -215,8 +236,8 @@ class RewindPlan:
                 "target": Target(**body["target"]), "ranges": tuple(Range(**r) for r in body["ranges"]),
                 "tables": tuple(Effect(**t) for t in body["tables"]),
                 "emits": tuple(Emission(e["topic"], tuple(e["of"])) for e in body.get("emits", ())),
-                "eta": Estimate(**body["eta"]) if body["eta"] else None,
-                **{name: tuple(body.get(name, ())) for name in ("sinks", "again", "accepted", "refusals", "rebuilds")},
+                "eta": Estimate(**body["eta"]) if body["eta"] else None, "disk": Disk(**body.get("disk", {})),
+                **{name: tuple(body.get(name, ())) for name in _NAMES},
             })  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RewindRefused(
@@ -229,6 +250,8 @@ class RewindPlan:
             f"**{self.words}** of `{self.app}`: {self.way}.",
             "",
             f"{self.commits:,} commits are left behind, {self.records:,} records are read again, {eta_text(self.eta)}.",
+            *([f"It reads {self.stops}."] if self.stops else []),
+            f"Disk: {disk_text(self.disk)}.",
             "",
             "| topic | partition | from | to | records | where from |", "|---|--:|--:|--:|--:|---|",
             *(f"| {r.topic} | {r.partition} | {r.begin:,} | {r.end:,} | {r.records:,} | {source_text(r)} |" for r in self.ranges),
@@ -237,6 +260,7 @@ class RewindPlan:
             *(f"| {t.table} | {t.effect} |" for t in self.tables),
             "",
             *([*(f"- output topic {sink}: {self.publishing(sink)}" for sink in self.sinks), ""] if self.sinks else []),
+            *([*(f"- {line}" for line in self.touches), ""] if self.touches else []),
             f"Readers: {self.readers}",
         ]  # fmt: skip
         if self.refusals:
@@ -249,7 +273,8 @@ class Facts:
     """Hold what a plan is drawn from: when it was looked up, the app's head, the place to fork at, and what Kafka still has.
 
     `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
-    those up to which it is in archives; `records` counts what was committed after it, None where that is another lineage.
+    those up to which it is in archives; `records` counts what was committed after it, up to `until` or the head, None where that is another
+    lineage. `samples` are (records, milliseconds) of commits, `grown` (records, bytes) of them; `folded` are the bytes of the tables.
     """
 
     at: datetime
@@ -265,6 +290,9 @@ class Facts:
     records: int | None = None
     samples: Sequence[tuple[int, int]] = ()
     until: CommitInfo | None = None
+    grown: Sequence[tuple[int, int]] = ()
+    folded: int = 0
+    free: int | None = None
 
 
 def check_emits(topology: Topology, rebuilds: Collection[str]) -> None:
@@ -281,14 +309,15 @@ def check_emits(topology: Topology, rebuilds: Collection[str]) -> None:
 def plan(
     store: Store, topology: Topology, kafka: Admin, target: Target, *, batch_records: int = BATCH_RECORDS,
     accept_loss: Iterable[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
-    tables: Sequence[str] = (), days: DaySpan | None = None, emit: bool = False,
+    tables: Sequence[str] = (), days: DaySpan | None = None, emit: bool = False, until: Target | None = None, despite_disk: bool = False,
 ) -> RewindPlan:  # fmt: skip
     """Say what a rewind will do, in place or in the shadow; nothing is changed. With `tables`, it rebuilds those and what is made of them.
 
     With `days`, their windows that start on them, and the target is the start of the first. With `emit`, what the replay makes is
-    published again.
+    published again. With `until`, a shadow stops there for now.
 
-    What stands in its way and can be had by saying so (losses, older code) is in `refusals`. Raises `RewindRefused` for a target that
+    What stands in its way and can be had by saying so (losses, older code, a disk that may be too small) is in `refusals`. Raises
+    `RewindRefused` for a target that
     isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
     `KafkaError` when the cluster doesn't answer.
     """
@@ -300,8 +329,10 @@ def plan(
         )
     if emit:
         check_emits(topology, rebuilds)
+    if until is not None and (days is not None or not shadow):
+        raise RewindRefused("--until is where a shadow stops, to be compared there: it goes with --shadow, and without --days")
     part = topology.above(rebuilds) if rebuilds else topology
-    facts = survey(store, part, kafka, target)
+    facts = _with_disk(store, survey(store, part, kafka, target, until), part, rebuilds)
     code = store.changelog.code(facts.fork_fingerprint)
     if days is not None:
         facts = dataclasses.replace(facts, until=end_of(store, facts.head, part, rebuilds, days, facts.fork.seq))
@@ -318,11 +349,12 @@ def plan(
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
         keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds, misfit=wrong, days=days, emit=emit,
+        despite_disk=despite_disk,
     )  # fmt: skip
 
 
-def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Facts:
-    """Find the place to fork at, and what there is from there on."""
+def survey(store: Store, topology: Topology, kafka: Admin, target: Target, until: Target | None = None) -> Facts:
+    """Find the place to fork at, and what there is from there on, up to the head or to where it is to stop."""
     changelog = store.changelog
     snapshot = changelog.snapshot()
     head = changelog.head(snapshot)
@@ -360,6 +392,8 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     if not seq:  # an archive that others keep may reach back to before this app began
         begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
     on_lineage = head.lineage.common(lineage) >= seq
+    stop = None if until is None else until_of(store, snapshot, head, until, seq)
+    end = upto if stop is None else stop.seq
     samples = [
         (done.get("ms_records", done["records"]), done["ms"]) for done in (row.counters for row in recent)
         if done.get("ms", 0) > 0 and done.get("records", 0) > 0
@@ -367,14 +401,40 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target) -> Fa
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
         here.fingerprint if here is not None else "", begins, available, archived, renamed,
-        changelog.extent(snapshot, head.lineage, seq, upto).records if on_lineage and upto > seq else None, samples,
+        changelog.extent(snapshot, head.lineage, seq, end).records if on_lineage and end > seq else None, samples, stop,
     )  # fmt: skip
+
+
+def stop_of(store: Store, until: Target) -> int:
+    """Give the commit at which a shadow that there is is to stop for now; raise `RewindRefused` where that is none on its way."""
+    snapshot = store.changelog.snapshot()
+    head = store.changelog.head(snapshot)
+    after = 0 if head.shadow is None else head.shadow.seq
+    return until_of(store, snapshot, head, until, after).seq
+
+
+def _with_disk(store: Store, facts: Facts, part: Topology, rebuilds: Collection[str]) -> Facts:
+    """Look up what a plan of bytes is drawn from: how fast the changelog grows, how much the tables' folds write, and what is free.
+
+    From nothing, a fold writes the table; from what it takes back, about as much as the largest of the last ones did. What is rebuilt
+    beside the app is in the changelog once more, when it is joined.
+    """
+    changelog, names = store.changelog, {table.name for table in part.kept}
+    snapshot = changelog.snapshot()
+    grown = changelog.grown(snapshot, lambda name: name in names or name.startswith("__"))
+    folded = 0
+    for table in part.kept:
+        log = store.reader.log(base_name(table))
+        if (table.name in rebuilds or not rebuilds) and (base := log.latest()) is not None:
+            whole = not facts.fork.seq or bool(rebuilds)
+            folded += (2 if rebuilds else 1) * base.bytes if whole else log.lately_written(base.version)
+    return dataclasses.replace(facts, grown=grown, folded=folded, free=changelog.log.free())
 
 
 def draw(
     topology: Topology, target: Target, facts: Facts, effects: Sequence[Effect], stale: Sequence[str], *, batch_records: int,
     accept_loss: Sequence[str] = (), keep_old_code_before: bool = False, reason: str = "", shadow: bool = False,
-    rebuilds: tuple[str, ...] = (), misfit: str = "", days: DaySpan | None = None, emit: bool = False,
+    rebuilds: tuple[str, ...] = (), misfit: str = "", days: DaySpan | None = None, emit: bool = False, despite_disk: bool = False,
 ) -> RewindPlan:  # fmt: skip
     """Draw the plan from the facts.
 
@@ -418,6 +478,12 @@ def draw(
     epoch = head.next_epoch
     records = facts.records if facts.records is not None and not rebuilds else sum(r.records for r in ranges)
     sinks = () if rebuilds else topology.sinks
+    disk = Disk(written(facts.grown, records, batch_records), facts.folded, facts.free)
+    if disk.is_short and not despite_disk:
+        refusals.append(
+            f"the disk of the warehouse is too small for it: {disk_text(disk)}. Make room (a shorter horizon_days, then `watertable "
+            "maintain`), or go back less far; or say --despite-disk: an app that finds no room stops, whole, and goes on from there later"
+        )
     return RewindPlan(
         app=topology.app, target=target, head=str(head.position), generation=head.generation,
         recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
@@ -426,7 +492,7 @@ def draw(
         tables=tuple(effects),
         sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
         emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
-        eta=estimate(facts.samples, records, batch_records), partial=partial,
+        eta=estimate(facts.samples, records, batch_records), disk=disk, partial=partial,
         accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
         refusals=tuple(refusals), reason=reason, made_at=facts.at.isoformat(timespec="seconds"), shadow=shadow,
         rebuilds=rebuilds, days="/".join(map(str, days or ())), until=facts.until.seq if facts.until else 0,
@@ -465,7 +531,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
         if there.get((r.topic, r.partition), 0) > max(r.begin, r.available)
     ]  # fmt: skip
     fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
-    of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until else {})
+    of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until and plan.days else {})
     of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
     of |= {EMIT: becomes.epoch} if plan.emits else {}
 
@@ -504,6 +570,18 @@ def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequen
         moved.append(f"the code changed: {plan.fingerprint} was planned for, {fingerprint} is loaded")
     if moved:
         raise PlanOutdated(f"the plan of {plan.made_at} is out of date: {'; '.join(moved)}. Make a new one", moved=tuple(moved))
+
+
+def checks_text(checks: Sequence[str]) -> list[str]:
+    """Write checks, table/check, by their names: of which tables each is.
+
+    >>> checks_text(["a/fresh", "a/positive", "b/fresh", "c/fresh"])
+    ['fresh of a, b, c', 'positive of a']
+    """
+    of: dict[str, list[str]] = {}
+    for table, _, check in (name.partition("/") for name in checks):
+        of.setdefault(check, []).append(table)
+    return [f"{check} of {', '.join(tables)}" for check, tables in of.items()]
 
 
 def source_text(part: Range) -> str:

@@ -130,6 +130,22 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tup
             return epoch, _newest_before(store, snapshot, head, target), epoch
 
 
+def until_of(store: Store, snapshot: Snapshot, head: Head, until: Target, after: int) -> CommitInfo:
+    """Find the commit at which a shadow that forks after a seq is to stop: the newest at or before a target, in the app's own epoch.
+
+    Raises `RewindRefused` where there is none, as for any target.
+    """
+    epoch, seq, _ = fork_of(store, snapshot, head, until)
+    if epoch != head.position.epoch or until.kind in ("earliest", "undo"):
+        raise RewindRefused(f"--until goes {until}: it is a place on the way to where {store.app} stands, {head.position}")
+    if seq <= after:
+        raise RewindRefused(f"--until goes {until}, which is commit {seq:,}: there is nothing to read from commit {after:,} up to there")
+    found = store.changelog.commit(snapshot, head.lineage, seq)
+    if found is None:
+        raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; name a later one")
+    return found
+
+
 def _newest_before(store: Store, snapshot: Snapshot, head: Head, target: Target) -> int:
     """Give the newest commit at or before a target; 0 where that is before the first."""
     if head.last is None:

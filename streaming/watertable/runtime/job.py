@@ -37,7 +37,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 
 from watertable import failpoints
-from watertable.acts.rebuild import commit_at
+from watertable.acts.rebuild import commit_at, refuse_beyond
 from watertable.acts.shadow import goes_first
 from watertable.compiler import Batch, Compiler
 from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
@@ -103,6 +103,7 @@ def run(
     available_now: bool = False,
     shadow: bool = False,
     goal: Offsets | None = None,
+    until: int = 0,
     on_event: Listener = lambda event: None,
     stop: threading.Event | None = None,
     spark: SparkSession | None = None,
@@ -111,7 +112,8 @@ def run(
 ) -> None:
     """Run an app until `stop` is set; with `available_now`, until it has read what was there when it began.
 
-    With `shadow`, it is the app's shadow that is run, until it is where the app stands, or has read up to `goal`; the app is left alone.
+    With `shadow`, it is the app's shadow that is run, until it is where the app stands, or stood at its commit `until`, or has read up to
+    `goal`; the app is left alone.
     `clock` is the clock on the wall, by which punctuators may be scheduled.
 
     Returns when all is committed, folded (a bounded run) or left as it was (a stop: the batch at hand is finished or undone within
@@ -126,7 +128,7 @@ def run(
     try:
         Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
-        job = _Replay(topology, settings, spark, emit, stop, goal) if shadow else _Job(topology, settings, spark, emit, stop, clock)
+        job = _Replay(topology, settings, spark, emit, stop, goal, until) if shadow else _Job(topology, settings, spark, emit, stop, clock)
         with contextlib.closing(job):  # before the end is told: a fold that ends meanwhile is told before it
             reason = job.run(available_now=available_now)
     except Exception as error:
@@ -590,14 +592,15 @@ class _Replay(_Job):
     """
 
     def __init__(
-        self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None
-    ) -> None:
+        self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None,
+        until: int,
+    ) -> None:  # fmt: skip
         changelog = Changelog(spark, settings.warehouse_uri, topology.app)
         snapshot = changelog.snapshot()
         head = changelog.head(snapshot)
         row, self._until = head.shadow, None
         self._joins = bool(row and row.of)
-        if row is not None and (seq := row.counters.get(UNTIL)):
+        if row is not None and (seq := row.counters.get(UNTIL, until)):
             self._until = commit_at(changelog, snapshot, head, seq)
         super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
         self._given, self._code, self._let = goal, topology, timedelta(seconds=settings.shadow_lag_seconds)
@@ -607,13 +610,15 @@ class _Replay(_Job):
         self._start()
         while True:
             goal = self._goal()
+            if self._until is not None:
+                refuse_beyond(self.offsets, goal, f"the shadow {self.shown}", self._until.seq)
             behind = sum(max(0, end - self.offsets[p]) for p, end in goal.items())
             reason = self._work(goal)
             if self.stop.is_set() or self._given is not None or behind <= self.pace.records:
                 return reason
 
     def _goal(self) -> dict[Partition, int]:
-        """Give the offsets at which the app stands, or where the days were over; of topics that it doesn't read, the ends.
+        """Give the offsets at which the app stands, or stood where it is to stop; of topics that it doesn't read, the ends.
 
         What the app has recorded by then is done here, too.
         """

@@ -74,6 +74,8 @@ NEAR: Final = 500
 """As many of the newest commits are looked up all together, once, where something is asked of one of them."""
 _KEPT: Final = 500
 """Rows that are remembered, and up to as many again; the files of as many commits."""
+_GROWTH: Final = 30
+"""Versions whose commits tell how fast a changelog grows; each is a file to read."""
 _FRESH: Final = 3600.0
 """Seconds after a commit for which its files are where they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""
 
@@ -359,6 +361,17 @@ class Changelog:
                 return None
             found += [file for file in files.added if wanted(file.table or "")]
         return self.log.files(found)
+
+    def grown(self, snapshot: Snapshot, wanted: Callable[[str], bool]) -> list[tuple[int, int]]:
+        """Give of the newest commits how many records each is of, and how many bytes it added for wanted tables, as the log tells it."""
+        found = []
+        for version in range(snapshot.version, max(-1, snapshot.version - _GROWTH), -1):
+            if (commit := self.log.commit(version)) is None:
+                break  # log clean-up took it, and those before it
+            info = CommitInfo.unpacked(commit.tags[COMMIT_TAG]) if COMMIT_TAG in commit.tags else None
+            if info is not None and info.kind == "batch":
+                found.append((info.records, sum(file.bytes for file in commit.added if wanted(file.table or ""))))
+        return found
 
     def _next(self, seen: _Seen, version: int) -> _Seen | None:
         """Give what is seen of a later version, by what the log says of the commits between; None where that isn't all of it."""

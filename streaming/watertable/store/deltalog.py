@@ -36,6 +36,9 @@ CONFLICTS: Final = (*_FENCED, "ConcurrentAppendException", "ConcurrentDeleteRead
 """What Delta throws at the loser of a race."""
 JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 """What a call into the JVM raises; the same error is either of them, by which Python modules happen to be imported."""
+_ENDLESS: Final = 2**62
+"""Bytes that no disk has: Hadoop says so many are free of what it knows no size of."""
+_LATELY: Final = 5
 _APPEND: Final = "Append"
 _OVERWRITE: Final = "Overwrite"
 
@@ -156,9 +159,11 @@ class Snapshot:
 
     @cached_property
     def bytes(self) -> int:
-        """Add up the table's files; a Spark job, unless the version wrote the table anew."""
-        written = self._written
-        return int(self._snapshot.sizeInBytes()) if written is None else sum(file.bytes for file in written)
+        """Add up the table's files; a Spark job, unless the version wrote the table anew, or Delta has noted it beside the version."""
+        if self._written is not None:
+            return sum(file.bytes for file in self._written)
+        noted = self._snapshot.sizeInBytesIfKnown()
+        return int(noted.get() if noted.isDefined() else self._snapshot.sizeInBytes())
 
     @cached_property
     def rows(self) -> int:
@@ -327,6 +332,16 @@ class DeltaLog:
             _older.clear()
         _older[place] = _Older(table, since, snapshot)
         return snapshot
+
+    def lately_written(self, version: int) -> int:
+        """Give the bytes that the largest of the last few commits up to a version added."""
+        commits = (self.commit(number) for number in range(version, max(-1, version - _LATELY), -1))
+        return max((sum(file.bytes for file in commit.added) for commit in commits if commit is not None), default=0)
+
+    def free(self) -> int | None:
+        """Say how many bytes are free where the table is; None where its storage has no end that it tells of."""
+        left = int(self._files.getStatus(self.java.logPath()).getRemaining())
+        return left if left < _ENDLESS else None
 
     def clean(self, kept: timedelta) -> None:
         """Delete what the log has of longer ago, to the hour, but for what the versions since then are read from.

@@ -1,0 +1,69 @@
+"""Read from a project's definitions what stands behind its tables: their checks, and what is made from them, in one graph.
+
+It is the graph that Dagster shows. Nothing is asked of an instance, so it runs where a command does; Dagster is imported only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from watertable.plan.plan import Topology
+from watertable.project import Project
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Name what stands behind an asset: its checks, and the assets that are made from it, however far away."""
+
+    checks: tuple[str, ...] = ()
+    assets: tuple[str, ...] = ()
+
+
+def all_behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
+    """Give what stands behind each asset, by its key."""
+    children, checks = _graph(project)
+    return {tuple(key.path): Behind(checks[key], tuple(sorted("/".join(k.path) for k in _reached({key}, children)))) for key in children}
+
+
+def touched(project: Project, topology: Topology, tables: Collection[str], emitted: Collection[str]) -> Behind:
+    """Name what a rewind of these tables touches: their checks, as table/check, and all that is made from them but the app's own tables.
+
+    Output topics lead no further unless something is published to them anew: nobody who reads them sees it otherwise.
+    """
+    from watertable_platform.orchestration.translator import table_key, topic_key
+
+    children, checks = _graph(project)
+    own = {table_key(topology.app, table.name) for table in topology.tables} | {topic_key(sink.topic) for sink in topology.sinks}
+    shut = {topic_key(sink.topic) for sink in topology.sinks if sink.topic not in emitted}
+    moved = {name: table_key(topology.app, name) for name in sorted(tables) if table_key(topology.app, name) in children}
+    reached = _reached(moved.values(), {key: made - shut for key, made in children.items()})
+    return Behind(
+        tuple(f"{name}/{check}" for name, key in moved.items() for check in checks[key]),
+        tuple(sorted("/".join(key.path) for key in reached - own)),
+    )
+
+
+def _graph(project: Project) -> tuple[dict[dg.AssetKey, frozenset[dg.AssetKey]], dict[dg.AssetKey, tuple[str, ...]]]:
+    """Give, of each asset, those that are made from it directly, and the names of its checks."""
+    from watertable_platform.orchestration.assembly import build_definitions
+
+    graph = build_definitions(project).resolve_asset_graph()
+    nodes = {key: graph.get(key) for key in graph.get_all_asset_keys()}
+    children = {key: frozenset(node.child_keys) for key, node in nodes.items()}
+    return children, {key: tuple(sorted(check.name for check in node.check_keys)) for key, node in nodes.items()}
+
+
+def _reached(begin: Collection[dg.AssetKey], children: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> set[dg.AssetKey]:
+    """List all that is made from some assets."""
+    seen: set[dg.AssetKey] = set()
+    waiting = list(begin)
+    while waiting:
+        more = set(children[waiting.pop()]) - seen
+        seen |= more
+        waiting += more
+    return seen
