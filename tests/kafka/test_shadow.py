@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import watertable as wt
 from tests.kafka.conftest import Project
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import APP, caught_up, living, wait
 from watertable import failpoints
-from watertable.acts import rewind, shadow
+from watertable.acts import parity, rewind, shadow
 from watertable.acts.rewind import RewindPlan, Target
 from watertable.errors import RewindRefused
 from watertable.kafka.config import Cluster
@@ -271,3 +272,64 @@ def test_the_commands_replay_beside_compare_promote_and_give_up(project: Project
     told = said("rewind", "till", "--table", "stock", "--shadow", "--apply")
     assert "the same code, the same rows" in " ".join(told.split())
     assert "is given up" in said("rewind", "till", "--abandon-shadow", "--apply")
+
+
+def test_tables_are_held_against_their_records_and_nothing_of_it_stays(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    topology = world.topology()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+
+    def hold(to: str | None = None) -> parity.Held:
+        begin = parity.begins(store, topology) if to is None else Target.parse(to)
+        held = parity.hold(store, topology, world.admin, begin, lambda: job.run(topology, world.settings, shadow=True, spark=spark))
+        assert store.head().shadow is None
+        rows = store.changelog.snapshot().frame().where(f"bucket >= 0 AND epoch = {store.head().next_epoch - 1}")
+        assert rows.count() == 0, "what it wrote is gone"
+        return held
+
+    for moves in ((("a", 5),), (("b", -1), ("a", -7)), (("c", 3),)):
+        world.produce(*moves)
+        world.run()
+    before, mine = store.head(), rewind.plan(store, topology, world.admin, Target("earliest"), shadow=True, reason="mine")
+    rewind.apply(store, mine, topology.fingerprint, world.admin)
+    with pytest.raises(RewindRefused, match="has a shadow, of 'shadow rewind to earliest: mine'"):
+        hold()
+    shadow.abandon(store)
+    dead = rewind.plan(store, topology, world.admin, Target("earliest"), shadow=True, reason=parity.REASON)
+    rewind.apply(store, dead, topology.fingerprint, world.admin)
+    held = hold()  # one that died is given up first
+    assert (held.since, held.apart) == (f"{topology.app}@1.0", ())
+    assert held.says == f"at {topology.app}@1.3, every table has the rows that the records make"
+    after = store.head()
+    assert (after.position, after.generation, after.lineage) == (before.position, before.generation, before.lineage)
+
+    base = store.changelog.base_path("stock")
+    spark.sql(f"DELETE FROM delta.`{base}` WHERE sku = 'b'")  # by somebody who thinks that it is a table like any other
+    held = hold()
+    assert (held.apart, held.found.tables[0].added) == (("stock",), 1)
+    assert "stock has other rows than the records make" in held.says
+    held = hold("3")
+    assert (held.apart, held.since) == ((), f"{topology.app}@1.3"), "from a commit on, what was before is taken as it is"
+
+
+def test_tables_are_held_from_where_on_they_are_the_loaded_codes(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    app, more = wt.App(f"shop{world.suffix}"), wt.App(f"shop{world.suffix}")
+    for one in (app, more):
+        moves = one.topic(world.moves, key="sku STRING", value="qty BIGINT").stream()
+        moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    moves.group_by_key().agg(n=wt.count()).materialized_as("counts")
+    old, new = app.topology(), more.topology()
+    world.produce(("a", 5))
+    job.run(old, world.settings, available_now=True, spark=spark)
+    store = Store(spark, world.settings.warehouse_uri, new.app, new.kept)
+    with pytest.raises(RewindRefused, match="commits up to 1 are by other code"):
+        parity.begins(store, new)
+    assert parity.begins(store, old) == Target("earliest")
+    world.produce(("a", 1), ("b", 2))
+    job.run(new, world.settings, available_now=True, spark=spark)
+    begin = parity.begins(store, new)
+    assert begin == Target("commit", "1")
+    held = parity.hold(store, new, world.admin, begin, lambda: job.run(new, world.settings, shadow=True, spark=spark))
+    assert (held.apart, held.since, len(held.found.tables)) == ((), f"{new.app}@1.1", 2)
+    assert held.says.endswith(f"every table has the rows that the records since {new.app}@1.1 make")

@@ -162,7 +162,7 @@ def test_what_a_folder_brings_of_its_own_is_loaded_into_its_group(definitions: d
 def test_each_app_has_a_stream_and_each_table_its_checks(definitions: dg.Definitions) -> None:
     assert {job.name for job in definitions.resolve_all_job_defs()} >= {"stream__shop", "stream__desk"}
     assert {k.name for k in definitions.resolve_asset_graph().asset_check_keys if k.asset_key == dg.AssetKey(["shop", "stock"])} == {
-        "stream_alive", "deployed_code", "freshness", "fold_lag", "quarantine",
+        "stream_alive", "deployed_code", "freshness", "fold_lag", "quarantine", "parity",
     }  # fmt: skip
     for sensor in ("reconcile_streams", "observe_topics"):
         assert definitions.get_repository_def().get_sensor_def(sensor).default_status is dg.DefaultSensorStatus.RUNNING

@@ -20,7 +20,7 @@ from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.cli import show
 from watertable_platform.cli.main import main
-from watertable_platform.orchestration import rewind_jobs
+from watertable_platform.orchestration import checks, rewind_jobs
 from watertable_platform.orchestration.assembly import build_definitions
 
 APP = """
@@ -190,9 +190,38 @@ def test_a_diff_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert Diff.from_json(json.loads(capsys.readouterr().out)) == DIFF
 
 
-def test_each_app_has_its_three_jobs_in_its_pool(app: LoadedApp) -> None:
+def test_what_a_parity_comes_to_is_a_check_of_each_table_and_a_click_shows_it(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = dg.AssetCheckKey(dg.AssetKey(["shop", "stock"]), "parity")
+    clicked = checks.build_checks(app, Settings.load(app.folder.parents[1]), 0.0)
+
+    def click() -> dg.AssetCheckEvaluation:
+        done = dg.Definitions(asset_checks=[clicked]).resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+        return next(e for e in done.get_asset_check_evaluations() if e.asset_check_key == check)
+
+    assert (click().passed, click().description) == (True, "not held yet: the job parity__shop does it")
+    parity = {"event": "parity", "position": "shop@1.9", "since": "shop@1.0", "apart": [], "says": "at shop@1.9, all is well"}
+    same = json.dumps({"event": "diff", **json.loads(dataclasses.replace(DIFF, tables=(TableDiff(table="stock", at=""),)).to_json())})
+    result, asked = launch(app, instance, monkeypatch, f"print({same!r}); print({json.dumps(parity)!r})", 3)
+    assert (result.success, asked) == (True, ["parity", "shop", "--json"])
+    assert "shop@1.9, on" in click().description  # type: ignore[operator]
+    parity |= {"apart": ["stock"], "says": "at shop@1.9, stock has other rows"}
+    says = f"print({DIFFERS!r}); print({json.dumps(parity)!r}); import sys; sys.exit(1)"
+    result, asked = launch(app, instance, monkeypatch, says, 3, by="1 d", despite_disk=True)
+    assert (result.success, asked) == (True, ["parity", "shop", "--json", "--by", "1 d", "--despite-disk"]), "a finding is no failed run"
+    assert {"diff", "rows that differ"} <= set(metadata(result))
+    (told,) = result.get_asset_check_evaluations()
+    for found in (told, click()):
+        assert (found.passed, found.metadata["rows that differ"].value, found.severity) == (False, 3, dg.AssetCheckSeverity.ERROR)
+        assert "3 rows aren't what its records make" in (found.description or "")
+    result, _ = launch(app, instance, monkeypatch, "import sys; print('RewindRefused has a shadow', file=sys.stderr); sys.exit(1)", 3)
+    assert not result.success
+
+
+def test_each_app_has_its_four_jobs_in_its_pool(app: LoadedApp) -> None:
     definitions = build_definitions(load_apps(Settings.load(app.folder.parents[1])))
-    for name in ("rewind__shop", "undo__shop", "promote__shop"):
+    for name in ("rewind__shop", "undo__shop", "promote__shop", "parity__shop"):
         assert definitions.resolve_job_def(name).nodes[0].definition.pools == {"act__shop"}
 
 
@@ -234,6 +263,8 @@ def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
         (["rewind", "shop", "--abandon-shadow", "--emit"], "given up by --abandon-shadow alone"),
         (["rewind", "shop", "--abandon-shadow", "--to", "4"], "given up by --abandon-shadow alone"),
         (["promote", "shop"], "127.0.0.1:1"),
+        (["parity", "shop"], "127.0.0.1:1"),
+        (["parity", "shop", "--to", "soon"], "write earliest, a time"),
         (["rewind", "shop", "--to", "earliest"], "127.0.0.1:1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The commands that rewind an app, and what belongs to it: `rewind`, `diff`, `promote` and `undo`.
+"""The commands that rewind an app, and what belongs to it: `rewind`, `diff`, `promote` and `undo`; and `parity`, which only looks.
 
 Each shows first what it would do; `--apply` does it.
 """
@@ -44,15 +44,20 @@ Emit = Annotated[
 
 Disk = Annotated[bool, typer.Option("--despite-disk", help="The disk may be too small for it: what finds no room stops, and is whole.")]
 
+To = Annotated[
+    str | None,
+    typer.Option(metavar="TARGET", help="earliest, a time (event time), offsets.json, a commit (481) or a position (retail@1.481)."),
+]
+By = Annotated[str | None, typer.Option(metavar="DURATION", help="Back to what was committed so long ago: 10 min, 2 h, 1 d.")]
+ShiftBy = Annotated[int | None, typer.Option(metavar="N", help="Back by so many records.")]
+Samples = Annotated[int, typer.Option(help="Rows to show of each table, for each way in which they differ.", min=0)]
+
 
 def rewind(
     name: AppName,
-    to: Annotated[
-        str | None,
-        typer.Option(metavar="TARGET", help="earliest, a time (event time), offsets.json, a commit (481) or a position (retail@1.481)."),
-    ] = None,
-    by: Annotated[str | None, typer.Option(metavar="DURATION", help="Back to what was committed so long ago: 10 min, 2 h, 1 d.")] = None,
-    shift_by: Annotated[int | None, typer.Option(metavar="N", help="Back by so many records.")] = None,
+    to: To = None,
+    by: By = None,
+    shift_by: ShiftBy = None,
     table: Annotated[
         list[str] | None,
         typer.Option("--table", metavar="TABLE", help="Rebuild this table and what is made of it, beside the app, and nothing else."),
@@ -123,7 +128,7 @@ def rewind(
 
 def diff(
     name: AppName,
-    samples: Annotated[int, typer.Option(help="Rows to show of each table, for each way in which they differ.", min=0)] = 5,
+    samples: Samples = 5,
     as_json: AsJson = False,
 ) -> None:
     """Show what the shadow would change, table by table: rows, columns, by how much, and some keys."""
@@ -135,6 +140,57 @@ def diff(
     with terminal.begin_session(settings) as spark:
         found = beside.diff(Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), loaded.topology, samples)
     show.tell_diff(terminal.out, found, as_json=as_json)
+
+
+def parity(
+    name: AppName,
+    to: To = None,
+    by: By = None,
+    shift_by: ShiftBy = None,
+    samples: Samples = 5,
+    despite_disk: Disk = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hold the tables against their records: read anew beside the app, and compared row by row. Exits with 1 where they differ.
+
+    Nothing of it stays, and nobody notices. Without a target, from where on all that the app has is of the loaded code: earliest, if that
+    made all of it.
+    """
+    from watertable.acts import parity as holding
+    from watertable.acts.rewind import Target
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+    from watertable.runtime import job
+    from watertable.store.writer import Store
+    from watertable_platform.cli import show
+    from watertable_platform.cli.progress import JsonLines, Progress
+
+    begin = None if to is None and by is None and shift_by is None else Target.parse(to, by=by, shift_by=shift_by)
+    settings, loaded = terminal.find_app(name)
+    kafka, topology = Admin(Cluster.of(settings)), loaded.topology
+    kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
+    with terminal.begin_session(settings) as spark, terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+        store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
+
+        def replay() -> None:
+            with JsonLines(stop) if as_json else Progress(terminal.out, topology, settings.log_file("query")) as view:
+                job.run(topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
+            if stop.is_set():
+                raise RewindRefused(f"stopped; nothing of it is left, and {loaded.name} goes on as it was")
+
+        held = holding.hold(
+            store, topology, kafka, begin or holding.begins(store, topology), replay, batch_records=settings.batch_records,
+            samples=samples, despite_disk=despite_disk,
+        )  # fmt: skip
+    show.tell_diff(terminal.out, held.found, as_json=as_json)
+    if as_json:
+        done = {"event": "parity", "position": held.found.live, "since": held.since, "apart": held.apart, "says": held.says}
+        print(json.dumps(done))
+    else:
+        mark = "[red]✗[/]" if held.apart else "[green]✓[/]"
+        terminal.out.print(f"{mark} {held.says}", highlight=False, soft_wrap=True)
+    if held.apart:
+        raise typer.Exit(1)
 
 
 def promote(
@@ -340,4 +396,4 @@ def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
         terminal.out.print(said, highlight=False)
 
 
-COMMANDS: Final = (rewind, diff, promote, undo)
+COMMANDS: Final = (rewind, diff, promote, undo, parity)

@@ -1,8 +1,9 @@
-"""Define the five checks that every table has, and judge them: by the stream itself as it runs, and by a person's click.
+"""Define the six checks that every table has, and judge them: by the stream itself as it runs, and by a person's click.
 
 Each judgement is a pure function of a few facts, so whoever has the facts may make it. The running stream does, within its own run:
 Dagster holds a check to be current for a later materialization only where both come from one run. Nothing here looks at event time, so
-historic data and idle topics stay green.
+historic data and idle topics stay green. `parity` alone is judged by nobody but the job `parity__<app>`, which reads all records again; a
+click shows what that came to.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
@@ -10,9 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
 
 from watertable.plan.plan import TableDef, Topology
 from watertable.project import LoadedApp
@@ -28,6 +30,7 @@ DEPLOYED_CODE: Final = "deployed_code"
 FRESHNESS: Final = "freshness"
 FOLD_LAG: Final = "fold_lag"
 QUARANTINE: Final = "quarantine"
+PARITY: Final = "parity"
 
 BEHIND: Final = 300.0
 """Seconds for which a stream may have unread records before its tables count as late."""
@@ -39,6 +42,7 @@ _DESCRIPTIONS: Final = {
     FRESHNESS: f"The stream hasn't had unread records for more than {BEHIND:.0f} s. Idle topics and old data are fresh.",
     FOLD_LAG: f"A plain Delta reader is at most {FOLD_SECONDS:.0f} s behind the stream; twice `fold_seconds`, where that is more.",
     QUARANTINE: "The app's definition has refused no record for an hour. What it refuses is kept, and shown by `watertable quarantine`.",
+    PARITY: "The table has the rows that its records make, read anew in other batches, as the job `parity__<app>` has found last.",
 }
 
 
@@ -87,6 +91,7 @@ def build_checks(app: LoadedApp, settings: Settings, loaded_at: float) -> dg.Ass
                 (FRESHNESS, freshness(held)),
                 (FOLD_LAG, fold_lag(held, settings.fold_seconds)),
                 (QUARANTINE, quarantine(held)),
+                (PARITY, held_last(context.instance, key, app.name)),
             ):
                 if dg.AssetCheckKey(key, name) in context.selected_asset_check_keys:
                     yield verdict.result(key, name)
@@ -167,4 +172,31 @@ def quarantine(held: Lease | None) -> Verdict:
     return Verdict(False, says, dg.AssetCheckSeverity.WARN)
 
 
+def parity(told: Mapping[str, Any], done: Mapping[str, Any], now: datetime) -> Verdict:
+    """Judge by how a table differs from what its records make; `done` says of which, and where the app was."""
+    differ = told["added"] + told["removed"] + told["changed"]
+    metadata = dict(zip(_TOLD, (done["position"], done["since"], differ), strict=True))
+    where = f"at {done['position']}, on {now:%F %R}Z"
+    if told["table"] in done["apart"]:
+        says = f"{where}: {differ} rows aren't what its records make; the diff is on the run"
+        return Verdict(False, says, metadata=metadata)
+    if told["note"] or (differ and told["by_arrival"]):
+        why = told["note"] or "it depends on arrival, which a replay doesn't repeat"
+        return Verdict(True, f"{where}: not held row by row: {why}", metadata=metadata)
+    return Verdict(True, f"{where}: it has the rows that its records make", metadata=metadata)
+
+
+def held_last(instance: dg.DagsterInstance, key: dg.AssetKey, app: str) -> Verdict:
+    """Say what the last `parity__<app>` came to; that none was yet is no failure."""
+    done = COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES  # this run has planned it, too
+    records = instance.event_log_storage.get_asset_check_execution_history(dg.AssetCheckKey(key, PARITY), limit=1, status=done)
+    evaluation = records[0].evaluation if records else None
+    if evaluation is None:
+        return Verdict(True, f"not held yet: the job parity__{app} does it")
+    told = ((name, evaluation.metadata[name].value) for name in _TOLD if name in evaluation.metadata)
+    metadata = {name: value for name, value in told if isinstance(value, str | int)}
+    return Verdict(evaluation.passed, evaluation.description or "", evaluation.severity, metadata)
+
+
+_TOLD: Final = ("position", "since", "rows that differ")
 _PLACE: Final = ("topic", "partition", "offset", "location", "position", "error")

@@ -1,15 +1,17 @@
-"""Rewind an app from Dagster, in place or in its shadow, and take it back: the jobs `rewind__`, `promote__` and `undo__<app>`.
+"""Rewind an app from Dagster, in place or in its shadow, and take it back: the jobs `rewind__`, `promote__`, `undo__` and `parity__<app>`.
 
 A run shows the plan, as Markdown on the run; with `dry_run: false` it carries out exactly that plan, and notes it on every table. It is one
 control row, so it needs no lease and waits for nobody: a live stream finds itself rewound and goes on from there, a stopped app stays
 stopped, and its next start begins at the fork. Spark lives in a child, as everywhere. Acts of one app run one at a time, in its pool.
 
 A rewind in the shadow replays within its run, beside the live stream, and ends with the diff, as Markdown on the run; so does a promote.
+What a parity comes to, it reports as the check `parity` of every table.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import dagster as dg
@@ -17,15 +19,15 @@ from pydantic import Field
 
 from watertable.project import LoadedApp
 from watertable.settings import Settings
+from watertable_platform.orchestration import checks, workers
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration import workers
 from watertable_platform.orchestration.child import Child, Event, command, obituary
 from watertable_platform.orchestration.supervisor import Tag
 from watertable_platform.orchestration.translator import table_key
 
 GRACE = 40.0
 SHOWN = ("plan", "diff")
-_DONE = ("rewound", "promoted", "abandoned", "shadow")
+_DONE = ("rewound", "promoted", "abandoned", "shadow", "parity")
 
 
 class UndoConfig(dg.Config):
@@ -59,14 +61,34 @@ class ReplayConfig(UndoConfig):
         return [*said, *(["--until", self.until] if self.until else []), *super().options()]
 
 
-class RewindConfig(ReplayConfig):
-    """Configure a rewind: where to, in one of three ways."""
+class TargetConfig(dg.Config):
+    """Configure where to, in one of three ways."""
 
     to: str = Field(
         "", description="earliest, a time (event time), {topic: {partition: offset}}, a commit (481) or a position (retail@1.481)"
     )
     by: str = Field("", description="back to what was committed so long ago: 10 min, 2 h, 1 d")
     shift_by: int = Field(0, description="back by so many records")
+
+    def where(self) -> list[str]:
+        """Write it as the command line takes it."""
+        said = [("--to", self.to), ("--by", self.by), ("--shift-by", str(self.shift_by) if self.shift_by else "")]
+        return [word for option, value in said if value for word in (option, value)]
+
+
+class ParityConfig(TargetConfig):
+    """Configure what tables are held against: their records from there on; where nothing is said, all that the loaded code has made."""
+
+    despite_disk: bool = Field(False, description="the disk may be too small for it: what finds no room stops, and is whole")
+
+    def options(self) -> list[str]:
+        """Write it as the command line takes it."""
+        return [*self.where(), *(["--despite-disk"] if self.despite_disk else [])]
+
+
+class RewindConfig(TargetConfig, ReplayConfig):
+    """Configure a rewind: where to, in one of three ways, and how."""
+
     tables: list[str] = Field(
         [], description="rebuild these tables and what is made of them, from earliest, and nothing else; in_place: join them at once"
     )
@@ -77,12 +99,11 @@ class RewindConfig(ReplayConfig):
 
     def options(self) -> list[str]:
         """Write it as the command line takes it."""
-        where = [("--to", self.to), ("--by", self.by), ("--shift-by", str(self.shift_by) if self.shift_by else "")]
-        said = [word for option, value in where if value for word in (option, value)]
+        said = self.where()
         said += [word for table in self.tables for word in ("--table", table)]
         said += ["--days", self.days] if self.days else []
         said += ["--emit"] if self.emit else []
-        return [*said, *super().options()]
+        return [*said, *ReplayConfig.options(self)]
 
 
 class PromoteConfig(dg.Config):
@@ -100,7 +121,7 @@ class PromoteConfig(dg.Config):
 
 
 def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefinition]:
-    """Make the jobs `rewind__<app>`, `undo__<app>` and `promote__<app>`."""
+    """Make the jobs `rewind__<app>`, `undo__<app>`, `promote__<app>` and `parity__<app>`."""
 
     def act(name: str) -> Callable[[dg.OpExecutionContext, UndoConfig], None]:
         return lambda context, config: _act(context, app, settings, name, config.options())
@@ -111,6 +132,9 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
         else:
             said = [*(["--despite-checks"] if config.despite_checks else []), *(["--emit"] if config.emit else [])]
             _act(context, app, settings, "promote", [*said, *config.options()])
+
+    def parity(context: dg.OpExecutionContext, config: ParityConfig) -> None:
+        _hold(context, app, settings, config.options())
 
     return [
         _job(
@@ -127,6 +151,11 @@ def build_rewind_jobs(app: LoadedApp, settings: Settings) -> list[dg.JobDefiniti
             app, "promote", promote, PromoteConfig, "Show what the shadow would change; promote it unless it is a dry run.",
             f"Let the shadow of {app.name} take its place: all tables at once, at the same offsets. With dry_run, the default, "
             "only what would change is shown. A live stream waits for the shadow's last records and goes on by itself; undo takes it back.",
+        ),
+        _job(
+            app, "parity", parity, ParityConfig, "Hold the tables against their records.",
+            f"Read {app.name}'s records again beside it, by the loaded code and in other batches, and compare every table row by row. "
+            "Nothing of it stays, and a live stream goes on. What it finds is the check `parity` of each table. Schedule it as you like.",
         ),
     ]  # fmt: skip
 
@@ -173,6 +202,27 @@ def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act
         context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata={"position": done["position"], **kept}))
 
 
+def _hold(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, options: Sequence[str]) -> None:
+    """Hold an app's tables against their records, and report what came of each as its check."""
+    kept: dict[str, dg.MetadataValue] = {}
+
+    def heard(event: Event) -> None:
+        if event["event"] in SHOWN:
+            kept.update(shown(event))
+        elif event["event"] == "batch":
+            context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
+
+    with workers.marked(context.instance, context.run_id, app.name):
+        said, done = carry_out(app, settings, "parity", options, heard)
+    assert done is not None
+    context.add_output_metadata(kept)
+    context.log.info(done["says"])
+    now = datetime.now(UTC)
+    for told in said["diff"]["tables"]:
+        evaluation = checks.parity(told, done, now).evaluation(table_key(app.name, told["table"]), checks.PARITY)
+        context.log_event(evaluation)  # type: ignore[arg-type]  # it takes them: its stream reports so too
+
+
 def carry_out(
     app: LoadedApp, settings: Settings, act: str, options: Sequence[str], heard: Callable[[Event], None] = lambda event: None
 ) -> tuple[Mapping[str, Event], Event | None]:
@@ -196,7 +246,7 @@ def carry_out(
                 said[event["event"]] = event
             heard(event)
         code = child.exit_code()
-    if code != 0:
+    if code != 0 and (done is None or done["event"] != "parity"):  # which ends so where it finds something
         last = child.tail() if code > 0 else ""
         why = last.splitlines()[-1] if last else f"{obituary(code, 'the command')}: asked for again, it says whether it was done"
         metadata = {name: value for event in said.values() for name, value in shown(event).items()}

@@ -267,6 +267,14 @@ class Changelog:
 
         return self._looked_up(snapshot, (lineage, after, upto), look)
 
+    def codes(self, snapshot: Snapshot, lineage: Lineage, upto: int) -> dict[str, int]:
+        """Give the last commit up to one that each code has made, by fingerprint; of those kept. A Spark job at most."""
+        seen = self.seen(snapshot, lineage, 0, upto)
+        if seen is not None:
+            return {row.fingerprint: row.seq for row in sorted(seen, key=lambda row: row.seq)}
+        each = batches(snapshot, lineage, 0, upto).groupBy("c.fingerprint").agg(F.max("seq").alias("seq"))
+        return {row["fingerprint"]: row["seq"] for row in each.collect()}
+
     def newest(
         self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, holds: Callable[[CommitInfo], bool], *, records: int = 0
     ) -> CommitInfo | None:

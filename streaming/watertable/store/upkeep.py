@@ -122,6 +122,15 @@ class Upkeep:
         failpoints.hit("trim.after_delete")
         return bucket
 
+    def drop(self, epoch: int) -> None:
+        """Drop all that a shadow has written that was given up, but for the rows that say so; where another is quicker, trims do it."""
+        log = self._reader.changelog.log
+        try:
+            DeltaTable.forPath(log.spark, log.path).delete(f"bucket >= 0 AND epoch = {epoch}")
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise
+
     def _keep_advances(self, view: View, goes: str) -> None:
         """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon."""
         changelog, ids = self._reader.changelog, view.commit.topic_ids if view.commit else {}
