@@ -185,7 +185,7 @@ def test_a_commit_row_says_everything_it_was_told_to_the_microsecond(ledger: Led
         assert getattr(found, name) == getattr(told, name)
     assert found.format == CLOCKED, "earlier releases would pass the clock over"
     assert (found.kind, found.seq, found.writer) == ("batch", 1, ledger.writer._fence.writer)
-    assert found.low_stream_time is None
+    assert found.reached({topic for topic, _ in found.stream_times}) is None
     assert abs(datetime.now(UTC) - found.commit_time) < timedelta(minutes=5)
 
 

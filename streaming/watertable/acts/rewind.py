@@ -39,7 +39,7 @@ from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
 from watertable.store.bases import base_name
 from watertable.store.changelog import NEAR
-from watertable.store.commits import BACK, DAYS, EMIT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
+from watertable.store.commits import BACK, DAYS, EMIT, LEFT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
@@ -543,7 +543,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
             generation=1 if plan.is_beside else head.generation + 1, writer=plan.words,
             commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
             begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
-            counters={BACK: plan.back, "records": plan.records, **of},
+            counters={BACK: plan.back, "records": plan.records, LEFT: head.position.seq, **of},
         )  # fmt: skip
         failpoints.hit("rewind.before_commit")
         note = f"{f'shadow beside {head.position}' if plan.is_beside else 'epoch'} {becomes} generation {info.generation} {plan.words}"

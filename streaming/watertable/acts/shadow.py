@@ -47,6 +47,7 @@ from watertable.store.commits import (  # fmt: skip
     DAYS,
     EMIT,
     JOINED,
+    LEFT,
     OF,
     REBUILT,
     UNTIL,
@@ -299,7 +300,7 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             kind="epoch", epoch=head.next_epoch, seq=own.position.seq, generation=head.generation + 1, writer=words,
             commit_time=now_after(max(live.commit_time, ours.commit_time)), fingerprint=topology.fingerprint, parent=shadow.epoch,
             fork=own.position.seq, next=shadow.next if ours.epoch != shadow.epoch else {},
-            counters={BACK: head.position.epoch} | ({EMIT: shadow.epoch} if EMIT in shadow.counters else {}),
+            counters={BACK: head.position.epoch, LEFT: head.position.seq} | ({EMIT: shadow.epoch} if EMIT in shadow.counters else {}),
         )  # fmt: skip
         rows = None
         if shadow.of:
@@ -355,7 +356,7 @@ def _joining(
             table_part(table, materialise(_changes(there.states(table).where(f"NOT ({chosen})"), view.states(table).where(chosen))))
             for table in tables
         ]
-    counters = {BACK: head.position.epoch, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
+    counters = {BACK: head.position.epoch, LEFT: head.position.seq, JOINED: shadow.epoch, **{f"{OF}{table.name}": 1 for table in tables}}
     counters |= {name: shadow.counters[name] for name in DAYS if name in shadow.counters}
     fork = head.position.seq
     begins = dataclasses.replace(

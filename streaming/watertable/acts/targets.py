@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
 from watertable.plan.windows import typed_time
-from watertable.store.commits import BACK, CommitInfo, Head, Position
+from watertable.store.commits import BACK, LEFT, CommitInfo, Head, Position
 
 if TYPE_CHECKING:
     from watertable.store.changelog import Changelog
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)")
 _UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+_AGES: Final = 50 * 365.25 * 86400
+"""Seconds that nobody's commits go back."""
 
 Kind = Literal["earliest", "event", "offsets", "commit", "by", "shift", "undo"]
 
@@ -55,9 +58,10 @@ class Target:
             )
         if by is not None:
             found = _DURATION.fullmatch(by.strip())
-            if found is None or not float(found[1]):
+            seconds = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
+            if not 0 < seconds < _AGES:
                 raise RewindRefused(f"--by {by!r} is no duration; write 30 s, 10 min, 2 h or 1 d")
-            return cls("by", f"{float(found[1]) * _UNITS[found[2]]:g}")
+            return cls("by", f"{seconds:g}")
         if shift_by is not None:
             if not shift_by:
                 raise RewindRefused("--shift-by 0 goes nowhere; write how many records to go back")
@@ -110,7 +114,12 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tup
             before = rows[epoch].counters.get(BACK, 0) if epoch in rows else 0
             if not before:
                 raise RewindRefused(f"{store.app} at {head.position}: there is no rewind to undo")
-            ended = store.changelog.head(snapshot, epoch=before).position.seq
+            ended, left = store.changelog.head(snapshot, epoch=before).position.seq, rows[epoch].counters.get(LEFT)
+            if left not in (None, ended):
+                raise RewindRefused(
+                    f"what it would go back to, {Position(store.app, before, left)}, isn't kept any more: it was left longer ago than the "
+                    "horizon. Rewind to a commit that is kept, or to earliest"
+                )
             return before, ended, rows[before].counters.get(BACK, 0) if before in rows else 0
         case "commit":
             wanted = Position.parse(target.value) if "@" in target.value else Position(store.app, epoch, int(target.value))
@@ -123,11 +132,22 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tup
             except UnknownPosition as error:
                 raise RewindRefused(f"{error}; it is at {head.position}") from None
             if wanted.seq > end.seq:
-                raise RewindRefused(f"{wanted} isn't there yet: {store.app} is at {end}")
+                raise RewindRefused(f"{wanted} isn't there yet, or isn't kept any more: {store.app} is at {end}")
+            if parts := _made_alone(head, wanted):
+                raise RewindRefused(
+                    f"{wanted} is of a shadow of {parts} alone: no other table has rows there. Name a position of {store.app}"
+                )
             on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
             return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
         case _:
             return epoch, _newest_before(store, snapshot, head, target), epoch
+
+
+def _made_alone(head: Head, wanted: Position) -> str:
+    """Name the tables that alone have rows at a position, as those of a shadow of some tables; "" where all have."""
+    spans = head.lineage_of(wanted.epoch).spans
+    ours = {span.epoch for span in spans if span.epoch == wanted.epoch or span.after < wanted.seq}
+    return next((", ".join(sorted(row.of)) for row in head.shadows if row.of and row.epoch in ours), "")
 
 
 def until_of(store: Store, snapshot: Snapshot, head: Head, until: Target, after: int) -> CommitInfo:

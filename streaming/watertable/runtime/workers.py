@@ -201,7 +201,7 @@ class Folding(Worker):
         if self._touched is not None and self._touched.told != known.position and not self._closed.is_set():
             with self._group("days"):
                 days = self._touched.upto(known.position, known.head.lineage)
-            reached = known.head.last.low_stream_time if known.head.last else None
+            reached = self._touched.reached(known.head.last)
             self._emit(DaysTouched(position=str(known.position), stream_time=reached, days=days))
 
     def _group(self, what: str) -> contextlib.AbstractContextManager[object]:

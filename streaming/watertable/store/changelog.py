@@ -412,9 +412,11 @@ class Changelog:
             own = f"bucket = -1 OR {lineage.where(fork - 1, fork)} OR (epoch = {current} AND seq >= {fork})"
             return self._head(snapshot, self.rows(snapshot, own), epoch, 0)
         last = max(batches, key=lambda r: r.seq, default=None)
-        if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what its rewind couldn't have any more
-            gaps = next(r for r in (*forks, *shadows) if r.epoch == current).next
-            last = replace(last, next={**last.next, **gaps})
+        if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what rewinds couldn't have any more
+            epochs, rows_of = [span.epoch for span in lineage.spans], {r.epoch: r for r in (*forks, *shadows)}
+            since = epochs.index(last.epoch) + 1 if last.epoch in epochs else len(epochs) - 1
+            gaps = [rows_of[epoch].next for epoch in epochs[since:]]
+            last = replace(last, next=reduce(lambda a, b: {**a, **b}, gaps, dict(last.next)))
         folds = {m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)}
         return Head(
             position=Position(self.app, current, last.seq if last else 0), last=last,

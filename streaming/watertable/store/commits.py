@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -42,6 +42,9 @@ EMIT: Final = "emit"
 """In the counters of an epoch's or a shadow's row: the epoch from which on its lineage publishes all that it makes, again or not."""
 BACK: Final = "back"
 """In the counters of an epoch's row: the epoch that an undo of it goes back to; 0 for none."""
+
+LEFT: Final = "left"
+"""In the counters of an epoch's row: the commit that the app stood at when it went elsewhere, so that an undo knows where that ended."""
 
 DaySpan = tuple[date, date]
 CLOCK: Final = "clock:"
@@ -150,10 +153,16 @@ class CommitInfo:
         first, last = (self.counters.get(name, 0) for name in DAYS)
         return (date.fromordinal(first), date.fromordinal(last)) if first else None
 
-    @property
-    def low_stream_time(self) -> datetime | None:
-        """Give the stream time that every partition has reached; None while one has none."""
-        times = list(self.stream_times.values())
+    def reached(self, topics: Collection[str]) -> datetime | None:
+        """Give the stream time that every partition of some topics has reached; None while one has none.
+
+        Commits keep the stream times of topics that the app reads no more, which stand still.
+
+        >>> noon = datetime(2026, 3, 1, 12)
+        >>> CommitInfo(stream_times={("sales", 0): noon, ("old", 0): None}).reached({"sales"})
+        datetime.datetime(2026, 3, 1, 12, 0)
+        """
+        times = [time for (topic, _), time in self.stream_times.items() if topic in topics]
         return None if not times or None in times else min(t for t in times if t is not None)
 
     @property

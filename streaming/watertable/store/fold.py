@@ -160,7 +160,7 @@ class Folder:
                 done[name] = TableFold(mark, round((time.monotonic() - began) * 1000))
                 failpoints.hit("fold.after_merge")
         if done:
-            self._confirm(tuple(fold.mark for fold in done.values()), view)
+            self._confirm(tuple(fold.mark for fold in done.values()), view, view.position.epoch, view.position.seq)
             failpoints.hit("fold.after_confirm")
         return done
 
@@ -178,6 +178,8 @@ class Folder:
             return None  # a commit of the base would say nothing new
         small = SMALL_BASE // (IN_ORDER if goes_by_time(table) else 1)
         try:
+            if ancestor and not same and _version(base.snapshot) == _version(newest.snapshot):
+                base = newest = self._keep(table, view, newest)
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
             elif base.snapshot is None or outdated or size <= small or not _alike(base, newest):
@@ -221,6 +223,24 @@ class Folder:
         assert older.snapshot is not None
         number, since = number_of(epoch, older.seq), newest.snapshot.version
         return self.reader.log(name).take_back(older.snapshot, line=FOLD_LINE, number=number, since=since)
+
+    def _keep(self, table: TableDef, view: View, newest: Base) -> Base:
+        """Make a base that is old the newest version once more before another takes its place, and give it.
+
+        Delta keeps a version for so long after it was made, and positions are read from this one until now: a table that seldom changes has
+        had no other since. It is confirmed where that fold was, beside which it is looked for.
+        """
+        assert newest.snapshot is not None
+        if not newest.seq or time.time() - newest.snapshot.timestamp / 1000 <= BEFORE.total_seconds():
+            return newest
+        name = base_name(table)
+        version = self._stamp(name, newest, number_of(newest.epoch, newest.seq), f"kept as it was until {view.position}")
+        snapshot = self.reader.log(name).latest()
+        if snapshot is None or snapshot.version != version:
+            raise Fenced(f"another fold of {name} was quicker")
+        mark = FoldMark(name, version, newest.epoch, newest.seq, view.bases[table.name].tombstones_from)
+        self._confirm((mark,), view, view.along(table).epoch_of(newest.seq), newest.seq)
+        return replace(newest, snapshot=snapshot)
 
     def _stamp(self, name: str, newest: Base, number: int, note: str) -> int:
         """Make an empty commit of a number to a base, and give its version; raise `Fenced` if it isn't the newest any more."""
@@ -390,16 +410,16 @@ class Folder:
         if not forgets(table):
             return seq + 1
         last = view.commit
-        reached = last.low_stream_time if last else None
+        reached = last.reached(topics_above(table.node)) if last else None
         dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
         if reached is not None:
             dead = dead.where(f"st >= {moment(reached - table.behind)}")
         first = dead.agg(F.min("seq")).head()
         return int(first[0]) if first and first[0] is not None else seq + 1
 
-    def _confirm(self, marks: tuple[FoldMark, ...], view: View) -> None:
+    def _confirm(self, marks: tuple[FoldMark, ...], view: View, epoch: int, seq: int) -> None:
         after = view.head.last.commit_time if view.head.last else None
-        info = CommitInfo(kind="fold", epoch=view.position.epoch, seq=view.position.seq, folds=marks, commit_time=now_after(after))
+        info = CommitInfo(kind="fold", epoch=epoch, seq=seq, folds=marks, commit_time=now_after(after))
         if self.changelog.note(info, f"fold of {', '.join(m.table for m in marks)} at {view.position}"):
             kept = {m.table: m for m in (*self._marks, *marks)}  # else the folds are found by their transactions
             self._marks = tuple(kept.values())

@@ -164,13 +164,18 @@ class Reader:
             view.position, view.head.last,
             {
                 name: TableStatus(
-                    version=base.snapshot.version if base.snapshot else None, folded=Position(self.changelog.app, base.epoch, base.seq),
+                    version=self._shown_version(name, base), folded=Position(self.changelog.app, base.epoch, base.seq),
                     commits_behind=view.position.seq - base.seq, behind=now - since.get(base.seq + 1, now),
                     folded_rows=base.snapshot.rows if base.snapshot else 0,
                 ) for name, base in bases.items()
             },
             self._left_out(view, QUARANTINE_TABLE, "quarantine_v1").count(),
         )  # fmt: skip
+
+    def _shown_version(self, name: str, base: Base) -> int | None:
+        """Give the version of a table that others see; None where there is none yet."""
+        shown = base.snapshot if base_name(self.tables[name]) == name else self.log(name).latest()
+        return None if shown is None else shown.version
 
     def view(self, tables: Sequence[str] | None = None, at: At | None = None) -> View:
         """Pin tables, all by default, at one position.
@@ -247,7 +252,7 @@ class Reader:
                 m for row in self.changelog.commits(snapshot, lineage, after, position.seq, "fold")
                 for m in row.folds if m.table == name and m.seq <= position.seq and lineage.passes(m.epoch, m.seq)
             ]  # fmt: skip
-            for mark in sorted(marks, key=lambda m: -m.seq)[:1]:
+            for mark in sorted(marks, key=lambda m: (-m.seq, -m.version))[:1]:
                 if (pinned := log.at(mark.version)) is not None:
                     return Base(pinned, mark.epoch, mark.seq)
         return EMPTY
@@ -298,7 +303,7 @@ class Reader:
             case int():
                 if len(names) != 1:
                     raise UnknownPosition(f"version {at} is one table's; name one table, or give a position")
-                log = self.log(base_name(self.tables[names[0]]))
+                log = self.log(names[0])  # the one that others see: where states are kept beside it, their versions are others
                 number = log.transaction_at(FOLD_LINE, at) if log.at(at) is not None else None
                 if number is None:
                     raise UnknownPosition(f"{log.path} has no version {at} that holds a fold and that Delta can still read")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from functools import partial, reduce
 from operator import eq
 from typing import TYPE_CHECKING, Final, Self
@@ -70,6 +70,10 @@ class Touched:
         """Follow an app whose days are declared; None where they aren't."""
         span = settings.span(changelog.app)
         return None if span is None else cls(changelog, tables, *span)
+
+    def reached(self, info: CommitInfo | None) -> datetime | None:
+        """Give the stream time that all has reached which the tables are made of; None while a partition has none."""
+        return None if info is None else info.reached({topic.name for table in self.tables for topic in topics_of(table.node)})
 
     @property
     def span(self) -> str:

@@ -7,7 +7,7 @@ horizon, they can read after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,7 @@ from watertable.errors import StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets, goes_by_time
 from watertable.store.changelog import QUARANTINE_TABLE, past_of, told
-from watertable.store.commits import BUCKET, CommitInfo, Position
+from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import View
@@ -83,53 +83,66 @@ class Upkeep:
         failpoints.hit("upkeep.after_vacuum")
 
     def trim(self, consumers: Iterable[Position] = (), *, now: datetime | None = None) -> int:
-        """Drop the changelog's oldest buckets; give the number of the first that's kept.
+        """Drop the changelog's oldest buckets; give the number of the first that's kept of the app's own lineage.
 
         Kept is every commit from the least of these on: the first one within the horizon; that of the oldest base that a position within
         the horizon reads from, since what tells of the base is beside it; the first tombstone still needed; every consumer's position
-        (publishers, readers of changes). Beside them all that a shadow has written, and what it is read with: what came before its fork,
-        from the base before that on; and what the app's own lineage has quarantined, whose bytes may be nowhere else.
+        (publishers, readers of changes). So it is along the app's own lineage, and along that of each epoch that was left within the
+        horizon, to which an undo leads back. Beside them all that a shadow has written, and what it is read with: what came before its
+        fork, from the base before that on; and what the app's own lineage has quarantined, whose bytes may be nowhere else. What begins
+        while this is at work is nobody's to trim.
         """
         view = self._reader.view()
-        oldest = (now or datetime.now(UTC)) - self._horizon
+        head, oldest = view.head, (now or datetime.now(UTC)) - self._horizon
+        marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
+        own = min(self._limit(view, marks, oldest), *(p.seq + 1 for p in consumers), view.position.seq)
+        limits = dict.fromkeys((row.epoch for row in (*head.forks, *head.shadows)), own) | {1: own}
+        for epoch in left_since(head, oldest):
+            end = self._reader.changelog.head(view.snapshot, epoch=epoch).position
+            least = 0
+            with suppress(StoreError):  # it may be of code that keeps other states, under which it can be gone back to
+                least = self._limit(self._reader.view(at=end), marks, oldest)
+            limits |= {span.epoch: min(limits[span.epoch], least) for span in head.lineage_of(epoch).spans}
+        if (shadow := head.shadow) is not None:
+            limits[shadow.epoch] = 0
+            with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
+                forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork or 0))
+                # where nothing was folded by then, it is read with all there is from the first commit on
+                bases = forked.bases.values() if shadow.fork else ()
+                least = min((n for base in bases for n in (base.seq or 1, base.tombstones_from) if n), default=own)
+                limits |= {span.epoch: min(limits[span.epoch], least) for span in forked.lineage.spans}
+        failpoints.hit("trim.before_delete")
+        ours = {span.epoch for span in view.lineage.spans}
+        goes = [f"(epoch = {epoch} AND bucket < {limit // BUCKET})" for epoch, limit in sorted(limits.items()) if limit >= BUCKET]
+        if goes:
+            log = self._reader.changelog.log
+            spared = f"(`table` <> '{QUARANTINE_TABLE}' OR epoch NOT IN ({', '.join(map(str, sorted(ours)))}))"
+            where = f"bucket >= 0 AND {spared} AND ({' OR '.join(goes)})"
+            self._keep_advances(view, where)
+            _delete(log, where)
+        failpoints.hit("trim.after_delete")
+        return min(limits[epoch] for epoch in ours) // BUCKET
+
+    def _limit(self, view: View, marks: Sequence[FoldMark], oldest: datetime) -> int:
+        """Give the first commit that has to be kept along a view's lineage, for positions up to it that are not older than a time."""
         first = self._reader.changelog.first(
             view.snapshot, view.lineage, 0, view.position.seq, lambda info: info.commit_time >= oldest
         )  # fmt: skip
         wanted = view.position.seq if first is None else first.seq
-        limits = [wanted, *(p.seq + 1 for p in consumers), view.position.seq]
-        marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
+        limits = [wanted]
         for name, base in view.bases.items():
             table = self._reader.tables[name]
-            known = [(m.seq, m.version) for m in marks if m.table == base_name(table) and view.lineage.passes(m.epoch, m.seq)]
+            known = [m for m in marks if m.table == base_name(table) and view.lineage.passes(m.epoch, m.seq)]
             limits.append(self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
             if forgets(table):
-                limits.append(max((m.tombstones_from for m in marks if m.table == name and m.seq <= base.seq), default=0))
-        shadow = view.head.shadow
-        if shadow is not None and shadow.fork:
-            with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
-                forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork))
-                # where nothing was folded by then, it is read with all there is from the first commit on
-                limits += [n for base in forked.bases.values() for n in (base.seq or 1, base.tombstones_from) if n]
-        bucket = min(limits) // BUCKET
-        failpoints.hit("trim.before_delete")
-        if bucket > 0:
-            log = self._reader.changelog.log
-            apart = f" AND epoch <> {shadow.epoch}" if shadow is not None else ""
-            ours = ", ".join(str(span.epoch) for span in view.lineage.spans)
-            goes = f"bucket >= 0 AND bucket < {bucket} AND (`table` <> '{QUARANTINE_TABLE}' OR epoch NOT IN ({ours})){apart}"
-            self._keep_advances(view, goes)
-            DeltaTable.forPath(log.spark, log.path).delete(goes)
-        failpoints.hit("trim.after_delete")
-        return bucket
+                limits.append(max((m.tombstones_from for m in known if m.seq <= base.seq), default=0))
+        return min(limits)
 
     def drop(self, epoch: int) -> None:
         """Drop all that a shadow has written that was given up, but for the rows that say so; where another is quicker, trims do it."""
-        log = self._reader.changelog.log
-        try:
-            DeltaTable.forPath(log.spark, log.path).delete(f"bucket >= 0 AND epoch = {epoch}")
-        except JVM_ERRORS as error:
-            if conflict(error) is None:
-                raise
+        head = self._reader.changelog.head()
+        if not any(row.parent == epoch for row in (*head.forks, *head.shadows)):
+            _delete(self._reader.changelog.log, f"bucket >= 0 AND epoch = {epoch}")
 
     def _keep_advances(self, view: View, goes: str) -> None:
         """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon."""
@@ -139,19 +152,45 @@ class Upkeep:
             rows = changelog.append_rows([], info, bucket=-1).coalesce(1)
             changelog.log.append(rows, note="advances of what is trimmed", tags=told(info))
 
-    def _oldest_base(self, table: TableDef, base: Base, marks: list[tuple[int, int]], wanted: int) -> int:
+    def _oldest_base(self, table: TableDef, base: Base, marks: Sequence[FoldMark], wanted: int) -> int:
         """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read."""
-        log = self._reader.log(base_name(table))
-        below = [m for m in marks if m[0] <= wanted]
-        for seq, version in sorted(below, reverse=True)[:1]:
+        log, known = self._reader.log(base_name(table)), [(m.seq, m.version) for m in marks]
+        for seq, version in sorted((m for m in known if m[0] <= wanted), reverse=True)[:1]:
             if log.at(version) is not None:
                 return seq
-        above = [seq for seq, version in sorted(marks) if seq > wanted and log.at(version) is not None]
+        above = [seq for seq, version in sorted(known) if seq > wanted and log.at(version) is not None]
         return above[0] if above else base.seq
 
     def _logs(self) -> list[DeltaLog]:
         logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
         return [log for log in (self._reader.changelog.log, *logs) if log.exists()]
+
+
+def left_since(head: Head, oldest: datetime) -> set[int]:
+    """Name the epochs that the app has left since a time, or parts of which it has: their positions can still be read, and gone back to.
+
+    >>> from watertable.store.commits import Lineage
+    >>> days = [datetime(2026, 3, day, tzinfo=UTC) for day in (1, 2, 3)]
+    >>> two, three = (CommitInfo(kind="epoch", epoch=e, parent=1, fork=f, commit_time=days[e - 2]) for e, f in ((2, 0), (3, 9)))
+    >>> head = Head(Position("shop", 3, 9), None, 3, Lineage.of(3, (two, three)), 7, (), (two, three))
+    >>> [left_since(head, day) for day in days]
+    [{1, 2}, {2}, set()]
+    """
+    left, epoch = set[int](), 1
+    for fork in head.forks:
+        if fork.commit_time >= oldest:
+            left.add(epoch)
+        epoch = fork.epoch
+    return left
+
+
+def _delete(log: DeltaLog, where: str) -> None:
+    """Drop rows by their partitions; where somebody else changes the same files meanwhile, it is left to the next trim."""
+    try:
+        DeltaTable.forPath(log.spark, log.path).delete(where)
+    except JVM_ERRORS as error:
+        if conflict(error) is None:
+            raise
 
 
 @contextmanager

@@ -1,0 +1,226 @@
+"""Trims and epochs: what was left within the horizon can be read and gone back to, and nothing goes that somebody begins meanwhile."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import watertable as wt
+from tests import buckets
+from tests.properties.engines import tiny
+from tests.spark.ledger import Ledger, minute
+from tests.spark.test_rewind import Kafka, batch, planned, read, rewound, tell, told
+from tests.spark.test_shadow import begun, beside
+from watertable import failpoints
+from watertable.acts import rewind, shadow
+from watertable.acts.rewind import Target
+from watertable.errors import RewindRefused
+from watertable.store import changelog, deltalog
+from watertable.store.commits import CommitInfo
+from watertable.store.fold import Folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from watertable.store.commits import Position
+
+pytestmark = pytest.mark.spark
+LATER = datetime.now(UTC) + timedelta(days=30)
+"""A time at which all that these tests commit is older than the horizon."""
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a bucket hold two commits, so that trims have something to drop."""
+    buckets.resize(2, monkeypatch.setattr)
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    """Open a new store."""
+    return Ledger.open(tiny(spark), str(tmp_path))
+
+
+def forgotten(ledger: Ledger) -> None:
+    """Forget what this process knows, as another would not know it."""
+    for cache in (changelog._seen, deltalog._pinned, deltalog._older):
+        cache.clear()
+    ledger.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+
+
+def test_what_begins_while_a_trim_is_at_work_is_nobodys_to_trim(ledger: Ledger) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    again: list[Ledger] = []
+
+    def meanwhile() -> None:
+        again.append(rewound(ledger, "earliest"))
+        batch(again[0], 0, 1)
+        again[0].store.fold_all()
+        batch(again[0], 1, 3)
+
+    with failpoints.armed("trim.before_delete", meanwhile):
+        assert ledger.store.upkeep.trim(now=LATER) > 0
+    forgotten(ledger)
+    assert read(again[0]) == told(3)
+    begun(again[0])
+    batch(beside(again[0]), 0, 2)
+
+
+@pytest.mark.parametrize("way", ["undo", "shop@1.6"])
+def test_what_was_left_within_the_horizon_can_be_read_and_gone_back_to(ledger: Ledger, way: str) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    two, since = rewound(ledger, "earliest"), datetime.now(UTC)
+    batch(two, 0, 2)
+    batch(two, 2, 5)
+    two.store.fold_all()
+    three = rewound(two, target=Target("undo") if way == "undo" else Target.parse(way))
+    three.sell(a=1)
+    three.store.fold_all()
+    three.store.upkeep.trim(now=since + three.store.retention.horizon)
+    forgotten(three)
+    assert read(three, "shop@2.1") == told(2)
+    assert read(three, "shop@2.2") == told(5)
+    back = planned(three, "shop@2.2") if way == "undo" else planned(three, target=Target("undo"))
+    assert (back.fork, back.refusals) == ("shop@2.2", ())
+
+
+def test_an_undo_to_what_was_trimmed_is_refused_and_never_an_empty_app(ledger: Ledger) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    two = rewound(ledger, "earliest")
+    batch(two, 0, 5)
+    two.store.fold_all()
+    three = rewound(two, "shop@1.6")
+    three.sell(a=1)
+    three.store.fold_all()
+    assert three.store.upkeep.trim(now=LATER) > 0
+    forgotten(three)
+    with pytest.raises(RewindRefused, match="isn't kept any more"):
+        planned(three, target=Target("undo"))
+
+
+def test_tombstones_are_kept_by_the_folds_of_the_epochs_that_hold_them(ledger: Ledger) -> None:
+    def name(ledger: Ledger, moves: float, names: float, **change: tuple[float, str | None]) -> Position:
+        return ledger.commit({"names": ledger.names(change)}, {"moves": moves, "names": names})
+
+    name(ledger, 1, 1, x=(1, "one"))
+    for n in range(2, 8):
+        name(ledger, n, n, y=(n, "y"))
+    ledger.store.fold_all()
+    two = rewound(ledger, "1")
+    name(two, 1, 5, x=(5, None))
+    two.offsets[("names", 1)] = 0  # another partition of the same topic stands at 1, and keeps it
+    for n in range(6, 12):
+        info = two.info(reached={"moves": 1, "names": n})
+        times = {**info.stream_times, ("names", 1): minute(1)}
+        ahead = {**info.next, ("names", 1): 0}
+        two.writer.commit({"names": two.names({"z": (n, "z")})}, CommitInfo(
+            begin={**info.begin, ("names", 1): 0}, next=ahead, stream_times=times, topic_ids=info.topic_ids,
+        ))  # fmt: skip
+        two.offsets |= info.next
+    two.store.fold_all()
+    two.store.upkeep.trim(now=LATER)
+    name(two, 3, 12, x=(3, "late, before the tombstone"))
+    assert "x" not in two.read("names")
+
+
+def test_a_base_that_is_old_when_it_is_superseded_is_kept_for_what_was_read_from_it_until_then(ledger: Ledger) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    ledger.store.upkeep.trim(now=LATER)
+    ledger.store.upkeep.optimize()
+    old = time.time() - 8 * 86400
+    for log in glob.glob(f"{ledger.store.warehouse}/shop/*/_delta_log".removeprefix("file:")):
+        for file in os.listdir(log) if "/changelog/" not in log else ():
+            os.utime(f"{log}/{file}", (old, old))
+    forgotten(ledger)
+    again = ledger.restart()
+    assert read(again, "shop@1.6") == told(6)
+    again.sell(a=1)
+    again.store.fold_all()
+    forgotten(again)
+    assert read(again, "shop@1.6") == told(6), "it was what everybody read a moment ago"
+    assert planned(again, "6").fork == "shop@1.6"
+    versions = {name: again.store.reader.log(name).latest() for name in ("names", "stock")}
+    again.sell(a=1)
+    again.store.fold_all()
+    assert versions["stock"] is not None
+    assert again.store.reader.log("stock").latest().version == versions["stock"].version + 1, "a young one isn't"  # type: ignore[union-attr]
+
+
+def test_an_accepted_loss_is_remembered_by_an_undo_to_an_epoch_without_commits(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3, 4))
+    kafka = Kafka(moves=35, names=35)
+
+    def done(target: Target, **options: tuple[str, ...]) -> None:
+        plan = rewind.plan(ledger.store, ledger.topology, kafka, target, **options)  # type: ignore[arg-type]
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+
+    done(Target.parse("3"), accept_loss=("moves", "names"))
+    gap = {("moves", 0): 35, ("names", 0): 35}
+    assert ledger.store.head().last.next == gap  # type: ignore[union-attr]
+    done(Target.parse("shop@1.4"))
+    done(Target("undo"))
+    assert ledger.store.head().last.next == gap  # type: ignore[union-attr]
+
+
+def test_a_position_of_a_shadow_of_some_tables_is_no_place_for_the_whole_app(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3))
+    begun_of = rewind.plan(ledger.store, ledger.topology, Kafka(), Target("earliest"), tables=("names",))  # type: ignore[arg-type]
+    rewind.apply(ledger.store, begun_of, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    writer = ledger.store.start_writer(ledger.topology, shadow=True)
+    part = CommitInfo(begin={("names", 0): 0}, next={("names", 0): 10}, stream_times={("names", 0): minute(1)}, topic_ids={"names": "id-n"})
+    writer.commit({"names": ledger.names({"x": (1, "one")})}, part)
+    shadow.abandon(ledger.store)
+    with pytest.raises(RewindRefused, match="a shadow of names alone"):
+        planned(ledger, str(writer.position))
+
+
+def test_the_stream_time_of_a_topic_that_is_read_no_more_holds_nothing_up(ledger: Ledger) -> None:
+    ledger.commit({"names": ledger.names({"x": (1, "one")})}, {"moves": 1, "names": 1})
+    app = wt.App("shop")
+    app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")
+    small = Ledger.open(ledger.spark, ledger.store.warehouse, topology=app.topology())
+    for n, change in enumerate([{"x": (5.0, None)}, *({"z": (float(m), "z")} for m in range(6, 14))]):
+        begin = small.offsets["names", 0]
+        info = CommitInfo(
+            begin={("names", 0): begin}, next={("names", 0): begin + 10}, stream_times={("names", 0): minute(n + 5)},
+            topic_ids={"names": "id-n"},
+        )  # fmt: skip
+        small.writer.commit({"names": small.names(change)}, info)  # type: ignore[arg-type]
+        small.offsets |= info.next
+    small.store.fold_all()
+    (mark,) = (m for m in small.store.head().folds if m.table == "names" and m.seq == small.writer.position.seq)
+    assert mark.tombstones_from == small.writer.position.seq + 1
+    assert small.store.upkeep.trim(now=LATER) > 1
+
+
+def test_a_version_of_a_table_is_the_one_that_other_readers_see(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell(ledger, cuts=(1,))
+    ledger.store.fold_all()
+
+    def dies(self: Folder, table: object) -> None:
+        raise RuntimeError("killed between the states and the table that is shown")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "_publish", dies)
+        batch(ledger, 1, 2)
+        with pytest.raises(RuntimeError):
+            ledger.store.fold_all()
+    for n in (2, 3):
+        batch(ledger, n, n + 1)
+        ledger.store.fold_all()
+    shown = ledger.store.reader.log("low").latest()
+    assert shown is not None
+    assert ledger.store.reader.status().tables["low"].version == shown.version
+    for version in range(1, shown.version + 1):
+        rows = ledger.spark.read.format("delta").option("versionAsOf", version).load(ledger.store.changelog.base_path("low")).collect()
+        assert ledger.read("low", version) == {row["k"]: row["qty"] for row in rows}
