@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import dagster as dg
@@ -10,10 +11,10 @@ import pytest
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration.history import attempts, breaking_code, job_name
+from watertable_platform.orchestration.history import LOOK_BACK, attempts, breaking_code, job_name
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.sensors import build_reconcile_sensor
-from watertable_platform.orchestration.supervisor import Ended, Tag
+from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
 
 APP = """
 import watertable as wt
@@ -71,6 +72,61 @@ def test_a_ghost_is_told_as_one_with_its_last_position_whoever_ended_it(
 
         [attempt] = attempts(instance, settings, "shop")
         assert (attempt.ended, attempt.position, attempt.worker_gone, attempt.crashed) == (Ended.GHOST, "shop@1.7", False, True)
+
+
+REFUSED = {Tag.BY: "supervisor", Tag.ENDED: str(Ended.REFUSED), Tag.CRASH: Crash("JobError", "another environment's lease").as_tag()}
+
+
+def test_a_stream_that_is_refused_for_long_waits_says_why_once_and_is_still_wanted(tmp_path: Path) -> None:
+    settings = Settings.load(tmp_path, kafka="127.0.0.1:1")
+    file = tmp_path / "assets" / "shop" / "app.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(APP.format(filter="", more=""))
+    sensor = build_reconcile_sensor({"shop": load_apps(settings).app("shop")}, [], settings, loaded_at=0.0)
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def ended(run_id: str, status: dg.DagsterRunStatus, **tags: str) -> None:
+            run = dg.DagsterRun(job_name=job_name("shop"), run_id=run_id, status=STARTED, tags=tags)
+            instance.add_run(run)
+            (instance.report_run_canceled if status is CANCELED else instance.report_run_failed)(run)
+
+        def tick(cursor: str | None) -> dg.SensorResult:
+            result = sensor(dg.build_sensor_context(instance=instance, cursor=cursor))
+            assert isinstance(result, dg.SensorResult)
+            assert not result.run_requests
+            assert "another environment's lease" in str(result.skip_reason)
+            return result
+
+        ended("first", CANCELED, **{Tag.ENDED: str(Ended.SHUTDOWN), Tag.POSITION: "shop@1.7"})
+        for n in range(2 * LOOK_BACK + 5):
+            ended(f"refused {n}", FAILED, **REFUSED)
+        first = tick(None)
+        alive = [e for e in first.asset_events if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "stream_alive"]
+        assert [(e.passed, e.description) for e in alive] == [(False, "not running: refused at try 45: another environment's lease")]
+        assert attempts(instance, settings, "shop")[-1].position == "shop@1.7"
+        ended("again", FAILED, **REFUSED)
+        assert not tick(first.cursor).asset_events
+
+
+def test_a_run_of_a_persons_that_is_refused_hides_nothing_of_the_one_that_runs(tmp_path: Path) -> None:
+    settings = Settings.load(tmp_path, kafka="127.0.0.1:1")
+    file = tmp_path / "assets" / "shop" / "app.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(APP.format(filter="", more=""))
+    app = load_apps(settings).app("shop")
+    sensor = build_reconcile_sensor({"shop": app}, [], settings, loaded_at=0.0)
+    with dg.DagsterInstance.ephemeral() as instance:
+        tags = {Tag.FINGERPRINT: app.topology.fingerprint, Tag.HELD: "stock: a filter was put in"}
+        instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="live", status=STARTED, tags=tags))
+        leases.renew(settings, Lease(app="shop", run_id="live", environment="here"))
+        instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="r", status=FAILED, tags={Tag.ENDED: str(Ended.REFUSED)}))
+        held = json.dumps({"shop": {"held": "live stock: a filter was put in"}})
+        result = sensor(dg.build_sensor_context(instance=instance, cursor=held))
+        assert isinstance(result, dg.SensorResult)
+        assert not result.asset_events
+        run = instance.get_run_by_id("live")
+        assert run is not None
+        assert run.tags[Tag.HELD] == "", "the code that runs is the one that is loaded again"
 
 
 @pytest.mark.parametrize("lease", [{"released": True}, {"run_id": "another"}, {}], ids=["gave its lease back", "another's lease", "lives"])

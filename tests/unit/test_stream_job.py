@@ -299,7 +299,10 @@ def test_a_second_run_is_refused_and_another_environment_must_be_named(run: Run,
     held = Lease(app="shop", run_id="other", environment="elsewhere", pid=other.pid, pid_birth=birth(other.pid))
     leases.renew(settings, held)
     assert not run("started(); sys.exit(1)").success
-    assert attempts(instance, settings, "shop")[0].ended is Ended.REFUSED
+    refused = attempts(instance, settings, "shop")[0]
+    assert refused.ended is Ended.REFUSED
+    assert refused.crash
+    assert "shop is kept by run other" in refused.crash.message
     other.kill()
     other.wait()
     run("started(); sys.exit(1)")

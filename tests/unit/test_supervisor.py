@@ -126,6 +126,32 @@ def test_a_refused_second_run_disturbs_nothing() -> None:
     assert isinstance(act(refused, Attempt("x", Status.CANCELED)), Leave)
 
 
+SHUT_DOWN = Attempt("s", Status.CANCELED, ended=Ended.SHUTDOWN, ended_at=NOW - 1000)
+
+
+def refused(*, by_person: bool = False, ended_at: float = NOW - 1, words: str = "shop's lease belongs to another environment") -> Attempt:
+    return Attempt("r", Status.FAILED, by_person, Ended.REFUSED, ended_at=ended_at, crash=Crash("JobError", words))
+
+
+@pytest.mark.parametrize("before", [[SHUT_DOWN], [crashed(), SHUT_DOWN], []], ids=["shut down", "crashed", "out of sight"])
+def test_a_refused_stream_is_tried_again_with_backoff_and_says_what_refuses_it(before: list[Attempt]) -> None:
+    decision = act(*[refused()] * 3, *before)
+    assert isinstance(decision, Wait)
+    assert decision.seconds == 7
+    assert decision.reason == "refused at try 3: shop's lease belongs to another environment"
+    assert isinstance(act(*[refused(ended_at=NOW - 9)] * 3, *before), Launch)
+    assert isinstance(act(*[refused(ended_at=NOW - 299)] * 500, *before), Wait)
+    assert isinstance(act(*[refused(ended_at=NOW - 301)] * 500, *before), Launch)
+
+
+def test_a_run_that_is_being_refused_is_no_reason_for_another() -> None:
+    assert isinstance(act(Attempt("r", Status.LIVE, False, Ended.REFUSED), SHUT_DOWN), Wait)
+
+
+def test_what_was_given_up_stays_so_though_it_was_refused_too() -> None:
+    assert isinstance(act(refused(ended_at=NOW - 999), *[crashed()] * CRASHES), GiveUp)
+
+
 def test_backoff_doubles_up_to_its_bound() -> None:
     waits = [backoff(n) for n in range(1, 15)]
     assert waits == sorted(waits)
@@ -156,6 +182,21 @@ def test_there_is_never_a_second_run_and_never_one_after_a_persons_stop(history:
         assert not isinstance(decision, Launch)
     elif known and known[0].status is Status.CANCELED and known[0].ended is None:
         assert isinstance(decision, Leave)
+
+
+@given(st.lists(attempts, max_size=8), st.data())
+def test_a_refused_run_of_a_persons_changes_no_decision(history: list[Attempt], data: st.DataObject) -> None:
+    with_it = list(history)
+    with_it.insert(data.draw(st.integers(0, len(history))), refused(by_person=True))
+    assert act(*with_it) == act(*history)
+
+
+@given(st.lists(attempts, max_size=8), st.integers(1, 40))
+def test_being_refused_never_stops_what_is_to_run(history: list[Attempt], times: int) -> None:
+    history = [a for a in history if a.ended is not Ended.REFUSED]
+    if isinstance(act(*history), Wait | Launch):
+        assert isinstance(act(*[refused()] * times, *history), Wait)
+        assert act(*[refused(ended_at=NOW - 999)] * times, *history) == act(*history)
 
 
 def test_a_crash_survives_its_tag() -> None:

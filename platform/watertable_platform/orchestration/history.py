@@ -16,6 +16,8 @@ from watertable_platform.orchestration.lease import SILENT, Lease
 from watertable_platform.orchestration.supervisor import Attempt, Crash, Ended, Status, Tag
 
 LOOK_BACK: Final = 20
+FURTHEST: Final = 200
+"""So many runs are looked at for `LOOK_BACK` of them that weren't refused."""
 _RUNNING: Final = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
@@ -25,10 +27,16 @@ def job_name(app: str) -> str:
 
 
 def attempts(instance: dg.DagsterInstance, settings: Settings, app: str) -> list[Attempt]:
-    """List the last runs of an app's stream, newest first."""
-    records = instance.get_run_records(dg.RunsFilter(job_name=job_name(app)), limit=LOOK_BACK)
+    """List the last runs of an app's stream, newest first: `LOOK_BACK` that began, as far as there are, and those refused in between."""
     held = leases.read(settings, app)
-    return [_attempt(record, held) for record in records]
+    found: list[Attempt] = []
+    while len(found) < FURTHEST and sum(a.ended is not Ended.REFUSED for a in found) < LOOK_BACK:
+        before = found[-1].run_id if found else None
+        records = instance.get_run_records(dg.RunsFilter(job_name=job_name(app)), limit=LOOK_BACK, cursor=before)
+        found += [_attempt(record, held) for record in records]
+        if len(records) < LOOK_BACK:
+            break
+    return found
 
 
 def breaking_code(settings: Settings, app: LoadedApp) -> str:

@@ -35,6 +35,7 @@ from watertable_platform.orchestration.supervisor import (
     Leave,
     Status,
     Tag,
+    Wait,
     decide,
 )
 from watertable_platform.orchestration.topics import Watched
@@ -116,31 +117,36 @@ def _carry_out(
 ) -> dict[str, str]:
     """Do what was decided for one app, and return what has been told about it by now."""
     now = dict(told)
+    last = next((a for a in past if a.ended is not Ended.REFUSED), past[0] if past else None)
+    last_id = last.run_id if last else ""
     outcome.says.append(f"{app.name}: {getattr(decision, 'reason', type(decision).__name__)}")
     match decision:
         case Launch(reason=reason):
             tags = {Tag.BY: "supervisor", "watertable/reason": reason}
-            outcome.requests.append(dg.RunRequest(job_name=job_name(app.name), run_config=_config(instance, past), tags=tags))
+            outcome.requests.append(dg.RunRequest(job_name=job_name(app.name), run_config=_config(instance, last_id), tags=tags))
         case Hold(run_id=run_id, reason=reason) if now.get("held") != f"{run_id} {reason}":
             now["held"] = f"{run_id} {reason}"
             instance.add_run_tags(run_id, {Tag.HELD: reason})
         case Leave(reason="running") if now.pop("held", ""):
-            instance.add_run_tags(past[0].run_id, {Tag.HELD: ""})
+            instance.add_run_tags(last_id, {Tag.HELD: ""})
         case HandOver(run_id=run_id):
             instance.add_run_tags(run_id, {Tag.HAND_OVER: app.topology.fingerprint})
         case Bury(run_id=run_id):
             _bury(run_id, app, settings, instance)
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
-        case GiveUp() if now.get("gave_up") != past[0].run_id:
-            now["gave_up"] = past[0].run_id
+        case GiveUp() if now.get("gave_up") != last_id:
+            now["gave_up"] = last_id
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
-        case Leave() if past and past[0].status is Status.CANCELED and now.get("stopped") != past[0].run_id:
-            now["stopped"] = past[0].run_id  # the run said so too, but a check counts for the latest materialization only, maybe an act's
+        case Wait(refused=True) if now.get("refused") != last_id:  # the run that was to tell never began
+            now["refused"] = last_id
+            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+        case Leave() if last and last.status is Status.CANCELED and now.get("stopped") != last_id:
+            now["stopped"] = last_id  # the run said so too, but a check counts for the latest materialization only, maybe an act's
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case _:
             pass
-    code = f"{past[0].fingerprint if past else ''} {app.topology.fingerprint}"
-    if past and past[0].status is not Status.LIVE and now.get("code") != code:  # a live run says it itself, within its own run
+    code = f"{last.fingerprint if last else ''} {app.topology.fingerprint}"
+    if last and last.status is not Status.LIVE and now.get("code") != code:  # a live run says it itself, within its own run
         now["code"] = code
         for table in app.topology.tables:
             key = table_key(app.name, table.name)
@@ -148,9 +154,9 @@ def _carry_out(
     return now
 
 
-def _config(instance: dg.DagsterInstance, past: Sequence[Attempt]) -> Mapping[str, Any]:
+def _config(instance: dg.DagsterInstance, run_id: str) -> Mapping[str, Any]:
     """Give the next run the last one's configuration; taking over another environment's lease was meant once."""
-    last = instance.get_run_by_id(past[0].run_id)
+    last = instance.get_run_by_id(run_id)
     config: Mapping[str, Any] = last.run_config if last is not None else {}
     kept = {op: {k: v for k, v in of.get("config", {}).items() if k != "take_over"} for op, of in config.get("ops", {}).items()}
     return {"ops": {op: {"config": of} for op, of in kept.items() if of}}

@@ -90,7 +90,7 @@ class _Stream:
         try:
             self.lease = leases.take(self.settings, self.lease, take_over=self.config.take_over)
         except WatertableError as error:
-            self._tag({Tag.ENDED: Ended.REFUSED})
+            self._tag({Tag.CRASH: Crash(type(error).__name__, str(error)).as_tag(), Tag.ENDED: Ended.REFUSED})
             raise dg.Failure(str(error), allow_retries=False) from None
         self._tag({Tag.POSITION: last.position if last else ""})
         if last is not None:

@@ -2,8 +2,9 @@
 
 Dagster's run history is the desired state. Nobody ever launched the stream: stopped. A person launched it: running. A person terminated
 it: stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it
-comes back, a crash with exponential backoff. Five crashes at one position are one: stopped, and the way out is a person's. What a
-run's status can't tell, its tags do: they are written by the run itself, or by the sensor that buries one whose worker is gone.
+comes back, a crash with exponential backoff. Five crashes at one position are one: stopped, and the way out is a person's. A run that
+was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with backoff.
+What a run's status can't tell, its tags do: they are written by the run itself, or by the sensor that buries one whose worker is gone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import Final
 
 CRASHES: Final = 5
@@ -27,7 +29,7 @@ class Tag(StrEnum):
     FINGERPRINT = "watertable/fingerprint"
     POSITION = "watertable/position"
     ENDED = "watertable/ended"
-    CRASH = "watertable/crash"  # JSON of `Crash`
+    CRASH = "watertable/crash"  # JSON of `Crash`: what ended it, or refused it
     HELD = "watertable/held"  # why the loaded code isn't handed over to: what it would break, and the way out
     HAND_OVER = "watertable/hand_over"  # a fingerprint: the sensor asks the run to make way for it
     WORKER = "watertable/worker"  # with "/" and the app: which process carries out an act of it
@@ -105,8 +107,8 @@ class Attempt:
 
     @property
     def crashed(self) -> bool:
-        """Tell whether this run counts as a crash."""
-        return self.status is Status.FAILED or self.ended in (Ended.CRASH, Ended.GHOST)
+        """Tell whether this run counts as a crash; one that was refused has failed, and doesn't."""
+        return self.ended is not Ended.REFUSED and (self.status is Status.FAILED or self.ended in (Ended.CRASH, Ended.GHOST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,11 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing yet: start again once the backoff is over."""
+    """Do nothing yet: start again once the backoff is over. `refused`: another run or environment holds the app."""
 
     seconds: float
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +190,27 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
         if live.fingerprint not in ("", loaded) and live.started_at < loaded_at and not live.handing_over:
             return Hold(live.run_id, breaking) if breaking else HandOver(live.run_id)
         return Leave("running")
-    if not known:
+    # Only what is to run is started by the supervisor: so its refused runs say that, even where they have pushed all others out of sight.
+    refused = [a for a in takewhile(lambda a: a.ended is Ended.REFUSED, attempts) if not a.by_person]
+    last = next(iter(known or refused), None)
+    if last is None:
         return Leave("stopped: nobody has launched it yet")
-    last = known[0]
     if last.status is Status.CANCELED and last.ended is None:
         return Leave("stopped by a person; launch it to run it again")
-    if not last.crashed:
-        return Launch(str(last.ended or "it ended by itself"))  # a tag takes text, and no enum
-    crash = last.crash or Crash("Crash", "the driver died without a word", last.position)
-    crashes = streak(known)
-    if crash.final or crashes >= CRASHES:
-        return GiveUp(crash, crashes)
-    due = last.ended_at + backoff(crashes)
-    if now < due:
-        return Wait(due - now, f"crash {crashes} of {CRASHES} at {last.position or 'its start'}; next start in {due - now:.0f} s")
-    return Launch(f"crash {crashes} of {CRASHES}")
+    reason = str(last.ended or "it ended by itself")  # a tag takes text, and no enum
+    if last.crashed:
+        crash = last.crash or Crash("Crash", "the driver died without a word", last.position)
+        crashes = streak(known)
+        if crash.final or crashes >= CRASHES:
+            return GiveUp(crash, crashes)
+        reason = f"crash {crashes} of {CRASHES}"
+        due = last.ended_at + backoff(crashes)
+        if now < due:
+            return Wait(due - now, f"{reason} at {last.position or 'its start'}; next start in {due - now:.0f} s")
+    if refused and now < (due := (refused[0].ended_at or now) + backoff(len(refused))):
+        by = refused[0].crash.message if refused[0].crash else "another run or environment holds the app"
+        return Wait(due - now, f"refused at try {len(refused)}: {by}", refused=True)
+    return Launch(reason)
 
 
 def streak(attempts: Sequence[Attempt]) -> int:
@@ -223,9 +232,9 @@ def streak(attempts: Sequence[Attempt]) -> int:
     return count
 
 
-def backoff(crashes: int) -> float:
-    """Give the seconds to wait after so many crashes: 2, 4, 8 ... at most five minutes."""
-    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (crashes - 1))
+def backoff(times: int) -> float:
+    """Give the seconds to wait after so many crashes or refusals: 2, 4, 8 ... at most five minutes."""
+    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (times - 1))
 
 
 def way_out(crash: Crash) -> str:
