@@ -1,8 +1,8 @@
 """Bring an app's tables to the head of its topics, or rewind them: what `Materialize` and `Backfill` on a table do.
 
 `Materialize` is a bounded act and never makes a second writer. Where the live stream runs, there is nothing to do but to see that it has
-read what was there at the click; else `watertable run --available-now` does it, for all tables of the app at once, as they only move
-together. Acts of one app run one at a time, in the pool `act__<app>`.
+read what was there at the click, and by the code that is loaded; else `watertable run --available-now` does it, for all tables of the app
+at once, as they only move together. Acts of one app run one at a time, in the pool `act__<app>`.
 
 With days of windowed tables alone, their windows that start on these days are made anew beside the app, and joined: nothing else moves.
 With days of other tables, or where something is made of the changes of a windowed one, it is a rewind in place, and says so: the app goes
@@ -28,6 +28,7 @@ from watertable_platform.orchestration import checks, workers
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.child import Child, Event, birth, obituary, run_command
 from watertable_platform.orchestration.days import Days
+from watertable_platform.orchestration.history import breaking_code
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
 from watertable_platform.orchestration.rewind_jobs import SHOWN, ReplayConfig, carry_out, shown
@@ -256,9 +257,9 @@ def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
 
 
 def _wait_for_stream(act: _Act) -> Mapping[str, Any]:
-    """Wait until the live stream has read what is there now; return where it stands.
+    """Wait until the live stream has read what is there now; return where it stands, or nothing where it is about to hand over.
 
-    Raises `Failure` when the time is over, or when the stream ends meanwhile.
+    Raises `Failure` when the time is over, when the stream ends meanwhile, or when it is held back from the code that is loaded.
     """
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
@@ -271,14 +272,22 @@ def _wait_for_stream(act: _Act) -> Mapping[str, Any]:
         held = leases.read(settings, app.name)
         if held is None or not held.is_held:
             raise dg.Failure(f"the live stream of {app.name} ended while this waited for it; materialize again")
+        if held.fingerprint not in ("", app.topology.fingerprint):  # what is reported here counts as made by the loaded code
+            if breaking := breaking_code(settings, app):
+                raise dg.Failure(f"the live stream of {app.name} runs on under the code from before: {breaking}")
+            words = f"nothing was done: the live stream of {app.name} hands over to the loaded code; materialize again once it has"
+            context.log.warning(words)
+            act.observe(act=words)
+            return {}
         at = admin.mirrored(app.name, goal)
         behind = sum(max(0, end - at.get(partition, 0)) for partition, end in goal.items())
-        if not behind:
+        if not behind and held.fingerprint:
             context.log.info(f"{app.name} is at the head: its live stream (run {held.run_id}) keeps it there")
             return {"position": held.position, "act": "already at head: the live stream keeps it"}
+        state = f"has {behind} records to read" if behind else "is starting"
         if time.monotonic() > deadline:
-            raise dg.Failure(f"the live stream of {app.name} is still {behind} records behind after {config.wait_seconds:.0f} s")
-        context.log.info(f"the live stream has {behind} records to read")
+            raise dg.Failure(f"the live stream of {app.name} still {state}, after {config.wait_seconds:.0f} s")
+        context.log.info(f"the live stream {state}")
         time.sleep(1.0)
 
 

@@ -83,11 +83,12 @@ def build_checks(app: LoadedApp, settings: Settings, loaded_at: float) -> dg.Ass
         held = leases.read(settings, app.name)
         past, breaking = attempts(context.instance, settings, app.name), breaking_code(settings, app)
         decision = decide(past, loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time(), breaking=breaking)
+        waits = held_back(decision.reason) if isinstance(decision, Hold) else None
         for table in app.topology.tables:
             key = table_key(app.name, table.name)
             for name, verdict in (
                 (STREAM_ALIVE, stream_alive(decision)),
-                (DEPLOYED_CODE, deployed_code(table, recorded_code(context.instance, key))),
+                (DEPLOYED_CODE, waits or deployed_code(table, recorded_code(context.instance, key), breaking)),
                 (FRESHNESS, freshness(held)),
                 (FOLD_LAG, fold_lag(held, settings.fold_seconds)),
                 (QUARANTINE, quarantine(held)),
@@ -125,12 +126,13 @@ def place(crash: Crash) -> dict[str, str]:
     return {name: str(value) for name in _PLACE if (value := getattr(crash, name)) not in (None, "")}
 
 
-def deployed_code(table: TableDef, recorded: str | None) -> Verdict:
-    """Compare the fingerprint that wrote the table last with the one that is loaded."""
+def deployed_code(table: TableDef, recorded: str | None, breaking: str = "") -> Verdict:
+    """Compare the fingerprint that wrote the table last with the one that is loaded; `breaking` is why a launch would refuse that one."""
     if recorded is None:
         return Verdict(True, "nothing is written yet", metadata={"loaded": table.fingerprint})
     same = recorded == table.fingerprint
-    says = "the loaded code wrote it" if same else "the loaded code differs from what wrote it: launch the stream to hand over"
+    way = breaking or "launch the stream to hand over"
+    says = "the loaded code wrote it" if same else f"the loaded code differs from what wrote it: {way}"
     return Verdict(same, says, dg.AssetCheckSeverity.WARN, {"recorded": recorded, "loaded": table.fingerprint})
 
 

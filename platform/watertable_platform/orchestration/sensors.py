@@ -72,7 +72,7 @@ def build_reconcile_sensor(
             past = attempts(context.instance, settings, app.name)
             breaking = breaking_code(settings, app)
             decision = decide(past, loaded=app.topology.fingerprint, loaded_at=loaded_at, now=time.time(), breaking=breaking)
-            told[app.name] = _carry_out(decision, past, app, settings, context.instance, outcome, told.get(app.name, {}))
+            told[app.name] = _carry_out(decision, past, app, settings, context.instance, outcome, told.get(app.name, {}), breaking)
         return dg.SensorResult(
             run_requests=outcome.requests,
             asset_events=outcome.events,
@@ -114,6 +114,7 @@ def _carry_out(
     instance: dg.DagsterInstance,
     outcome: _Outcome,
     told: Mapping[str, str],
+    breaking: str,
 ) -> dict[str, str]:
     """Do what was decided for one app, and return what has been told about it by now."""
     now = dict(told)
@@ -145,12 +146,12 @@ def _carry_out(
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case _:
             pass
-    code = f"{last.fingerprint if last else ''} {app.topology.fingerprint}"
+    code = f"{last.fingerprint if last else ''} {app.topology.fingerprint} {breaking}".rstrip()
     if last and last.status is not Status.LIVE and now.get("code") != code:  # a live run says it itself, within its own run
         now["code"] = code
         for table in app.topology.tables:
             key = table_key(app.name, table.name)
-            outcome.events.append(checks.deployed_code(table, recorded_code(instance, key)).evaluation(key, checks.DEPLOYED_CODE))
+            outcome.events.append(checks.deployed_code(table, recorded_code(instance, key), breaking).evaluation(key, checks.DEPLOYED_CODE))
     return now
 
 
