@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -152,3 +154,18 @@ def test_code_that_a_launch_would_refuse_is_told_with_its_way_out(world: World) 
     assert not passed
     assert says.startswith("it runs on under the code from before: ")
     assert "`watertable rewind shop --to earliest --apply`" in says
+
+
+@pytest.mark.parametrize(("code", "waits"), [(0, False), (1, True)])
+def test_what_an_act_commits_waits_for_its_fold_until_the_act_has_ended_well(
+    world: World, monkeypatch: pytest.MonkeyPatch, code: int, waits: bool
+) -> None:
+    leases.renew(world.settings, world.run(world.old.topology.fingerprint), environment="", released=True)
+    batch = {"event": "batch", "position": "shop@1.8", "records": 1, "rows": {"stock": 1}, "lag": {"sales": 0}}
+    says = f"import sys; print({json.dumps(batch)!r}, flush=True); sys.exit({code})"
+    monkeypatch.setattr(acts, "run_command", lambda *_: [sys.executable, "-c", says])
+    assert world.materialize(world.old).success is (code == 0)
+    held = leases.read(world.settings, "shop")
+    assert held is not None
+    assert (held.position, bool(held.unfolded_since)) == ("shop@1.8", waits)
+    assert checks.fold_lag(held, 30.0).passed is not waits

@@ -192,6 +192,15 @@ def test_a_broken_folder_is_an_asset_whose_check_fails_with_its_line(tmp_path: P
     assert "itme" in (verdict.description or "")
 
 
+def test_an_asset_page_says_how_far_behind_other_readers_are_here(settings: Settings) -> None:
+    def says(**changed: float) -> str:
+        made = build_definitions(load_apps(settings.model_copy(update=changed)), WatertableTranslator())
+        return specs(made)["shop/stock"].description or ""
+
+    assert "at most the fold lag behind (30 s and the fold itself)" in says()
+    assert "at most the fold lag behind (2.5 s and the fold itself)" in says(fold_seconds=2.5)
+
+
 def test_the_translator_has_one_method_to_override(settings: Settings) -> None:
     class Mine(WatertableTranslator):
         def get_asset_spec(self, data: Translated) -> dg.AssetSpec:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -148,7 +149,7 @@ def test_refused_records_are_a_warning_that_is_told_once_and_goes_with_a_rewind(
     assert re.fullmatch(r"records have been refused since .*Z: `watertable quarantine shop` shows them, and why", warned[1])
     held = leases.read(settings, "shop")
     assert held is not None
-    assert held.refused_since < held.refused_at - 1
+    assert held.refused_since < held.refused_at
     assert checks.quarantine(dataclasses.replace(held, beat=held.refused_at + 3601)).passed
     rewound = "say('rewound', position='shop@2.1', before='shop@1.5', by='rewind', generation=3)"
     result = run(f"started(); idle(); {rewound}; idle(); sys.exit(1)")
@@ -160,6 +161,27 @@ def test_folds_that_come_seldom_may_be_late_by_as_much(every: float, age: float,
     held = Lease(app="shop", run_id="r", environment="e", beat=10_000.0, unfolded_since=10_000.0 - age)
     assert checks.fold_lag(held, every).passed is holds
     assert checks.fold_lag(None, every).passed
+
+
+@pytest.mark.parametrize("gone", [{"released": True}, {"pid_birth": "an earlier process's"}], ids=["stopped", "dead"])
+def test_what_waits_for_its_fold_is_no_small_lag_where_no_stream_folds(gone: dict[str, Any]) -> None:
+    held = Lease(app="shop", run_id="r", environment="e", beat=10_000.0, unfolded_since=9_995.0, **gone)
+    verdict = checks.fold_lag(held, 30.0)
+    assert not verdict.passed
+    assert verdict.severity is dg.AssetCheckSeverity.WARN
+    assert verdict.says == (
+        "unknown: the stream doesn't run; commits since 1970-01-01 02:46:35Z may wait for their fold: `watertable fold shop` does it"
+    )
+    folded = checks.fold_lag(dataclasses.replace(held, unfolded_since=0.0), 30.0)
+    assert (folded.passed, folded.says) == (True, "no commit waits for its fold")
+
+
+def test_a_stream_that_dies_before_it_says_anything_leaves_what_waits_as_it_was(run: Run, settings: Settings) -> None:
+    leases.renew(settings, Lease(app="shop", run_id="before", environment="e", released=True, unfolded_since=9_995.0))
+    run("sys.exit(1)")
+    held = leases.read(settings, "shop")
+    assert held is not None
+    assert (held.run_id != "before", held.unfolded_since) == (True, 9_995.0)
 
 
 def test_reports_are_throttled_but_for_the_first(run: Run, instance: dg.DagsterInstance) -> None:

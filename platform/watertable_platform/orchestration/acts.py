@@ -302,6 +302,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
             run_id=run_id,
             environment=environment(settings, instance),
             stream_time=before.stream_time if before else "",
+            unfolded_since=before.unfolded_since if before else 0.0,
             refused_since=before.refused_since if before and act.replay is None else 0.0,
             refused_at=before.refused_at if before and act.replay is None else 0.0,
             act=True,
@@ -326,7 +327,9 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
                 held = leases.renew(settings, held, position=event.get("position") or held.position)
                 if event["event"] == "batch":
                     refused = held.refusing(event.get("quarantined", 0))
-                    held = leases.renew(settings, held, stream_time=event.get("stream_time") or held.stream_time, **refused)
+                    waits = held.unfolded_since or time.time()  # until its end, when it folds
+                    stream_time = event.get("stream_time") or held.stream_time
+                    held = leases.renew(settings, held, stream_time=stream_time, unfolded_since=waits, **refused)
                     records, rows = records + event["records"], rows + sum(event["rows"].values())
                     left = sum(event["lag"].values())
                     context.log.info(f"{event['position']}: {event['records']} records, {left} to read")
@@ -336,6 +339,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
             code = child.exit_code()
         if code != 0:
             raise dg.Failure(_why(last, code), metadata={"exit code": code, "log": str(log), "driver's last words": child.tail()})
+        held = leases.renew(settings, held, unfolded_since=0.0)
         reporter.check(checks.QUARANTINE, lambda _: checks.quarantine(held), always=True)
         reporter.close_days(most=sys.maxsize)
         what = "brought to the head of its topics" if act.replay is None else "rewound, and read again up to the head of its topics"

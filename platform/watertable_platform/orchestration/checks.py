@@ -156,7 +156,13 @@ def freshness(held: Lease | None) -> Verdict:
 
 
 def fold_lag(held: Lease | None, every: float) -> Verdict:
-    """Judge by what waits for its fold, one of which comes `every` so many seconds: how long plain Delta readers have lacked it."""
+    """Judge by what waits for its fold, one of which comes `every` so many seconds: how long plain Delta readers have lacked it.
+
+    Where no stream runs, nobody folds, and nobody knows who has since.
+    """
+    if held and held.unfolded_since and not held.is_held:
+        waits = f"commits since {_moment(held.unfolded_since)} may wait for their fold: `watertable fold {held.app}` does it"
+        return Verdict(False, f"unknown: the stream doesn't run; {waits}", dg.AssetCheckSeverity.WARN)
     age = held.beat - held.unfolded_since if held and held.unfolded_since else 0.0
     says = f"the oldest commit that waits for its fold is {age:.0f} s old" if age else "no commit waits for its fold"
     late = age > max(FOLD_SECONDS, 2 * every)
@@ -169,8 +175,7 @@ def quarantine(held: Lease | None) -> Verdict:
     """Judge by when a record was refused last; what says so stays the same for as long as they come."""
     if held is None or not held.refuses:
         return Verdict(True, "no record was refused in the last hour")
-    since = f"{datetime.fromtimestamp(held.refused_since, UTC):%F %T}Z"
-    says = f"records have been refused since {since}: `watertable quarantine {held.app}` shows them, and why"
+    says = f"records have been refused since {_moment(held.refused_since)}: `watertable quarantine {held.app}` shows them, and why"
     return Verdict(False, says, dg.AssetCheckSeverity.WARN)
 
 
@@ -198,6 +203,10 @@ def held_last(instance: dg.DagsterInstance, key: dg.AssetKey, app: str) -> Verdi
     told = ((name, evaluation.metadata[name].value) for name in _TOLD if name in evaluation.metadata)
     metadata = {name: value for name, value in told if isinstance(value, str | int)}
     return Verdict(evaluation.passed, evaluation.description or "", evaluation.severity, metadata)
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%F %T}Z"
 
 
 _TOLD: Final = ("position", "since", "rows that differ")

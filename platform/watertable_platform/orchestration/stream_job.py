@@ -94,7 +94,8 @@ class _Stream:
             raise dg.Failure(str(error), allow_retries=False) from None
         self._tag({Tag.POSITION: last.position if last else ""})
         if last is not None:
-            self._beat(stream_time=last.stream_time, refused_since=last.refused_since, refused_at=last.refused_at)
+            kept = {name: getattr(last, name) for name in ("stream_time", "unfolded_since", "refused_since", "refused_at")}
+            self._beat(**kept)
         child = Child(
             run_command(self.app.name),
             env={"WATERTABLE_PROJECT": str(self.settings.project)},

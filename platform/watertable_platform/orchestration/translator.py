@@ -138,10 +138,11 @@ def _table_spec(data: TableData) -> dg.AssetSpec:
     uri = f"{data.settings.warehouse_uri}/{topology.app}/{table.name}"
     purity = purity_of(table.node)
     keys = set(table.key.names)
+    contracts = _contracts(topology.app, table.name, uri, data.settings.fold_seconds)
     return dg.AssetSpec(
         table_key(topology.app, table.name),
         deps=inputs_of(table.node, topology.app),
-        description=_paragraphs(table.description, _contracts(topology.app, table.name, uri), _PURITY[purity], _text(topology, table)),
+        description=_paragraphs(table.description, contracts, _PURITY[purity], _text(topology, table)),
         group_name=topology.app,
         owners=[topology.owner] if topology.owner else None,
         kinds={"kafka", "spark", "deltalake"},
@@ -194,12 +195,12 @@ _PURITY: Final = {
 }
 
 
-def _contracts(app: str, table: str, uri: str) -> str:
+def _contracts(app: str, table: str, uri: str, fold_seconds: float) -> str:
     return (
         "Two ways to read it:\n"
         f'- `wt.read("{app}.{table}")` is fresh and exact, and of one position for all tables of {app}; `at=` reads an earlier one.\n'
         f"- Any other Delta reader, at `{uri}`, sees the table whole, at its own folded position, at most the fold lag behind "
-        "(60 s by default)."
+        f"({fold_seconds:g} s and the fold itself)."
     )
 
 
