@@ -74,7 +74,7 @@ NEAR: Final = 500
 """As many of the newest commits are looked up all together, once, where something is asked of one of them."""
 _KEPT: Final = 500
 """Rows that are remembered, and up to as many again; the files of as many commits."""
-_GROWTH: Final = 30
+_GROWTH: Final = 12
 """Versions whose commits tell how fast a changelog grows; each is a file to read."""
 _FRESH: Final = 3600.0
 """Seconds after a commit for which its files are where they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""

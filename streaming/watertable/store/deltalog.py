@@ -38,7 +38,7 @@ JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 """What a call into the JVM raises; the same error is either of them, by which Python modules happen to be imported."""
 _ENDLESS: Final = 2**62
 """Bytes that no disk has: Hadoop says so many are free of what it knows no size of."""
-_LATELY: Final = 5
+_LATELY: Final = 2
 _APPEND: Final = "Append"
 _OVERWRITE: Final = "Overwrite"
 
