@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from watertable.errors import DefinitionError
 from watertable.schema import check_identifier, quote
+from watertable.where import caller
 
 Number = int | float
 
@@ -50,18 +51,22 @@ class Suite:
 
     table: str
     expectations: tuple[Expectation, ...]
+    location: str = field(compare=False, repr=False)
 
     def __init__(self, table: str, *expectations: Expectation) -> None:
         """Check the names; raise `DefinitionError` for a table without its app, no expectation, or two of one name."""
+        location = caller()
         app, _, name = table.partition(".")
         if not app or not name or "." in name:
-            raise DefinitionError(f"Suite({table!r}): a suite wants its table as app.table")
+            raise DefinitionError(f"{location}: Suite({table!r}): a suite wants its table as app.table")
         names = [e.name for e in expectations]
         twice = sorted({n for n in names if names.count(n) > 1})
         if not names or twice:
-            raise DefinitionError(f"Suite({table!r}): {'two expectations are called ' + ', '.join(twice) if twice else 'no expectation'}")
+            wrong = f"two expectations are called {', '.join(twice)}" if twice else "no expectation"
+            raise DefinitionError(f"{location}: Suite({table!r}): {wrong}")
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "expectations", expectations)
+        object.__setattr__(self, "location", location)
 
     @property
     def app(self) -> str:

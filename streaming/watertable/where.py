@@ -15,6 +15,15 @@ def here() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
+    return _place(frame)
+
+
+def caller() -> str:
+    """Find the file and line that called the function which asks: for packages beside this one, whose users call them directly."""
+    return _place(sys._getframe(2))
+
+
+def _place(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())

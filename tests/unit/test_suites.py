@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -11,6 +12,8 @@ import watertable as wt
 from watertable.errors import DefinitionError
 from watertable.project import load_apps
 from watertable.settings import Settings
+from watertable_platform.cli import rewinding
+from watertable_platform.orchestration import suites
 from watertable_platform.orchestration.assembly import build_definitions
 from watertable_quality import Expectation, Severity, Suite, between, in_set, not_null, row_count, unique
 
@@ -52,10 +55,25 @@ def test_what_makes_no_sense_is_refused(wrong: object) -> None:
         wrong()  # type: ignore[operator]
 
 
-def write(root: Path, text: str) -> dg.Definitions:
+RULES = """
+from watertable_quality import Severity, Suite, between
+few = Suite("shop.stock", between("on_hand", None, 1000))
+"""
+
+
+def write(root: Path, app: str, **files: str) -> dg.Definitions:
     (root / "assets" / "shop").mkdir(parents=True)
-    (root / "assets" / "shop" / "app.py").write_text(text)
+    for name, text in {"app": app, **files}.items():
+        (root / "assets" / "shop" / f"{name}.py").write_text(text)
     return build_definitions(load_apps(Settings.load(root)))
+
+
+def names(definitions: dg.Definitions) -> set[str]:
+    return {key.name for key in definitions.resolve_asset_graph().asset_check_keys}
+
+
+def why_broken(definitions: dg.Definitions) -> str:
+    return {s.key.to_user_string(): s.description or "" for s in definitions.resolve_all_asset_specs()}["shop/failed_to_load"]
 
 
 def test_a_suite_in_an_apps_folder_is_checks_on_its_table(tmp_path: Path) -> None:
@@ -67,11 +85,52 @@ def test_a_suite_in_an_apps_folder_is_checks_on_its_table(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"), [("shop.stock", "shop.stok", "stok"), ('not_null("on_hand")', 'not_null("onhand")', "onhand")]
+    ("old", "new", "says"),
+    [
+        ("shop.stock", "shop.stok", "app.py:7: Suite('shop.stok'): shop has stock"),
+        ("shop.stock", "shpo.stock", "app.py:7: Suite('shpo.stock'): this folder has no app 'shpo'; it has shop"),
+        ('not_null("on_hand")', 'not_null("onhand")', "app.py:7: Suite('shop.stock'): on_hand_not_null wants onhand"),
+    ],
 )
 def test_a_suite_on_what_is_not_there_breaks_its_folder(tmp_path: Path, old: str, new: str, says: str) -> None:
-    specs = {s.key.to_user_string(): s for s in write(tmp_path, APP.replace(old, new)).resolve_all_asset_specs()}
-    assert says in (specs["shop/failed_to_load"].description or "")
+    assert says.replace("on_hand_not", "onhand_not") in why_broken(write(tmp_path, APP.replace(old, new)))
+
+
+def test_a_folder_without_an_app_has_no_suites(tmp_path: Path) -> None:
+    assert "rules.py:3: Suite('shop.stock'): this folder has no app 'shop'; it has none" in why_broken(write(tmp_path, "", rules=RULES))
+
+
+def test_two_suites_that_expect_different_things_under_one_name_break_their_folder(tmp_path: Path) -> None:
+    says = why_broken(write(tmp_path, APP, rules=RULES))
+    assert "rules.py:3: Suite('shop.stock'): another on_hand_between is expected of it at" in says
+    assert "app.py:7; make them one" in says
+
+
+def test_two_suites_that_expect_the_same_are_one_check(tmp_path: Path) -> None:
+    rules = RULES.replace("None, 1000", "0, None, severity=Severity.WARNING") + "from assets.shop.app import stock_rules\n"
+    assert {"on_hand_not_null", "on_hand_between", "item_unique"} <= names(write(tmp_path, APP, rules=rules))
+
+
+def test_a_suite_beside_batch_assets_is_checks_too(tmp_path: Path) -> None:
+    rules = "import dagster as dg\n" + RULES.replace("between", "not_null").replace(", None, 1000", "")
+    app = APP.replace('not_null("on_hand"), ', "")
+    assert "on_hand_not_null" not in names(write(tmp_path / "without", app))
+    assert "on_hand_not_null" in names(write(tmp_path / "with", app, rules=rules))
+
+
+def test_what_a_promote_is_judged_by_is_never_fewer_checks_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(root: Path, app: str, **files: str) -> list[str]:
+        write(root, app, **files)
+        settings = Settings.load(root)
+        return rewinding._red(settings, load_apps(settings).app("shop"), SimpleNamespace(reader=None), "shop@1.1", [])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(suites, "red", lambda _, expected, __: [f"{e.name} of {table}" for table, es in expected.items() for e in es])
+    bare = APP.partition("stock_rules")[0]
+    assert judged(tmp_path / "batch", bare, rules="import dagster as dg\n" + RULES) == ["on_hand_between of stock"]
+    [unread] = judged(tmp_path / "torn", bare, rules="import dagster as dg\nboom\n" + RULES)
+    assert "rules.py:2: NameError" in unread
+    with pytest.raises(DefinitionError, match="no app 'shpo'"):
+        judged(tmp_path / "typo", APP.replace("shop.stock", "shpo.stock"))
 
 
 def test_severities_are_great_expectations_own() -> None:

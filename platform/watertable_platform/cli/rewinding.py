@@ -367,13 +367,16 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
 
 def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of: Collection[str]) -> list[str]:
     """Name the checks of an app's suites that are red at a position; those of these tables, or of all."""
-    from watertable.project import load_apps
+    from watertable.project import Broken, load_apps
     from watertable.store.commits import Position
-    from watertable_platform.orchestration.suites import find_suites, own_name, red
+    from watertable_platform.orchestration.suites import find_suites, red
 
-    found = find_suites(load_apps(settings).modules[loaded.folder.name], loaded, own_name(loaded, settings.env))
-    suites = [suite for suite in found if not of or suite.name in of]
-    return red(store.reader, suites, Position.parse(position)) if suites else []
+    project, folder = load_apps(settings), loaded.folder.name
+    batch = project.batch[folder].load()
+    apps = [app for app in project.apps.values() if app.folder == loaded.folder]
+    found = find_suites([*project.modules[folder], *(() if isinstance(batch, Broken) else batch)], apps, settings.env)[loaded.name]
+    told = red(store.reader, {table: e for table, e in found.items() if not of or table in of}, Position.parse(position))
+    return [*told, f"those of a file that doesn't load ({batch})"] if isinstance(batch, Broken) else told
 
 
 def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:

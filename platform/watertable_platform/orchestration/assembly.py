@@ -23,7 +23,7 @@ from watertable_platform.orchestration.rewind_jobs import build_rewind_jobs
 from watertable_platform.orchestration.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.orchestration.spark_resource import build_spark_resource
 from watertable_platform.orchestration.stream_job import build_stream_job
-from watertable_platform.orchestration.suites import build_suite_checks, find_suites, own_name
+from watertable_platform.orchestration.suites import Expected, build_suite_checks, find_suites
 from watertable_platform.orchestration.topics import Watched, build_topic
 from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, beta, topic_key
 
@@ -34,16 +34,24 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     """Translate a project: apps, the batch assets beside them, and what is broken."""
     translator = translator or WatertableTranslator()
     settings, loaded_at = project.settings, time.time()
-    broken = dict(project.broken)
+    loaded, failed = _load_batch(project)
+    broken = {**project.broken, **failed}
     apps: dict[str, LoadedApp] = {}
     tables: list[dg.AssetsDefinition] = []
     jobs: list[dg.JobDefinition] = []
     acts: list[dg.JobDefinition] = []
     judged: list[dg.AssetChecksDefinition] = []
-    for app in project.apps.values():
+    expected: dict[str, Expected] = {}
+    for folder, files in project.batch.items():
+        try:
+            inside = [app for app in project.apps.values() if app.folder == files.folder]
+            expected |= find_suites([*project.modules[folder], *loaded.get(folder, ())], inside, settings.env)
+        except DefinitionError as error:
+            broken[folder] = Broken(files.folder, str(error).partition(": ")[0], str(error))  # which begins with the suite's line
+    for app in [app for app in project.apps.values() if app.name in expected]:
         try:
             made = (build_tables(app, settings, translator), build_stream_job(app, settings), checks.build_checks(app, settings, loaded_at))
-            suites = build_suite_checks(app, find_suites(project.modules[app.folder.name], app, own_name(app, settings.env)))
+            suites = build_suite_checks(app, expected[app.name])
         except (dg.DagsterError, DefinitionError, SettingsError) as error:  # e.g. an owner that is neither an address nor a team
             broken[app.folder.name] = Broken(app.folder, app.topology.location, f"{type(error).__name__}: {error}")
             continue
@@ -52,8 +60,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         jobs.append(made[1])
         acts += build_rewind_jobs(app, settings)
         judged += [made[2], *([suites] if suites else [])]
-    batch, failed = _batch(project)
-    broken |= failed
+    batch = [_module_definitions(modules, folder) for folder, modules in loaded.items()]
     watched = _watched(apps)
     sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(watched, settings)] if apps else []
     changed_days = build_automation_sensor(batch)
@@ -92,17 +99,17 @@ def _watched(apps: Mapping[str, LoadedApp]) -> list[Watched]:
     return [found[name] for name in sorted(found)]
 
 
-def _batch(project: Project) -> tuple[list[dg.Definitions], dict[str, Broken]]:
-    """Load the folders' own assets, checks, jobs, schedules and sensors; a folder that fails to is broken as far as those go."""
-    made: list[dg.Definitions] = []
+def _load_batch(project: Project) -> tuple[dict[str, tuple[ModuleType, ...]], dict[str, Broken]]:
+    """Import the folders' files of batch assets; a folder of which one can't be is broken as far as those go."""
+    made: dict[str, tuple[ModuleType, ...]] = {}
     failed: dict[str, Broken] = {}
-    for name, batch in project.batch.items():
+    for folder, files in project.batch.items():
         with beta():
-            modules = batch.load()
+            modules = files.load()
         if isinstance(modules, Broken):
-            failed[f"{name}_batch"] = modules
-            continue
-        made.append(_module_definitions(modules, name))
+            failed[f"{folder}_batch"] = modules
+        else:
+            made[folder] = modules
     return made, failed
 
 

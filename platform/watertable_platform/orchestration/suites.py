@@ -1,12 +1,12 @@
 """Turn suites into asset checks: all of an app's in one run, each table read once, all at one position.
 
-A suite is a `watertable_quality.Suite` at the top of a Python file in the app's folder. Its check is bound to the position that it read,
-and says so; a failure of the highest severity blocks batch assets that run with it. Great Expectations and Spark are imported where the
-checks run.
+A suite is a `watertable_quality.Suite` at the top of a Python file in the app's folder, be it one of batch assets. Its check is bound to
+the position that it read, and says so; a failure of the highest severity blocks batch assets that run with it. Great Expectations and
+Spark are imported where the checks run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,33 +23,45 @@ if TYPE_CHECKING:
     from watertable_quality.validation import Outcome
 
 
-def find_suites(modules: Iterable[ModuleType], app: LoadedApp, name: str) -> list[Suite]:
-    """Collect a folder's suites on an app's tables, each once; `name` is the app's own, without its environment.
+Expected = Mapping[str, Sequence[Expectation]]
+"""What must hold of an app's tables, by their names."""
 
-    Raises `DefinitionError` for a suite on a table that the app doesn't have, or on a column that the table doesn't have.
+
+def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], env: str) -> dict[str, Expected]:
+    """Collect what a folder's suites say of its apps' tables, by the app's name: each expectation once, however many suites say it.
+
+    Raises `DefinitionError` for a suite on what isn't there: an app of the folder, a table of the app, a column of the table; and for two
+    expectations of one name on a table, of which one check could tell but one.
     """
-    found = {id(v): v for module in modules for v in vars(module).values() if isinstance(v, Suite) and v.app == name}
-    tables = {table.name: table for table in app.topology.tables}
-    for suite in found.values():
-        table = tables.get(suite.name)
-        if table is None:
-            raise DefinitionError(f"{app.topology.location}: Suite({suite.table!r}): {name} has {', '.join(tables)}")
+    own = {_own_name(app, env): app for app in apps}
+    found: dict[str, dict[str, dict[str, tuple[Expectation, Suite]]]] = {app.name: {} for app in apps}
+    for suite in {id(v): v for module in modules for v in vars(module).values() if isinstance(v, Suite)}.values():
+        where = f"{suite.location}: Suite({suite.table!r})"
+        if suite.app not in own:
+            raise DefinitionError(f"{where}: this folder has no app {suite.app!r}; it has {', '.join(sorted(own)) or 'none'}")
+        tables = {table.name: table for table in own[suite.app].topology.tables}
+        if suite.name not in tables:
+            raise DefinitionError(f"{where}: {suite.app} has {', '.join(tables)}")
+        have = tables[suite.name].columns.names
         for expectation in suite.expectations:
-            missing = ", ".join(sorted(_columns(expectation) - set(table.columns.names)))
+            missing = ", ".join(sorted(_columns(expectation) - set(have)))
             if missing:
-                have = ", ".join(table.columns.names)
-                raise DefinitionError(f"{table.location}: {expectation.name} of {suite.table} wants {missing}; it has {have}")
-    return list(found.values())
+                raise DefinitionError(f"{where}: {expectation.name} wants {missing}; it has {', '.join(have)}")
+            named = found[own[suite.app].name].setdefault(suite.name, {})
+            other, by = named.setdefault(expectation.name, (expectation, suite))
+            if other != expectation:
+                raise DefinitionError(f"{where}: another {expectation.name} is expected of it at {by.location}; make them one")
+    return {app: {table: [e for e, _ in named.values()] for table, named in tables.items()} for app, tables in found.items()}
 
 
-def build_suite_checks(app: LoadedApp, suites: Iterable[Suite]) -> dg.AssetChecksDefinition | None:
+def build_suite_checks(app: LoadedApp, expected: Expected) -> dg.AssetChecksDefinition | None:
     """Make the checks of an app's suites; None when it has none."""
-    by_key = {(table_key(app.name, s.name), e.name): (s, e) for s in suites for e in s.expectations}
+    by_key = {(table_key(app.name, table), e.name): e for table, expectations in expected.items() for e in expectations}
     if not by_key:
         return None
     specs = [
         dg.AssetCheckSpec(name, asset=key, blocking=e.severity is Severity.CRITICAL, description=e.sql or e.gx)
-        for (key, name), (_, e) in by_key.items()
+        for (key, name), e in by_key.items()
     ]
 
     @dg.multi_asset_check(name=f"suites__{app.name}", specs=specs, can_subset=True, required_resource_keys={"pyspark"})
@@ -58,9 +70,9 @@ def build_suite_checks(app: LoadedApp, suites: Iterable[Suite]) -> dg.AssetCheck
         from watertable.store.reader import Reader
 
         chosen: dict[str, list[Expectation]] = {}
-        for key, name in by_key:
+        for (key, name), expectation in by_key.items():
             if dg.AssetCheckKey(key, name) in context.selected_asset_check_keys:
-                chosen.setdefault(key.path[-1], []).append(by_key[key, name][1])
+                chosen.setdefault(key.path[-1], []).append(expectation)
         spark = context.op_execution_context.resources.pyspark.spark_session
         reader = Reader(spark, Settings.load().warehouse_uri, app.name, app.topology.tables)
         position = reader.position()
@@ -77,7 +89,7 @@ def build_suite_checks(app: LoadedApp, suites: Iterable[Suite]) -> dg.AssetCheck
     return suites_of_app
 
 
-def judge(reader: "Reader", chosen: Mapping[str, Sequence[Expectation]], position: "Position") -> "Iterator[tuple[str, Outcome]]":
+def judge(reader: "Reader", chosen: Expected, position: "Position") -> "Iterator[tuple[str, Outcome]]":
     """Judge expectations of tables at one position, each table read once."""
     from watertable_quality.validation import validate
 
@@ -86,16 +98,13 @@ def judge(reader: "Reader", chosen: Mapping[str, Sequence[Expectation]], positio
             yield table, outcome
 
 
-def red(reader: "Reader", suites: Iterable[Suite], position: "Position") -> list[str]:
+def red(reader: "Reader", expected: Expected, position: "Position") -> list[str]:
     """Name the checks of the highest severity that don't hold at a position."""
-    chosen: dict[str, list[Expectation]] = {}
-    for suite in suites:
-        chosen.setdefault(suite.name, []).extend(suite.expectations)
-    found = [(table, o) for table, o in judge(reader, chosen, position) if _is_critical(o) and not o.holds] if chosen else []
+    found = [(table, o) for table, o in judge(reader, expected, position) if _is_critical(o) and not o.holds] if expected else []
     return [f"{o.expectation.name} of {table}" + (f" ({o.error})" if o.error else "") for table, o in found]
 
 
-def own_name(app: LoadedApp, env: str) -> str:
+def _own_name(app: LoadedApp, env: str) -> str:
     """Give an app's name without its environment, as suites call it."""
     return app.name.removeprefix(f"{env}_") if env else app.name
 
