@@ -17,7 +17,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from watertable.errors import SettingsError
 from watertable.kafka import broker
@@ -26,7 +26,18 @@ from watertable.settings import Settings
 Say = Callable[[str], None]
 _GRACE: Final = 25.0
 _WATCH: Final = 1.0
+_FAILED: Final = "failed_to_load"
+"""The last part of the key of an asset that stands for a broken folder, which says why under `reason`."""
 _RELOAD: Final = "mutation { reloadWorkspace { __typename ... on PythonError { message } } }"
+_LOADED: Final = """
+{ workspaceOrError { __typename ... on PythonError { message } ... on Workspace { locationEntries { locationOrLoadError {
+  ... on PythonError { message causes { message } }
+  ... on RepositoryLocation { repositories { assetNodes {
+    assetKey { path } metadataEntries { label ... on TextMetadataEntry { text } }
+  } } }
+} } } } }
+"""
+"""What the reload has made of it: it has to be asked by itself, since a mutation's answer is of the assets before it."""
 
 
 def develop(settings: Settings, *, port: int, with_broker: bool, stop: threading.Event, say: Say) -> int:
@@ -101,14 +112,33 @@ def _saved(settings: Settings) -> Mapping[Path, int]:
 
 
 def _reload(port: int) -> str:
-    body = json.dumps({"query": _RELOAD}).encode()
-    request = urllib.request.Request(f"http://{broker.HOST}:{port}/graphql", body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback, a literal scheme
-            said = json.load(answer)["data"]["reloadWorkspace"]
+        said = _ask(port, _RELOAD)["reloadWorkspace"]
+        return _told(_ask(port, _LOADED)["workspaceOrError"] if said["__typename"] == "Workspace" else said)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"Dagster doesn't answer ({error})"
-    return "loaded" if said["__typename"] == "Workspace" else str(said.get("message", said["__typename"]))
+
+
+def _ask(port: int, query: str) -> dict[str, Any]:
+    body = json.dumps({"query": query}).encode()
+    request = urllib.request.Request(f"http://{broker.HOST}:{port}/graphql", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback, a literal scheme
+        return dict(json.load(answer)["data"])
+
+
+def _told(said: Mapping[str, Any]) -> str:
+    """Say what came of loading anew: Dagster calls a workspace loaded whatever is in it, be it an error, or folders shown as broken."""
+    if said["__typename"] != "Workspace":
+        return str(said.get("message", said["__typename"]))
+    broken: list[str] = []
+    for entry in said["locationEntries"]:
+        found = entry["locationOrLoadError"] or {}
+        if "message" in found:
+            return f"not loaded: {[found, *found['causes']][-1]['message'].strip()}"
+        nodes = [node for repository in found.get("repositories", ()) for node in repository["assetNodes"]]
+        facts = [fact for node in nodes if node["assetKey"]["path"][-1] == _FAILED for fact in node["metadataEntries"]]
+        broken += [fact["text"] for fact in facts if fact["label"] == "reason"]
+    return "; broken: ".join(["loaded", *broken])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

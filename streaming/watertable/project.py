@@ -45,6 +45,15 @@ class Broken:
     location: str
     reason: str
 
+    @classmethod
+    def of(cls, folder: Path, error: BaseException) -> Broken:
+        """Find the user's line: where the syntax is wrong, or the last frame inside the folder."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return cls(folder, f"{_shown(error.filename)}:{error.lineno}", f"{type(error).__name__}: {error.msg}")
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+        location = f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else _shown(folder)
+        return cls(folder, location, str(error) if isinstance(error, DefinitionError) else f"{type(error).__name__}: {error}")
+
     def __str__(self) -> str:
         return self.reason if self.reason.startswith(self.location) else f"{self.location}: {self.reason}"
 
@@ -61,7 +70,7 @@ class Batch:
         try:
             return tuple(importlib.import_module(name) for name in self.modules)
         except (Exception, SystemExit) as error:
-            return _broken(self.folder, error)
+            return Broken.of(self.folder, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,7 @@ def load_apps(settings: Settings) -> Project:
                 modules = [importlib.import_module(file.module) for file in files if not file.batch]
                 found += [LoadedApp(t.app, t, folder) for t in _topologies(modules, settings.env)]
             except (Exception, SystemExit) as error:
-                project.broken[folder.name] = _broken(folder, error)
+                project.broken[folder.name] = Broken.of(folder, error)
             else:
                 project.modules[folder.name] = tuple(modules)
                 project.batch[folder.name] = Batch(folder, tuple(file.module for file in files if file.batch))
@@ -203,16 +212,6 @@ def _refuse_duplicates(project: Project, found: list[LoadedApp]) -> None:
             for app, location in claimed:
                 project.broken[app.folder.name] = Broken(app.folder, location, f"{what} {name!r} is defined twice, at {places}; rename one")
                 project.batch.pop(app.folder.name, None)
-
-
-def _broken(folder: Path, error: BaseException) -> Broken:
-    """Find the user's line: where the syntax is wrong, or the last frame inside the folder."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return Broken(folder, f"{_shown(error.filename)}:{error.lineno}", f"{type(error).__name__}: {error.msg}")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
-    location = f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else _shown(folder)
-    reason = str(error) if isinstance(error, DefinitionError) else f"{type(error).__name__}: {error}"
-    return Broken(folder, location, reason)
 
 
 def _shown(file: str | Path) -> str:

@@ -201,6 +201,53 @@ def test_an_asset_page_says_how_far_behind_other_readers_are_here(settings: Sett
     assert "at most the fold lag behind (2.5 s and the fold itself)" in says(fold_seconds=2.5)
 
 
+DAILY = """
+    import dagster as dg
+    @dg.asset
+    def daily() -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("@dg.asset", '@dg.asset(key=["shop", "stock"])', "stock"),
+        ("@dg.asset", '@dg.job(name="stream__shop")', "stream__shop"),
+        ("@dg.asset", '@dg.asset(required_resource_keys={"nowhere"})', "nowhere"),
+        ("@dg.asset", '@dg.asset(group_name="not a group")', "not a group"),
+        ("@dg.asset", '@dg.asset(deps=["daily"])', "daily"),
+        ("@dg.asset", 'job = dg.define_asset_job("lost", selection=["nowhere"])\n    @dg.asset', "lost"),
+    ],
+)
+def test_what_does_not_go_together_with_the_rest_is_broken_alone(tmp_path: Path, old: str, new: str, says: str) -> None:
+    more = f"{DAILY.replace('daily', 'weekly')}\n    job = dg.define_asset_job('pay', selection=['salaries'])"
+    settings = write(
+        tmp_path, shop__app=SHOP, shop__report=REPORT, desk__app=DESK, late__daily=DAILY.replace(old, new),
+        hours__weekly=more, zeal__salaries=DAILY.replace("daily", "salaries"),
+    )  # fmt: skip
+    definitions = build_definitions(load_apps(settings))
+    found = specs(definitions)
+    assert {key for key in found if key.endswith("failed_to_load")} == {"late_batch/failed_to_load"}
+    assert says in found["late_batch/failed_to_load"].metadata["reason"]
+    assert {"shop/stock", "desk/orders", "report", "weekly", "salaries"} <= set(found), "and what names assets of a later folder stays"
+    repository = definitions.get_repository_def()
+    assert {job.name for job in repository.get_all_jobs()} >= {"stream__shop", "stream__desk", "pay"}
+    assert {"reconcile_streams", "observe_topics"} <= {sensor.name for sensor in repository.sensor_defs}
+
+
+def test_of_two_folders_with_an_asset_of_one_name_the_first_has_it(tmp_path: Path) -> None:
+    found = specs(build_definitions(load_apps(write(tmp_path, shop__app=SHOP, early__daily=DAILY, late__daily=DAILY))))
+    assert found["daily"].group_name == "early"
+    assert "Duplicate asset key" in found["late_batch/failed_to_load"].metadata["reason"]
+
+
+def test_a_folder_may_be_called_what_dagster_cannot_write(tmp_path: Path) -> None:
+    settings = write(tmp_path, shop__app=SHOP, größe__daily=DAILY, straße__app="boom", strafe__app="boom", stra_e__app="boom")
+    found = specs(build_definitions(load_apps(settings)))
+    assert (found["daily"].group_name or "").startswith("gr__e_")
+    assert sum(key.startswith("stra") and "boom" in spec.metadata["reason"] for key, spec in found.items()) == 3
+
+
 def test_the_translator_has_one_method_to_override(settings: Settings) -> None:
     class Mine(WatertableTranslator):
         def get_asset_spec(self, data: Translated) -> dg.AssetSpec:

@@ -18,7 +18,10 @@ from watertable.acts.estimates import BEGIN, EVEN, Disk, estimate, written
 from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.plan import Topology
+from watertable.settings import Settings
 from watertable.store.commits import CommitInfo, Head, Lineage, Position
+from watertable_platform.cli import rewinding
+from watertable_platform.orchestration import behind
 
 
 def shop(*, twice: bool = False) -> Topology:
@@ -203,6 +206,18 @@ def test_what_stands_behind_the_tables_is_told_check_by_check() -> None:
     for line in plan.touches:
         assert f"- {line}" in plan.markdown()
     assert planned().touches == ()
+
+
+def test_a_graph_that_cannot_be_had_costs_a_rewind_what_stands_behind_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def torn(*_: object) -> None:
+        raise LookupError("no [graph]")
+
+    (tmp_path / "assets").mkdir()
+    monkeypatch.setattr(behind, "touched", torn)
+    assert rewinding._with_what_is_behind(planned(), Settings.load(tmp_path), shop()) == planned()
+    assert "can't be told: LookupError: no [graph]" in capsys.readouterr().err
 
 
 def test_a_plan_is_json_in_and_out() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from watertable.acts.rewind import RewindPlan, Target
+    from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.settings import Settings
     from watertable.store.commits import DaySpan, Offsets
@@ -290,10 +291,8 @@ def _rewind(
     from watertable.acts import shadow as beside
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
-    from watertable.project import load_apps
     from watertable.store.writer import Store
     from watertable_platform.cli import show
-    from watertable_platform.orchestration.behind import touched
 
     settings, loaded = terminal.find_app(name)
     kafka = Admin(Cluster.of(settings))
@@ -319,8 +318,7 @@ def _rewind(
                 keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit, until=until,
                 despite_disk=despite_disk,
             )  # fmt: skip
-            there = touched(load_apps(settings), topology, plan.rebuilds or [table.name for table in topology.tables], plan.again)
-            plan = dataclasses.replace(plan, checks=there.checks, assets=there.assets)
+            plan = _with_what_is_behind(plan, settings, topology)
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
         else:
@@ -340,6 +338,20 @@ def _rewind(
         print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
     else:
         show.print_done(terminal.out, loaded.name, str(position), plan.head)
+
+
+def _with_what_is_behind(plan: RewindPlan, settings: Settings, topology: Topology) -> RewindPlan:
+    """Name the checks and assets that a plan touches; where Dagster's graph can't be had, say so: no rewind waits for that."""
+    from watertable.project import load_apps
+    from watertable_platform.orchestration.behind import touched
+
+    try:
+        there = touched(load_apps(settings), topology, plan.rebuilds or [table.name for table in topology.tables], plan.again)
+    except Exception as error:
+        said = f"its checks and what is made from it can't be told: {type(error).__name__}: {error}"
+        terminal.err.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        return plan
+    return dataclasses.replace(plan, checks=there.checks, assets=there.assets)
 
 
 def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, until: int, as_json: bool) -> None:

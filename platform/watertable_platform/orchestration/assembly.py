@@ -1,13 +1,14 @@
 """Assemble what Dagster needs to know about a project: topics, tables and batch assets in one graph, jobs, checks and sensors.
 
 Everything is built from plans: no JVM is started, no cluster asked, and neither Spark nor Great Expectations is imported. What can't be
-loaded is shown as an asset of its own, with file and line and a failing check; everything else is as if that folder weren't there.
+loaded, or doesn't go together with the rest, is shown as an asset of its own, with file and line and a failing check; everything else is
+as if that folder weren't there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from watertable_platform.orchestration.spark_resource import build_spark_resourc
 from watertable_platform.orchestration.stream_job import build_stream_job
 from watertable_platform.orchestration.suites import Expected, build_suite_checks, find_suites
 from watertable_platform.orchestration.topics import Watched, build_topic
-from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, beta, topic_key
+from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, beta, dagster_name, topic_key
 
 LOADS: Final = "definition_loads"
 
@@ -60,20 +61,61 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         jobs.append(made[1])
         acts += build_rewind_jobs(app, settings)
         judged += [made[2], *([suites] if suites else [])]
-    batch = [_module_definitions(modules, folder) for folder, modules in loaded.items()]
     watched = _watched(apps)
     sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(watched, settings)] if apps else []
-    changed_days = build_automation_sensor(batch)
     specs = {spec.key: spec for spec in _topics(apps, translator)}
     topics = [build_topic(specs[topic_key(w.name)], w, settings) for w in watched]
-    own = dg.Definitions(
-        assets=[*topics, *tables, *(_broken_spec(name, b) for name, b in broken.items())],
-        asset_checks=[*judged, *(_broken_check(name, b) for name, b in broken.items())],
-        jobs=[*jobs, *acts],
-        sensors=[*sensors, *([changed_days] if changed_days else [])],
-        resources={"pyspark": build_spark_resource(settings)},
-    )
-    return dg.Definitions.merge(own, *batch)
+    resources = {"pyspark": build_spark_resource(settings)}
+
+    def whole(folders: Iterable[str]) -> dg.Definitions:
+        batch = [_module_definitions(loaded[folder], dagster_name(folder)) for folder in folders]
+        changed_days = build_automation_sensor(batch)
+        own = dg.Definitions(
+            assets=[*topics, *tables, *(_broken_spec(dagster_name(name), b) for name, b in broken.items())],
+            asset_checks=[*judged, *(_broken_check(dagster_name(name), b) for name, b in broken.items())],
+            jobs=[*jobs, *acts],
+            sensors=[*sensors, *([changed_days] if changed_days else [])],
+            resources=resources,
+        )
+        made = dg.Definitions.merge(own, *batch)
+        dg.Definitions.validate_loadable(made)
+        return made
+
+    try:
+        return whole(loaded)
+    except Exception:  # the files are the users': whatever it is, it is then told of the folder that it comes from
+        fitting, why = _sort_out(loaded, whole)
+        broken |= {f"{folder}_batch": Broken.of(project.batch[folder].folder, error) for folder, error in why.items()}
+        return whole(fitting)
+
+
+def _sort_out(folders: Iterable[str], whole: Callable[[Sequence[str]], object]) -> tuple[list[str], dict[str, Exception]]:
+    """Find the folders whose own definitions go together, first come, first served, and why those of the others don't.
+
+    They are tried in halves of halves. Some may name assets of a folder that comes later, so those that failed are tried again.
+    """
+    fitting: list[str] = []
+    why: dict[str, Exception] = {}
+
+    def add(some: Sequence[str]) -> None:
+        try:
+            whole([*fitting, *some])
+        except Exception as error:
+            if len(some) == 1:
+                why[some[0]] = error
+                return
+            add(some[: len(some) // 2])
+            add(some[len(some) // 2 :])
+        else:
+            fitting.extend(some)
+
+    waiting, before = list(folders), -1
+    while waiting and len(fitting) > before:
+        before = len(fitting)
+        why.clear()
+        add(waiting)
+        waiting = list(why)
+    return fitting, why
 
 
 def _topics(apps: Mapping[str, LoadedApp], translator: WatertableTranslator) -> Iterator[dg.AssetSpec]:
@@ -147,7 +189,7 @@ def _broken_spec(name: str, broken: Broken) -> dg.AssetSpec:
         dg.AssetKey([name, "failed_to_load"]),
         description=f"**This folder doesn't load**, so its streams and tables are as they were left:\n\n```\n{broken}\n```",
         group_name=name,
-        metadata={"location": broken.location},
+        metadata={"location": broken.location, "reason": str(broken)},
     )
 
 

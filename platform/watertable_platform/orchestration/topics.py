@@ -7,7 +7,6 @@ run too. End offsets and lag are numbers beside it, reported when they moved.
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import cast
@@ -17,7 +16,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from watertable.plan.nodes import Topic
 from watertable.settings import Settings
-from watertable_platform.orchestration.translator import beta, topic_key, topic_schema
+from watertable_platform.orchestration.translator import beta, dagster_name, topic_key, topic_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,9 @@ def build_topic(spec: dg.AssetSpec, watched: Watched, settings: Settings) -> dg.
         return dg.ObserveResult(asset_key=spec.key, metadata=found[0].metadata, data_version=version)
 
     with beta():
-        return cast("dg.AssetsDefinition", dg.multi_observable_source_asset(specs=[spec], name=_op_name(watched.name))(look))
+        return cast(
+            "dg.AssetsDefinition", dg.multi_observable_source_asset(specs=[spec], name=f"observe__{dagster_name(watched.name)}")(look)
+        )
 
 
 def observe(settings: Settings, watched: Collection[Watched], *, timeout: float = 5.0) -> list[dg.AssetObservation]:
@@ -102,9 +103,3 @@ def unseen(instance: dg.DagsterInstance, observations: Iterable[dg.AssetObservat
         if recorded != (observation.tags or {}).get(DATA_VERSION_TAG):
             kept.append(observation)
     return kept
-
-
-def _op_name(topic: str) -> str:
-    """Name a topic's op: topic names may hold dots and dashes, the names of ops can't."""
-    plain = re.sub(r"\W", "_", topic)
-    return f"observe__{plain}" if plain == topic else f"observe__{plain}_{hashlib.sha256(topic.encode()).hexdigest()[:6]}"

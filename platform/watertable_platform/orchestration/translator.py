@@ -8,6 +8,8 @@ changes while an app runs is on events. Pure: no Spark, no Kafka, no file is tou
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +69,12 @@ def topic_key(name: str) -> dg.AssetKey:
 def table_key(app: str, table: str) -> dg.AssetKey:
     """Give a table's asset key."""
     return dg.AssetKey([app, table])
+
+
+def dagster_name(text: str) -> str:
+    """Name something as Dagster can, which topics and Python's identifiers needn't keep to: a hash keeps apart what would be one name."""
+    plain = re.sub(r"[^A-Za-z0-9_]", "_", text)
+    return plain if plain == text else f"{plain}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @contextmanager

@@ -1,0 +1,45 @@
+"""What a development machine is told when code is saved: that Dagster has loaded it, or what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_graphql.test.utils import define_out_of_process_workspace, execute_dagster_graphql
+
+from watertable_platform import development
+
+ROOT = Path(__file__).resolve().parents[2]
+APP = """
+import watertable as wt
+app = wt.App("{name}")
+app.topic("lines", key="k STRING", value="n INT").stream().group_by_key().agg(n=wt.sum("n")).materialized_as("counts")
+"""
+
+
+def test_what_is_saved_is_said_to_be_loaded_only_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, torn, late = (tmp_path / "assets" / name for name in ("good/app.py", "torn/app.py", "late/report.py"))
+    for file in (good, torn, late):
+        file.parent.mkdir(parents=True)
+    good.write_text(APP.format(name="good"))
+    monkeypatch.setenv("WATERTABLE_PROJECT", str(tmp_path))
+    with (
+        dg.instance_for_test(temp_dir=str(tmp_path)) as instance,
+        define_out_of_process_workspace(str(ROOT / "workspace.yaml"), None, instance) as dagster,
+    ):
+
+        def ask(port: int, query: str) -> Any:
+            assert port == 1
+            return execute_dagster_graphql(dagster.create_request_context(), query).data
+
+        monkeypatch.setattr(development, "_ask", ask)
+        assert development._told(ask(1, development._LOADED)["workspaceOrError"]) == "loaded"
+        torn.write_text(APP.format(name="torn").replace('"n"', '"m"'))
+        late.write_text("import dagster as dg\n@dg.asset(required_resource_keys={'nowhere'})\ndef report() -> None: ...\n")
+        said, *broken = development._reload(1).split("; broken: ")
+        assert said == "loaded"
+        assert ["torn/app.py:4" in b or "nowhere" in b for b in broken] == [True, True]
+        (tmp_path / "pyproject.toml").write_text('[tool.watertable]\nassets = ["nowhere"]\n')
+        assert "there is no folder" in development._reload(1).partition("not loaded: ")[2]
