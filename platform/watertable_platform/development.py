@@ -92,7 +92,7 @@ def _dagster(settings: Settings, workspace: Path, port: int, stop: threading.Eve
                 return process.returncode
             now = _saved(settings)
             if now != seen:
-                changed = [str(p.relative_to(settings.project)) for p in sorted({*now, *seen}) if now.get(p) != seen.get(p)]
+                changed = [_shown(p, settings.project) for p in sorted({*now, *seen}) if now.get(p) != seen.get(p)]
                 say(f"↻ {', '.join(changed)}: {_reload(port)}")
                 seen = now
         return 0
@@ -109,6 +109,11 @@ def _saved(settings: Settings) -> Mapping[Path, int]:
         except FileNotFoundError:  # an editor replaces files
             continue
     return found
+
+
+def _shown(file: Path, project: Path) -> str:
+    """Write a path from the project's folder on, where it is in it: an assets folder may be anywhere."""
+    return str(file.relative_to(project) if file.is_relative_to(project) else file)
 
 
 def _reload(port: int) -> str:

@@ -139,7 +139,7 @@ class _File:
 
 def _python_files(folder: Path) -> list[Path]:
     """List the files to load: those beginning with _ are there to be imported, tests are there to be run."""
-    return [f for f in sorted(folder.glob("*.py")) if f.stem.isidentifier() and not f.stem.startswith(("_", "test_"))]
+    return [f for f in sorted(folder.glob("*.py")) if f.is_file() and f.stem.isidentifier() and not f.stem.startswith(("_", "test_"))]
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster_graphql.test.utils import define_out_of_process_workspace, execute_dagster_graphql
 
+from watertable.settings import Settings
 from watertable_platform import development
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,3 +45,27 @@ def test_what_is_saved_is_said_to_be_loaded_only_where_it_is(tmp_path: Path, mon
         assert ["torn/app.py:4" in b or "nowhere" in b for b in broken] == [True, True]
         (tmp_path / "pyproject.toml").write_text('[tool.watertable]\nassets = ["nowhere"]\n')
         assert "there is no folder" in development._reload(1).partition("not loaded: ")[2]
+
+
+def test_a_saved_file_is_told_wherever_the_assets_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dagster:
+        returncode = 0
+
+        def poll(self) -> int | None:
+            return None if len(said) < 2 else 0
+
+    class Watch(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            (tmp_path / "elsewhere" / "assets" / f"file{len(said)}.py").write_text("")
+            (tmp_path / "project" / "mine" / f"file{len(said)}.py").write_text("")
+            return False
+
+    said: list[str] = []
+    for folder in ("elsewhere/assets", "project/mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(development.subprocess, "Popen", lambda *_, **__: Dagster())
+    monkeypatch.setattr(development, "_end", lambda _: None)
+    monkeypatch.setattr(development, "_reload", lambda _: "loaded")
+    settings = Settings.load(tmp_path / "project", assets=["mine", str(tmp_path / "elsewhere" / "assets")])
+    assert development._dagster(settings, tmp_path / "workspace.yaml", 1, Watch(), said.append) == 0
+    assert said[0] == f"↻ {tmp_path}/elsewhere/assets/file0.py, mine/file0.py: loaded"

@@ -62,6 +62,14 @@ def test_an_app_that_has_no_folder_of_its_own_is_told_where_to_go(tmp_path: Path
         project.app("other")
 
 
+def test_a_folder_that_is_called_as_a_file_is_none(tmp_path: Path) -> None:
+    settings = write(tmp_path, good__app=APP.format(name="good"))
+    for name in ("app.py", "good/more.py"):
+        (tmp_path / "assets" / name).mkdir()
+    project = load_apps(settings)
+    assert (list(project.apps), project.broken) == (["good"], {})
+
+
 def test_a_name_that_two_folders_claim_runs_in_neither(tmp_path: Path) -> None:
     settings = write(
         tmp_path,
