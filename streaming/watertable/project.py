@@ -87,8 +87,12 @@ class Project:
         """Give the app of that name; raise `DefinitionError` that says which there are, or why its folder is broken."""
         if name in self.apps:
             return self.apps[name]
-        broken = "".join(f"\nbroken: {b}" for b in self.broken.values())
-        raise DefinitionError(f"no app {name!r}; there are: {', '.join(sorted(self.apps)) or 'none'}{broken}")
+        raise DefinitionError(f"no app {name!r}; there are: {', '.join(sorted(self.apps)) or 'none'}{self.told_broken}")
+
+    @property
+    def told_broken(self) -> str:
+        """Say what is broken, a line each, below what isn't found: it may be in there."""
+        return "".join(f"\nbroken: {b}" for b in self.broken.values())
 
 
 def load_apps(settings: Settings) -> Project:

@@ -90,6 +90,8 @@ def test_a_broken_folder_is_named_with_its_line_beside_the_apps_that_run(project
     (project / "assets" / "broken" / "app.py").write_text("import watertable as wt\nwt.App('x y')\n")
     assert main(["run", "x"]) == 2
     assert "assets/broken/app.py:2" in capsys.readouterr().err
+    with pytest.raises(TableNotFound, match=r"no table 'x'; there are: wordcount\.counts\nbroken: assets/broken/app\.py:2"):
+        show.find_table(load_apps(Settings.load(project)), "x")
 
 
 def test_the_broker_is_told_apart_for_programs_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def find_table(project: Project, name: str) -> tuple[Topology, TableDef]:
     if found:
         raise TableNotFound(f"several apps have a table {table!r}: name one of {', '.join(f'{t.app}.{table}' for t, _ in found)}")
     have = ", ".join(f"{a.name}.{t.name}" for a in project.apps.values() for t in a.topology.tables)
-    raise TableNotFound(f"no table {name!r}; there are: {have or 'none'}")
+    raise TableNotFound(f"no table {name!r}; there are: {have or 'none'}{project.told_broken}")
 
 
 def parse_at(text: str) -> At:
