@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import pytest
 
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
-from watertable_platform.orchestration import checks, stream_job
+from watertable_platform.orchestration import checks, stream_job, topics
 from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.assembly import build_definitions
 from watertable_platform.orchestration.child import Child, alive, birth
 from watertable_platform.orchestration.history import attempts, job_name
 from watertable_platform.orchestration.lease import Lease
@@ -81,7 +82,7 @@ def run(app: LoadedApp, settings: Settings, instance: dg.DagsterInstance, monkey
     def start(script: str, **config: object) -> dg.ExecuteInProcessResult:
         code = SAY + textwrap.dedent(script)
         monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", code])
-        job = stream_job.build_stream_job(app, settings)
+        job = stream_job.build_stream_job(app, settings, [])
         return job.execute_in_process(
             instance=instance, raise_on_error=False, run_config={"ops": {"run__shop": {"config": {"report_seconds": 0.0, **config}}}}
         )
@@ -378,6 +379,7 @@ def test_a_driver_ends_when_its_worker_is_killed_outright(tmp_path: Path, asked:
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGTERM, signal.{asked})
+from watertable_platform.orchestration.assembly import build_definitions
 from watertable_platform.orchestration.child import Child
 child = Child([sys.executable, "-c", "import time; time.sleep(600)"], env={{}}, cwd=Path("/"), log=Path({str(tmp_path / "log")!r}))
 print(child.pid, flush=True)
@@ -411,3 +413,30 @@ def test_a_lease_survives_a_reader_at_any_moment(settings: Settings) -> None:
         stop.set()
         thread.join()
     assert json.loads((settings.home_folder / "leases" / "shop.json").read_text())["run_id"] == "r"
+
+
+def test_all_that_tell_a_topics_version_tell_the_same_however_many_apps_read_it(
+    settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = """
+    import watertable as wt
+    app = wt.App("{app}")
+    app.topic("sales", key="k STRING", value="{value}").stream().group_by_key().agg(n=wt.sum("n")).materialized_as("stock")
+    """
+    for app, value in (("desk", "n INT"), ("shop", "n INT, size STRING")):
+        (settings.project / "assets" / app).mkdir(parents=True)
+        (settings.project / "assets" / app / "app.py").write_text(textwrap.dedent(reads).format(app=app, value=value))
+    told: list[set[str]] = []
+
+    def observe(_: Settings, watched: Iterable[topics.Watched]) -> list[dg.AssetObservation]:
+        told.append({f"{w.name} {topics.data_version('id', w.readers.values())}" for w in watched})
+        return []
+
+    monkeypatch.setattr(topics, "observe", observe)
+    monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", SAY])
+    definitions = build_definitions(load_apps(settings))
+    definitions.resolve_sensor_def("observe_topics")(dg.build_sensor_context())
+    for app in ("desk", "shop"):
+        definitions.resolve_job_def(f"stream__{app}").execute_in_process(instance=instance, raise_on_error=False)
+    assert len(told) == 3
+    assert told[0] == told[1] == told[2] != {"sales id"}

@@ -16,6 +16,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
 
 from watertable.errors import DefinitionError, SettingsError
+from watertable.plan.nodes import Topic
 from watertable.project import Broken, LoadedApp, Project
 from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.acts import build_tables
@@ -39,7 +40,6 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     broken = {**project.broken, **failed}
     apps: dict[str, LoadedApp] = {}
     tables: list[dg.AssetsDefinition] = []
-    jobs: list[dg.JobDefinition] = []
     acts: list[dg.JobDefinition] = []
     judged: list[dg.AssetChecksDefinition] = []
     expected: dict[str, Expected] = {}
@@ -51,17 +51,17 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
             broken[folder] = Broken(files.folder, str(error).partition(": ")[0], str(error))  # which begins with the suite's line
     for app in [app for app in project.apps.values() if app.name in expected]:
         try:
-            made = (build_tables(app, settings, translator), build_stream_job(app, settings), checks.build_checks(app, settings, loaded_at))
+            made = build_tables(app, settings, translator), checks.build_checks(app, settings, loaded_at)
             suites = build_suite_checks(app, expected[app.name])
         except (dg.DagsterError, DefinitionError, SettingsError) as error:  # e.g. an owner that is neither an address nor a team
             broken[app.folder.name] = Broken(app.folder, app.topology.location, f"{type(error).__name__}: {error}")
             continue
         apps[app.name] = app
         tables.append(made[0])
-        jobs.append(made[1])
         acts += build_rewind_jobs(app, settings)
-        judged += [made[2], *([suites] if suites else [])]
+        judged += [made[1], *([suites] if suites else [])]
     watched = _watched(apps)
+    jobs = [build_stream_job(app, settings, [w for w in watched if app.name in w.readers]) for app in apps.values()]
     sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(watched, settings)] if apps else []
     specs = {spec.key: spec for spec in _topics(apps, translator)}
     topics = [build_topic(specs[topic_key(w.name)], w, settings) for w in watched]
@@ -131,14 +131,13 @@ def _topics(apps: Mapping[str, LoadedApp], translator: WatertableTranslator) -> 
 
 
 def _watched(apps: Mapping[str, LoadedApp]) -> list[Watched]:
-    found: dict[str, Watched] = {}
+    readers: dict[str, dict[str, Topic]] = {}
     for app in apps.values():
         for topic in app.topology.topics:
-            before = found.get(topic.name)
-            found[topic.name] = Watched(topic.name, before.topic if before else topic, (*(before.readers if before else ()), app.name))
+            readers.setdefault(topic.name, {})[app.name] = topic
         for sink in app.topology.sinks:
-            found.setdefault(sink.topic, Watched(sink.topic, None))
-    return [found[name] for name in sorted(found)]
+            readers.setdefault(sink.topic, {})
+    return [Watched(name, readers[name]) for name in sorted(readers)]
 
 
 def _load_batch(project: Project) -> tuple[dict[str, tuple[ModuleType, ...]], dict[str, Broken]]:

@@ -10,6 +10,7 @@ again; see `supervisor`.
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import dagster as dg
@@ -49,12 +50,12 @@ class StreamConfig(dg.Config):
     take_over: bool = Field(False, description="ignore another environment's lease on this app")
 
 
-def build_stream_job(app: LoadedApp, settings: Settings) -> dg.JobDefinition:
-    """Make the job `stream__<app>`."""
+def build_stream_job(app: LoadedApp, settings: Settings, watched: Sequence[Watched]) -> dg.JobDefinition:
+    """Make the job `stream__<app>`; `watched` are the topics that it reads, as the whole project does."""
 
     @dg.op(name=f"run__{app.name}", description=f"Keep `watertable run {app.name}` running, and report what it does.")
     def keep_running(context: dg.OpExecutionContext, config: StreamConfig) -> None:
-        _Stream(context, config, app, settings).run()
+        _Stream(context, config, app, settings, watched).run()
 
     @dg.job(
         name=job_name(app.name),
@@ -71,8 +72,10 @@ def build_stream_job(app: LoadedApp, settings: Settings) -> dg.JobDefinition:
 class _Stream:
     """Hold one run: its lease, its driver, and what it has told so far."""
 
-    def __init__(self, context: dg.OpExecutionContext, config: StreamConfig, app: LoadedApp, settings: Settings) -> None:
-        self.context, self.config, self.app, self.settings = context, config, app, settings
+    def __init__(
+        self, context: dg.OpExecutionContext, config: StreamConfig, app: LoadedApp, settings: Settings, watched: Sequence[Watched]
+    ) -> None:
+        self.context, self.config, self.app, self.settings, self.watched = context, config, app, settings, watched
         self.instance = context.instance
         self.reporter = Reporter(context, self.instance, app.topology, config.report_seconds, Days.of(settings, app.name))
         self.lease = Lease(app=app.name, run_id=context.run_id, environment=environment(settings, self.instance))
@@ -212,9 +215,8 @@ class _Stream:
 
     def _observe_topics(self) -> None:
         """Record what the topics are before a table names them as its inputs; the topics sensor does the rest."""
-        watched = [Watched(topic.name, topic, (self.app.name,)) for topic in self.app.topology.topics]
         try:
-            self.reporter.observe(topics.unseen(self.instance, topics.observe(self.settings, watched)))
+            self.reporter.observe(topics.unseen(self.instance, topics.observe(self.settings, self.watched)))
         except KafkaError as error:
             self.context.log.warning(str(error))  # the driver will say it too, and wait
 

@@ -1,14 +1,15 @@
 """Observe topics: what they are (the data version) and how far they reach (metadata).
 
-A topic's data version is its id and its schema, never an offset: with offsets, every table would be stale for ever, right after its own
-run too. End offsets and lag are numbers beside it, reported when they moved.
+A topic's data version is its id and the schemas that it is read with, by all apps of the project: whoever tells it, the sensor or an app's
+stream, tells the same. It is never an offset: with offsets, every table would be stale for ever, right after its own run too. End offsets
+and lag are numbers beside it, reported when they moved.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
 import hashlib
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 import dagster as dg
@@ -21,11 +22,10 @@ from watertable_platform.orchestration.translator import beta, dagster_name, top
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Name a topic to observe: its declaration where an app reads it, and the apps whose lag behind it is shown."""
+    """Name a topic to observe: how the apps that read it declare it, by their names; their lag behind it is shown."""
 
     name: str
-    topic: Topic | None
-    readers: tuple[str, ...] = ()
+    readers: Mapping[str, Topic] = field(default_factory=dict)
 
 
 def build_topic(spec: dg.AssetSpec, watched: Watched, settings: Settings) -> dg.AssetsDefinition:
@@ -75,17 +75,16 @@ def observe(settings: Settings, watched: Collection[Watched], *, timeout: float 
                     "topic id": states[w.name].id,
                     **lag,
                 },
-                tags={DATA_VERSION_TAG: data_version(states[w.name].id, w.topic)},
+                tags={DATA_VERSION_TAG: data_version(states[w.name].id, w.readers.values())},
             )
         )
     return found
 
 
-def data_version(topic_id: str, topic: Topic | None) -> str:
-    """Identify what a topic is: its id in the cluster, and the schema that it is read with."""
-    if topic is None:
-        return topic_id
-    return f"{topic_id}:{hashlib.sha256(topic_schema(topic).sql().encode()).hexdigest()[:8]}"
+def data_version(topic_id: str, topics: Iterable[Topic]) -> str:
+    """Identify what a topic is: its id in the cluster, and the schemas that it is read with."""
+    schemas = sorted({topic_schema(topic).sql() for topic in topics})
+    return f"{topic_id}:{hashlib.sha256('; '.join(schemas).encode()).hexdigest()[:8]}" if schemas else topic_id
 
 
 def fingerprint(observation: dg.AssetObservation) -> str:
