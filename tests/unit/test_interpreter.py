@@ -12,7 +12,7 @@ import pytest
 
 import watertable as wt
 from watertable.dsl.streams import Stream
-from watertable.errors import DefinitionError, JobError
+from watertable.errors import DefinitionError, JobError, UnsupportedFunction
 from watertable.interpreter import Interpreter
 from watertable.plan.places import FAN_OUT
 from watertable.plan.windows import EPOCH, FOREVER
@@ -189,6 +189,31 @@ def test_an_event_time_that_is_null_or_before_1970_is_refused(feed: Feed) -> Non
         ("u", 2, "topic"),
     ]
     assert [o.timestamp for o in engine.outputs] == [at(7)]  # a tombstone has its record's own time
+
+
+def test_an_event_time_after_which_no_time_would_be_left_is_refused_whatever_else_is_in_the_record() -> None:
+    app = wt.App("a")
+    read = app.topic("t", value="at TIMESTAMP, x INT, sent TIMESTAMP", timestamp="at").stream()
+    windows = wt.tumbling(days=36_525, grace=wt.days(36_525))
+    read.group_by_key().windowed_by(windows).agg(n=wt.count()).materialized_as("n")
+    millis = 1_709_287_200_000  # which are read as seconds, of the year 56134
+    texts = [
+        f'{{"at": {millis}}}', f'{{"sent": {millis}, "at": {millis}}}', f'{{"at": {millis}, "x": "one"}}', '{"at": "9999-12-31T23:59:59Z"}',
+        '{"at": "9000-01-01T00:00:00Z"}', '{"at": "8999-12-31T23:59:59.999999Z"}',
+    ]  # fmt: skip
+    engine = Interpreter(app.topology())
+    engine.read([Record("t", 0, n, at(0), b"k", text.encode()) for n, text in enumerate(texts)])
+    says = "the event time is null, before 1970, or not before 9000"
+    assert [(q.record.offset, q.reason) for q in engine.quarantine] == [
+        (0, says),
+        (1, says),
+        (2, 'x: "one" is not INT'),
+        (3, says),
+        (4, says),
+    ]
+    assert [row["n"] for row in engine.tables["n"].values()] == [1]
+    with pytest.raises(UnsupportedFunction, match="years 1 to 9999"):  # it isn't refused in Spark, and no value for Python
+        engine.read([Record("t", 0, 9, at(0), b"k", f'{{"at": 1, "sent": {millis}}}'.encode())])
 
 
 def test_a_topic_that_the_app_does_not_read_is_no_input(feed: Feed) -> None:

@@ -72,6 +72,10 @@ def test_a_window_is_late_from_its_end_plus_grace_on() -> None:
         (lambda: wt.tumbling(hours=1, grace=wt.minutes(-1)), "grace must not be negative"),
         (lambda: wt.join_windows(grace=wt.minutes(-1)), "grace must not be negative"),
         (lambda: wt.join_windows(before=wt.minutes(-5), after=wt.minutes(4)), "must not end before it starts"),
+        (lambda: wt.tumbling(hours=1, grace=timedelta.max), "grace= wants a duration of at most 36,525 days"),
+        (lambda: wt.sessions(gap=wt.days(3_000_000)), "gap= wants a duration of at most"),
+        (lambda: wt.join_windows(before=timedelta.max, after=timedelta.max), "before= wants a duration of at most"),
+        (lambda: wt.join_windows(before=timedelta.min, after=timedelta.max), "before= wants a duration of at most"),
     ],
 )
 def test_impossible_windows_are_refused_with_what_came(make: object, says: str) -> None:

@@ -20,7 +20,17 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import EPOCH, SessionWindows, SlidingWindows, UnlimitedWindows, Windows, microseconds, sees_nulls
+from watertable.plan.windows import (
+    END_OF_TIME,
+    EPOCH,
+    UNTIMED,
+    SessionWindows,
+    SlidingWindows,
+    UnlimitedWindows,
+    Windows,
+    microseconds,
+    sees_nulls,
+)
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr
 
@@ -248,9 +258,9 @@ class Layout:
             well += f" AND NOT ({broken} AND {value} IS NOT NULL)"
         time = f"CASE WHEN {value} IS NULL THEN raw_ts ELSE {value}.{quote(topic.timestamp)} END" if topic.timestamp else "raw_ts"
         when = base.add(f"CASE WHEN {well} THEN {time} END", 2)
-        untimed = f"{well} AND COALESCE({when} < TIMESTAMP '1970-01-01 00:00:00Z', TRUE)"
-        base.fail(untimed, 3, "topic", topic.location, "the event time is null or before 1970")
-        time_ok = base.add(f"CASE WHEN {when} >= TIMESTAMP '1970-01-01 00:00:00Z' THEN {when} END", 3)
+        timely = f"{when} >= TIMESTAMP '{EPOCH:%F %TZ}' AND {when} < TIMESTAMP '{END_OF_TIME:%F %TZ}'"
+        base.fail(f"{well} AND NOT COALESCE({timely}, FALSE)", 3, "topic", topic.location, UNTIMED)
+        time_ok = base.add(f"CASE WHEN {timely} THEN {when} END", 3)
         present = base.add(f"{time_ok} IS NOT NULL", 4)
         return Flow(base, 5, present, {"key": key, "value": value, "ts": time_ok})
 

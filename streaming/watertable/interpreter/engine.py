@@ -24,7 +24,7 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How
-from watertable.plan.windows import EPOCH, MILLISECOND, SlidingWindows, of_stream_time, sees_nulls
+from watertable.plan.windows import END_OF_TIME, EPOCH, MILLISECOND, UNTIMED, SlidingWindows, of_stream_time, sees_nulls
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
 
 _MEMORY: Final = (
@@ -279,8 +279,8 @@ class Interpreter:
             return None
         key, value = decoded
         timestamp = value[topic.timestamp] if topic.timestamp and value is not None else record.timestamp  # a tombstone has only its own
-        if not isinstance(timestamp, datetime) or timestamp < EPOCH:
-            self._refuse("topic", topic.location, "the event time is null or before 1970")
+        if not isinstance(timestamp, datetime) or not EPOCH <= timestamp < END_OF_TIME:
+            self._refuse("topic", topic.location, UNTIMED)
             return None
         return Event(Place(max(now, timestamp), record.topic, record.partition, record.offset), timestamp, key, value)
 

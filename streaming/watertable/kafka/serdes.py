@@ -23,7 +23,7 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, Final
 
-from watertable.errors import DecodeError, EvaluationError
+from watertable.errors import DecodeError, EvaluationError, UnsupportedFunction
 from watertable.plan.nodes import Format, Topic
 from watertable.records import Record
 from watertable.schema import Schema, Type
@@ -98,8 +98,16 @@ def key_of(record: Record, topic: Topic) -> Row | None:
 
 
 def columns_of(record: Record, topic: Topic) -> Row | None:
-    """Read a record's value, and those of its headers that its topic names; None for a tombstone. Raises `DecodeError`."""
-    row = decode(record.value, topic.value, topic.value_format)
+    """Read a record's value, and those of its headers that its topic names; None for a tombstone. Raises `DecodeError`.
+
+    An event time that Python hasn't is none: such a record is refused, whatever else is in it.
+    """
+    try:
+        row = decode(record.value, topic.value, topic.value_format)
+    except UnsupportedFunction:
+        if topic.timestamp is None or not _is_beyond(record, topic, topic.timestamp):
+            raise
+        row = dict.fromkeys(topic.value.names)
     if row is None or not topic.headers:
         return row
     last = dict(record.headers)
@@ -110,6 +118,15 @@ def columns_of(record: Record, topic: Topic) -> Row | None:
         except UnicodeDecodeError as error:
             raise DecodeError(f"header {header.name}: not UTF-8: {error.reason} at byte {error.start}") from None
     return row
+
+
+def _is_beyond(record: Record, topic: Topic, column: str) -> bool:
+    """Tell whether it is this column that holds a time which Python hasn't."""
+    try:
+        decode(record.value, Schema.of([(column, topic.value[column])]), topic.value_format)
+    except UnsupportedFunction:
+        return True
+    return False
 
 
 def encode(row: Mapping[str, Any] | None, schema: Schema, form: Format) -> bytes | None:
@@ -202,12 +219,17 @@ def _struct_reader(kind: Type, readers: Mapping[str, Reader]) -> Reader:
         if type(value) is not _Object:
             raise _wrong(value, kind)
         row: Row = dict.fromkeys(readers)
+        beyond: UnsupportedFunction | None = None
         for name, field in value:
             if (reader := readers.get(name)) is not None:
                 try:
                     row[name] = reader(field)
                 except EvaluationError as error:
                     raise DecodeError(f"{name}: {error}") from None
+                except UnsupportedFunction as error:  # what is no value of its type counts for more, wherever it stands
+                    beyond = error
+        if beyond is not None:
+            raise beyond
         return row
 
     return read

@@ -27,6 +27,12 @@ from watertable.where import here
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 """Ends a window that doesn't end: late enough for any event, and a time that every Delta reader and time zone can hold."""
+END_OF_TIME = datetime(9000, 1, 1, tzinfo=UTC)
+"""Ends the event times that are believed: a thousand years are left in which windows, their grace and all that waits end, too."""
+UNTIMED = f"the event time is null, before {EPOCH.year}, or not before {END_OF_TIME.year}"
+"""Says why a record isn't placed in time."""
+LONGEST = timedelta(days=36_525)
+"""Bounds every duration, at 100 years: a sum of several, after any event time, is still a time that there is."""
 MILLISECOND = timedelta(milliseconds=1)
 _ZERO = timedelta(0)
 
@@ -493,9 +499,11 @@ def typed_time(text: str) -> datetime:
 
 
 def check_duration(value: object, what: str) -> None:
-    """Raise `DefinitionError` for what is no duration: a number by itself has no unit."""
+    """Raise `DefinitionError` for what is no duration, as a number without a unit, and for one that no time would be left after."""
     if not isinstance(value, timedelta):
         raise DefinitionError(f"{here()}: {what} wants a duration, such as wt.minutes(5); got {value!r}")
+    if abs(value) > LONGEST:
+        raise DefinitionError(f"{here()}: {what} wants a duration of at most {LONGEST.days:,} days, which is 100 years; got {value}")
 
 
 def words(duration: timedelta) -> str:
