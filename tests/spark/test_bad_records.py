@@ -49,3 +49,19 @@ def test_an_event_time_after_which_no_time_would_be_left_stops_nothing(spark: Sp
     )  # fmt: skip
     assert refused(found) == [("t", 1, "topic"), ("t", 2, "topic"), ("u", 1, "topic")]
     assert found.tables["sums"] == {("a",): {"key": "a", "n": 1}}
+
+
+def test_a_branch_that_takes_a_record_spares_it_the_conditions_of_the_later_ones(spark: SparkSession) -> None:
+    """Also where the condition that fails is the last, and where one fails before any is true: that one is refused."""
+    app = wt.App("branches")
+    read = app.topic("t", value="n INT, text STRING").stream()
+    split = read.split().branch("zero", "n = 0").branch("big", "10 / n > 3").branch("cast", "CAST(text AS INT) = n")
+    for name, branch in split.default_branch("rest").items():
+        branch.to(name)
+    found = both(
+        spark, app, record(0, n=0, text="x"), record(1, n=2, text="x"), record(2, n=9, text="9"), record(3, n=8), record(4, n=7, text="x")
+    )
+    assert {name: [json.loads(value or b"")["n"] for _, value, _, _ in sent] for name, sent in found.outputs.items()} == {
+        "zero": [0], "big": [2], "cast": [9], "rest": [8],
+    }  # fmt: skip
+    assert refused(found) == [("t", 4, "filter"), ("t", 4, "filter")]  # by the cast, and by what would take it otherwise

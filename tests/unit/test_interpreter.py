@@ -126,6 +126,20 @@ def test_split_sends_each_record_to_its_first_branch(feed: Feed) -> None:
     }
 
 
+def test_a_branch_that_takes_a_record_spares_it_the_conditions_of_the_later_ones(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        for name, branch in s.split().branch("zero", "x = 0").branch("big", "10 div x > 3").default_branch("rest").items():
+            branch.map_values(x="x").to(name)
+
+    engine = ran(define, [feed(i, x=x) for i, x in enumerate([0, 2, 9, None])])
+    assert engine.quarantine == []
+    assert {name: values(engine, name) for name in ("zero", "big", "rest")} == {
+        "zero": [{"x": 0}],
+        "big": [{"x": 2}],
+        "rest": [{"x": 9}, {"x": None}],
+    }
+
+
 @pytest.mark.parametrize(("verdict", "passed", "refused", "counted"), [("quarantine", 1, 1, 0), ("drop", 1, 0, 1), ("warn", 2, 0, 1)])
 def test_a_rule_quarantines_drops_or_only_counts(feed: Feed, verdict: str, passed: int, refused: int, counted: int) -> None:
     engine = ran(lambda a, s: s.expect("positive", "x > 0", on_fail=verdict).to("out"), [feed(0, x=1), feed(1, x=-1)])

@@ -463,10 +463,11 @@ class Branches:
         streams: dict[str, Stream] = {}
         earlier: list[str] = []
         for name, condition in branches:
-            alone = " AND ".join([f"COALESCE(({condition}), FALSE)", *(f"NOT COALESCE(({e}), FALSE)" for e in earlier)])
+            # the earlier ones come first: of what they take, this condition is never evaluated, and so can't fail
+            alone = " AND ".join([*earlier, f"COALESCE(({condition}), FALSE)"])
             predicate = parse_predicate(alone, self.stream._scope(), where)
             streams[name] = self.stream._with(nodes.Filter(parent=self.stream.node, condition=predicate, location=where))
-            earlier.append(condition)
+            earlier.append(f"NOT COALESCE(({condition}), FALSE)")
         return streams
 
 
