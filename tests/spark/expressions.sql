@@ -1,6 +1,17 @@
 -- arithmetic
 round(d_a, -2)
 round(d93_a, -2)
+f_a = 0.1F
+f_a + 0.1F
+CAST(0.1F AS DOUBLE)
+d_a < 0.1F
+d_a = 16777217F
+3.4028234663852886e38F
+-1e-45F
+ti_a = -128Y
+ti_a + 127Y
+si_a = -32768S
+bi_a = -9223372036854775808L
 i_a div i_b
 bi_a div bi_b
 ti_a div si_b
@@ -192,6 +203,12 @@ regexp_replace(s_a, '(b)|(c)', '$2-')
 regexp_replace(s_a, '^ *', '-')
 regexp_replace(s_a, '\\.', '')
 s_a RLIKE '^a'
+s_a RLIKE '[{}]|\\{|}'
+s_a RLIKE '(?<!\\w)b{1,2}(?!\\w)'
+sha2(s_a, 0)
+sha2(s_a, 224)
+sha2(s_a, 384)
+sha2(s_a, 512)
 s_a RLIKE 'c,?$'
 s_a RLIKE '\\w+'
 tim RLIKE '\\s$'

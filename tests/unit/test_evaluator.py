@@ -42,6 +42,7 @@ def value(text: str, **columns: Any) -> Any:
         ("CAST('2020-01-01 01:00:00+02:00' AS TIMESTAMP)", dt.datetime(2019, 12, 31, 23, tzinfo=dt.UTC)),
         ("transform(tags, x -> upper(x))", ["A", None]), ("filter(tags, `x y` -> `x y` IS NOT NULL)", ["a"]),
         ("struct(qty, name AS n)", {"qty": 7, "n": "abc"}),
+        ("CAST(0.1 AS FLOAT) = 0.1F", True), ("CAST(0.1F AS DOUBLE)", 0.10000000149011612), ("-128Y + 1Y", -127),
         ("CAST('NaN' AS DOUBLE) = CAST('NaN' AS DOUBLE)", True), ("greatest(ratio, CAST('NaN' AS DOUBLE)) > 1e308", True),
     ],
 )  # fmt: skip

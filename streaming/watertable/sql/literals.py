@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import sys
 from decimal import Decimal
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from watertable.schema import Type, from_sqlglot
 from watertable.sql import casts
 from watertable.sql.coercion import BIGINT, DAYS, DAYTIME, DOUBLE, FLOAT, INT, MONTHS, STRING
 from watertable.sql.coercion import decimal as decimal_type
-from watertable.sql.scalars import EXACT
+from watertable.sql.scalars import BOUNDS, EXACT, GREATEST_FLOAT, single
 from watertable.sql.terms import Lit, Term
 
 
@@ -69,9 +70,15 @@ def suffixed(node: exp.Expr, sign: str = "") -> Lit:
         case "decimal":
             return _decimal(digits)
         case "double" | "float":
-            return Lit(float(digits), FLOAT if kind.kind == "float" else DOUBLE)
+            real = float(digits)
+            if abs(real) > (GREATEST_FLOAT if kind == FLOAT else sys.float_info.max):
+                raise ExpressionError(f"{digits} is too large for a {kind.sql()}")
+            return Lit(single(real) if kind == FLOAT else real, kind)
         case _:
-            return Lit(int(digits), kind)
+            whole, bound = int(digits), BOUNDS[kind.kind]
+            if not -bound <= whole < bound:
+                raise ExpressionError(f"{digits} doesn't fit a {kind.sql()}: it goes from {-bound} to {bound - 1}")
+            return Lit(whole, kind)
 
 
 _INTERVAL_UNITS: Final = {"YEAR": ("months", 12), "MONTH": ("months", 1), "QUARTER": ("months", 3), "WEEK": ("days", 7), "DAY": ("days", 1),

@@ -16,6 +16,7 @@ from typing import Any, Final
 from watertable.errors import EvaluationError
 from watertable.schema import Type
 
+GREATEST_FLOAT: Final = float.fromhex("0x1.fffffep+127")
 BOUNDS: Final = {"tinyint": 1 << 7, "smallint": 1 << 15, "int": 1 << 31, "bigint": 1 << 63}
 EXACT: Final = Context(prec=120, rounding=ROUND_HALF_UP)
 _FLOAT32: Final = struct.Struct("f")

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from watertable.schema import Type, quote
+from watertable.sql.scalars import GREATEST_FLOAT, repr_single
 from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Term, Var, walk
 
 CANONICAL_VERSION: Final = 1
@@ -197,7 +198,11 @@ def literal(value: object, kind: Type) -> str:
             return f"{digits}BD" if natural == kind.precision else f"CAST({digits}BD AS {kind.sql()})"
         case float():
             name = kind.sql()
-            return f"{value!r}{name[0]}" if math.isfinite(value) else f"CAST('{value}' AS {name})"
+            if not math.isfinite(value):
+                return f"CAST('{value}' AS {name})"
+            if name == "FLOAT":  # with its fewest digits; those of the greatest are more than Spark takes for a FLOAT
+                value = value if abs(value) == GREATEST_FLOAT else float(repr_single(value))
+            return f"{value!r}{name[0]}"
         case str():
             return "'" + "".join(_ESCAPES.get(c, c) for c in value) + "'"
         case bytes():

@@ -19,7 +19,9 @@ from watertable.sql.scalars import fail
 
 _TERMINATORS: Final = "\n\r\u0085\u2028\u2029"
 _DOLLAR: Final = "(?=(?:\r\n|(?<!\r)\n|[\r\u0085\u2028\u2029])?\\Z)"
-_SAME: Final = frozenset("dDwWsSfrntaAbB\\.^$*+?()[]{}|/-\"'<>=!:,;@#%&~`_ ")
+_SAME: Final = frozenset("dDwWsSfrntaA\\.^$*+?()[]{}|/-\"'<>=!:,;@#%&~`_ ")
+_TIMES: Final = re.compile(r"\{[0-9]{1,9}(?:,[0-9]{0,9})?\}")
+_BOUNDARY: Final = ", nor one Java as another; write (?<!\\w) where a word begins, (?!\\w) where it ends"
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
 
@@ -34,13 +36,13 @@ def java_regex(pattern: str) -> str:
             following = pattern[i + 1 : i + 2]
             if following == "z" and not inside:
                 out.append("\\Z")
-            elif following in _SAME and following and not (inside and following in "bB"):
+            elif following in _SAME and following:
                 # \s misses the vertical tab's friends in neither; \w, \d and \s are ASCII in Java, as re.ASCII makes them here
                 out.append(char + following)
             elif following.isdigit() and following != "0" and not inside:
                 out.append(char + following)
             else:
-                raise _unshared(pattern, char + following)
+                raise _unshared(pattern, char + following, _BOUNDARY if following in ("b", "B") else "")
             step = 2
         elif inside:
             if char == "[" or pattern.startswith("&&", i):
@@ -63,14 +65,18 @@ def java_regex(pattern: str) -> str:
                 raise _unshared(pattern, pattern[i : i + 3])
             out.append(f"(?P<{found['name']}>" if found["name"] else found[0])
             step = len(found[0])
+        elif char == "{" and _TIMES.match(pattern, i) is None:
+            raise _unshared(pattern, char, "; write \\{ for the character, {n}, {n,} or {n,m} for a number of times")
         else:
             out.append(char)
         i += step
     return "".join(out)
 
 
-def _unshared(pattern: str, part: str) -> ExpressionError:
-    return ExpressionError(f"the pattern {pattern!r} uses {part!r}, which Java's and Python's regular expressions don't read alike")
+def _unshared(pattern: str, part: str, instead: str = "") -> ExpressionError:
+    return ExpressionError(
+        f"the pattern {pattern!r} uses {part!r}, which Java's and Python's regular expressions don't read alike{instead}"
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -299,7 +305,9 @@ def sha1(value: bytes) -> str:
 
 
 def sha2(bits: int) -> Callable[..., str]:
-    """Return the SHA-2 digest of a given width in hexadecimal."""
+    """Return the SHA-2 digest of a given width in hexadecimal; raise `ExpressionError` for one that there isn't."""
+    if bits not in (0, 224, 256, 384, 512):
+        raise ExpressionError(f"sha2 has 224, 256, 384 or 512 bits, and 0 for 256; got {bits}")
     name = f"sha{bits or 256}"
     return lambda value, *_: hashlib.new(name, value).hexdigest()
 
