@@ -115,6 +115,21 @@ def test_past_python_s_calendar_the_interpreter_stops_instead_of_failing_the_rec
         value("day + 3000000")
 
 
+def test_long_chains_and_cases_need_no_nesting() -> None:
+    numbers = range(100, 350)
+    assert value(" OR ".join(f"qty = {n}" for n in numbers)) is False
+    assert value(" OR ".join(f"qty = {n}" for n in numbers), qty=349) is True
+    assert value(" AND ".join(f"other <> {n}" for n in numbers)) is None
+    assert value(" AND ".join([*(f"other <> {n}" for n in numbers), "qty = 1"])) is False
+    assert value(" AND ".join(["qty = 7", *(f"qty <> {n}" for n in numbers), "10 div (qty - 7) = 1"][:-1])) is True
+    assert value(f"CASE {' '.join(f'WHEN qty = {n} THEN {n}' for n in numbers)} ELSE -1 END", qty=349) == 349
+
+
+def test_what_is_nested_too_deeply_for_python_names_the_expression() -> None:
+    with pytest.raises(UnsupportedFunction, match=r"qty.* is nested too deeply to be interpreted"):
+        value(" + ".join(["qty"] * 250))
+
+
 def test_no_text_of_the_user_gets_into_the_code_that_runs() -> None:
     assert value("transform(array(1), `x: 1, __import__('os').abort()` -> 2)") == [2]
     assert value("'\"]; raise SystemExit #'") == '"]; raise SystemExit #'

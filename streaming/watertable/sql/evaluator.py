@@ -1,8 +1,8 @@
 """Evaluate expressions over Python rows, without Spark: the interpreter's side of the expression subset.
 
-A typed tree is lowered to sqlglot's and handed to the Python generator of sqlglot's own executor; three-valued AND, OR and NOT are the
-executor's, every other operator is the Python function of its entry in `functions`. The code is compiled once per expression. The law:
-value, null and failure are what Spark's ANSI mode gives, in Spark's order of evaluation: a strict function stops at its first null.
+A typed tree is lowered to sqlglot's and handed to the Python generator of sqlglot's own executor; three-valued NOT is the executor's, every
+other operator is a Python function, that of its entry in `functions` or a lazy one below. The code is compiled once per expression. The
+law: value, null and failure are what Spark's ANSI mode gives, in Spark's order of evaluation: a strict function stops at its first null.
 """
 
 from __future__ import annotations
@@ -48,10 +48,14 @@ def compiled(expr: Expr) -> Compiled:
     from sqlglot.executor.python import Python
 
     lowering = _Lowering()
-    tree = lowering.lower(expr.ast)
-    source = Python().generator(identify=True, comments=False).generate(tree)
-    environment = {"AND": ENV["AND"], "OR": ENV["OR"], "NOT": ENV["NOT"], **lowering.names}
-    code = compile(f"lambda scope: {source}", f"<{expr.sql}>", "eval")
+    try:
+        source = Python().generator(identify=True, comments=False).generate(lowering.lower(expr.ast))
+        code = compile(f"lambda scope: {source}", f"<{expr.sql}>", "eval")
+    except (RecursionError, SyntaxError, MemoryError):  # Python's parser says either of the last two
+        raise UnsupportedFunction(
+            f"{expr.sql.lstrip('(')[:80]}... is nested too deeply to be interpreted: make it in steps, by with_columns"
+        ) from None
+    environment = {"NOT": ENV["NOT"], **lowering.names}
     return _over(eval(code, environment), tuple(lowering.namespaces))  # noqa: S307 (our own generated code, no text of the user's)
 
 
@@ -111,17 +115,15 @@ class _Lowering:
         name, args = term.function.name, term.args
         match name:
             case "and":
-                return exp.And(this=self.lower(args[0]), expression=self.lower(args[1]))
+                return self.apply(_all, [self.lazy(a) for a in _operands(term)])
             case "or":
-                return exp.Or(this=self.lower(args[0]), expression=self.lower(args[1]))
+                return self.apply(_any, [self.lazy(a) for a in _operands(term)])
             case "not":
                 return exp.Not(this=self.lower(args[0]))
             case "isnull":
                 return exp.Paren(this=exp.Is(this=self.lower(args[0]), expression=exp.Null()))
             case "case":
-                pairs = zip(args[:-1:2], args[1::2], strict=True)
-                branches = [exp.If(this=self.lower(c), true=self.lower(v)) for c, v in pairs]
-                return exp.Case(ifs=branches, default=self.lower(args[-1]))
+                return self.apply(_case, [self.lazy(a) for a in args])
             case "coalesce":
                 return self.apply(_coalesce, [self.lazy(a) for a in args])
             case "attempt":
@@ -139,6 +141,46 @@ class _Lowering:
 
     def lazy(self, term: Term) -> exp.Expr:
         return exp.Lambda(this=self.lower(term), expressions=[])
+
+
+def _operands(term: Call) -> list[Term]:
+    """List what a chain of ANDs, or one of ORs, joins: side by side they need no nesting, of which Python's parser takes little."""
+    found: list[Term] = []
+    ahead: list[Term] = [term]
+    while ahead:
+        part = ahead.pop()
+        if isinstance(part, Call) and part.function is term.function:
+            ahead.extend(reversed(part.args))
+        else:
+            found.append(part)
+    return found
+
+
+def _all(*args: Callable[[], object]) -> object:
+    """Give Spark's AND: false at the first that is false, else null if any is."""
+    found: object = True
+    for arg in args:
+        if (value := arg()) is False:
+            return False
+        found = None if value is None else found
+    return found
+
+
+def _any(*args: Callable[[], object]) -> object:
+    """Give Spark's OR: true at the first that is true, else null if any is."""
+    found: object = False
+    for arg in args:
+        if (value := arg()) is True:
+            return True
+        found = None if value is None else found
+    return found
+
+
+def _case(*args: Callable[[], object]) -> object:
+    for condition, value in zip(args[:-1:2], args[1::2], strict=True):
+        if condition() is True:
+            return value()
+    return args[-1]()
 
 
 def _coalesce(*args: Callable[[], object]) -> object:
