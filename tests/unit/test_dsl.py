@@ -107,6 +107,19 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: s.group_by("sku").count().materialized_as("a-b"), SchemaError, "not an identifier", id="bad table"),
         pytest.param(lambda a, s, t: s.merge(s.map_values(x="qty")), SchemaError, "same value columns", id="merge of two shapes"),
         pytest.param(lambda a, s, t: s.merge(s.select_key("qty")), SchemaError, "same key columns", id="merge of two keys"),
+        pytest.param(lambda a, s, t: s.merge(wt.App("other").topic("sales", value="qty INT").stream()), DefinitionError,
+                     "merge wants streams of one app: 'shop' here, 'other' there", id="merge of two apps"),
+        pytest.param(lambda a, s, t: (s.to("x"), a.topic("x", value="qty INT")), DefinitionError, "that is a loop", id="reads its own"),
+        pytest.param(lambda a, s, t: a.topic("o", value="m ARRAY<MAP<INT, STRING>>"), SchemaError, "value: m holds a MAP<INT, STRING>",
+                     id="a map that JSON hasn't"),
+        pytest.param(lambda a, s, t: a.topic("o", key="m MAP<DATE, INT>", value="x INT"), SchemaError, "key: m holds", id="in a key"),
+        pytest.param(lambda a, s, t: s.group_by(window_start="qty").windowed_by(wt.tumbling(hours=1)).count(), SchemaError,
+                     "'window_start' is named twice", id="a group named as the window"),
+        pytest.param(lambda a, s, t: s.with_columns(window_end="sku").dedupe(name="d", within=wt.days(1), by="window_end"), SchemaError,
+                     "'window_end' is named twice", id="dedupe by a column named as the window"),
+        pytest.param(lambda a, s, t: s.filter("(" * 300 + "qty > 1" + ")" * 300), ExpressionError, "nested too deeply", id="too deep"),
+        pytest.param(lambda a, s, t: s.map_values(x="replace(" * 300 + "sku" + ", 'a', 'b')" * 300), ExpressionError, "nested too deeply",
+                     id="too deep a call"),
         pytest.param(lambda a, s, t: s.expect("r", "qty > 0", on_fail="stop"), DefinitionError, "quarantine, drop, warn", id="verdict"),
         pytest.param(lambda a, s, t: s.split().branch("x", "qty > 0").branch("x", "TRUE"), DuplicateName, "branch 'x'", id="branch twice"),
         pytest.param(lambda a, s, t: s.to("a topic"), SchemaError, "no Kafka topic name", id="a bad topic"),
@@ -190,6 +203,22 @@ def test_what_cannot_be_right_is_refused_where_it_is_written(
         attempt(app, sales, items)
     assert str(raised.value).startswith(f"{HERE}:{line}: "), raised.value
     assert says in str(raised.value)
+
+
+def test_a_comment_may_end_an_expression_wherever_there_is_one_and_changes_no_fingerprint() -> None:
+    def made(end: str) -> str:
+        app = wt.App("notes")
+        notes = app.topic("notes", key="k STRING", value="n INT").stream()
+        notes.filter_not(f"n > 3{end}").split().branch("some", f"n > 1{end}").branch("few", f"n > 0{end}").default_branch()["few"].to("few")
+        table = notes.group_by_key().agg(
+            n=wt.count(f"n{end}"), total=wt.sum(f"n{end}"), mean=wt.avg(f"n{end}"), top=wt.top_k(2, f"n{end}", f"n{end}"),
+            folded=wt.aggregate(f"0{end}", f"acc + n{end}"), distinct=wt.approx_count_distinct(f"n{end}"),
+        )  # fmt: skip
+        rows = table.materialized_as("of_stream").filter_not(f"n > 5{end}").materialized_as("of_table").group_by(n=f"n{end}")
+        rows.agg(total=wt.sum(f"total{end}"), last=wt.last(f"total{end}")).materialized_as("of_rows")
+        return app.fingerprint
+
+    assert made("") == made(" -- 'said (here") == made(" /* and ) here */")
 
 
 def test_a_second_table_of_a_name_is_refused_with_both_places(sales: Stream) -> None:

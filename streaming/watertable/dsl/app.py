@@ -18,6 +18,7 @@ from datetime import timedelta
 from watertable.dsl.definitions import (
     check_columns,
     check_key,
+    check_read,
     check_topic_name,
     check_typed,
     chosen_format,
@@ -87,12 +88,16 @@ class App:
         the same. What comes to it later, of an earlier time, is late for what was closed.
 
         Raises `SchemaError` for a bad DDL, name, format, header or time column, `DuplicateName` for a topic declared twice, and
-        `DefinitionError` for an `idle_after` that isn't longer than zero.
+        `DefinitionError` for one that the app writes, or an `idle_after` that isn't longer than zero.
         """
         where = here()
         check_topic_name(name, where)
         if name in self._topics:
             raise DuplicateName(f"{where}: topic {name!r} is already declared at {self._topics[name].location}; reuse that object")
+        if name in self._sinks:
+            raise DefinitionError(
+                f"{where}: topic {name!r} is written by this app at {self._sinks[name].location}, so it can't read it: that is a loop"
+            )
         if idle_after is not None:
             check_duration(idle_after, "idle_after=")
             if idle_after <= timedelta(0):
@@ -104,12 +109,18 @@ class App:
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
             raise SchemaError(f"{where}: timestamp={timestamp!r} must name a TIMESTAMP column of the value; it has {have}")
+        key_is, value_is = (
+            chosen_format(key_format, keys, where, default=key_format_of(keys)),
+            chosen_format(value_format, values, where, default=Format.JSON),
+        )
+        for part, schema, form in (("key", keys, key_is), ("value", values, value_is)):
+            check_read(schema, form, f"{where}: {part}")
         self._topics[name] = Topic(
             name=name,
             key=keys,
             value=values,
-            key_format=chosen_format(key_format, keys, where, default=key_format_of(keys)),
-            value_format=chosen_format(value_format, values, where, default=Format.JSON),
+            key_format=key_is,
+            value_format=value_is,
             headers=read,
             timestamp=timestamp,
             archive=archive,

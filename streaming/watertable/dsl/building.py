@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from types import FunctionType
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from watertable.plan.stages import Named
 from watertable.plan.windows import check_duration
 from watertable.processing import DELETED
 from watertable.schema import Schema, check_names
-from watertable.sql.expressions import Expr, Scope, parse
+from watertable.sql.expressions import Expr, Scope, closed, parse
 from watertable.sql.udfs import known_by
 
 if TYPE_CHECKING:
@@ -35,12 +36,18 @@ def bound_aggregates(
             raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
     with placed(where):
         check_names(aggregates)
-    bound = tuple(bind_one(name, aggregation) for name, aggregation in aggregates.items())
+    bound = tuple(bind_one(name, _closed(aggregation)) for name, aggregation in aggregates.items())
     kept = ["__rows", *(part.name.lower() for aggregate in bound for part in aggregate.state)]
     taken = sorted({name for name in kept if kept.count(name) > 1})
     if taken:
         raise DefinitionError(f"{where}: {', '.join(taken)} is also the name of a part that another aggregate keeps; rename the column")
     return bound
+
+
+def _closed(aggregation: Aggregation) -> Aggregation:
+    """End the comments of what an aggregate is of: its texts are put into longer ones."""
+    argument, by = (None if text is None else closed(text) for text in (aggregation.argument, aggregation.by))
+    return replace(aggregation, argument=argument, by=by)
 
 
 def check_steps(columns: dict[str, str], where: str) -> Aggregation:

@@ -94,6 +94,16 @@ def check_key(key: Schema, where: str, operator: str) -> None:
             raise ExpressionError(f"{where}: {operator}: {name} is a {kind.sql()}, which makes no key; cast it, e.g. to STRING")
 
 
+def check_read(schema: Schema, form: Format, where: str) -> None:
+    """Raise `SchemaError` for what can't be read in a format: the names of a JSON object are text."""
+    kinds = [(column.name, kind) for column in schema for kind in column.type.walk()] if form is Format.JSON else []
+    for name, kind in kinds:
+        if kind.map_key is not None and kind.map_key.kind != "string":
+            raise SchemaError(
+                f"{where}: {name} holds a {kind.sql()}, and keys of JSON are text: declare MAP<STRING, ...>, and cast its keys"
+            )
+
+
 def check_typed(columns: Iterable[Column], where: str) -> None:
     """Raise `ExpressionError` for columns that are NULL without a type, or have one in them: nothing can keep it."""
     if untyped := [column.name for column in columns if any(kind.kind == "void" for kind in column.type.walk())]:

@@ -31,6 +31,7 @@ from watertable.dsl.definitions import (
     here,
     identifier,
     key_format_of,
+    placed,
 )
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.plan import nodes, plan
@@ -44,7 +45,7 @@ from watertable.plan.stages import How, Named
 from watertable.plan.windows import JoinWindows, TimeWindows, Windows, until_window_closes
 from watertable.processing import Context, Record
 from watertable.schema import Schema
-from watertable.sql.expressions import Scope, parse, parse_negation, parse_predicate
+from watertable.sql.expressions import Scope, closed, parse, parse_negation, parse_predicate
 
 if TYPE_CHECKING:
     from watertable.dsl.app import App
@@ -140,6 +141,7 @@ class Stream:
         for other in others:
             if not isinstance(other, Stream):
                 raise DefinitionError(f"{where}: merge wants streams; got a {type(other).__name__}; a table's to_stream() is one")
+            check_same_app(self.app, other.app, f"{where}: merge wants streams of one app")
             for part, mine, theirs in (("key", self.key, other.key), ("value", self.value, other.value)):
                 if mine != theirs:
                     raise SchemaError(f"{where}: merge wants the same {part} columns: ({mine.sql()}) here, ({theirs.sql()}) there")
@@ -462,7 +464,8 @@ class Branches:
     def _streams(self, branches: list[tuple[str, str]], where: str) -> dict[str, Stream]:
         streams: dict[str, Stream] = {}
         earlier: list[str] = []
-        for name, condition in branches:
+        for name, text in branches:
+            condition = closed(text)
             # the earlier ones come first: of what they take, this condition is never evaluated, and so can't fail
             alone = " AND ".join([*earlier, f"COALESCE(({condition}), FALSE)"])
             predicate = parse_predicate(alone, self.stream._scope(), where)
@@ -589,7 +592,8 @@ def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates
     scope = scope_of(stream.node)
     bound = bound_aggregates(aggregates, where, lambda name, aggregation: bind(name, aggregation, scope, where))
     node = nodes.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
-    check_columns(plan.key_of(node), plan.value_of(node), where)
+    with placed(where):
+        check_columns(plan.key_of(node), plan.value_of(node), where)
     return tables.Table(stream.app, node)
 
 

@@ -17,7 +17,7 @@ from watertable.sql.coercion import BOOLEAN, TIMESTAMP
 from watertable.sql.spark_sql import canonical, never_raising, strict
 from watertable.sql.terms import Ref, Term, walk
 
-__all__ = ["Expr", "Scope", "parse", "parse_negation", "parse_predicate", "window_schema"]
+__all__ = ["Expr", "Scope", "closed", "parse", "parse_negation", "parse_predicate", "window_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,12 @@ def parse(text: str, scope: Scope, where: str) -> Expr:
         term = Binder(scope.namespaces, scope.bare, udfs=scope.udfs).bind(read(text))
         if term.type.kind.startswith("interval"):
             raise ExpressionError("an interval is no column type; add it to a DATE or TIMESTAMP")
+        return expression_of(term, scope)
     except (ExpressionError, UnknownColumn, SchemaError) as error:
         kind = ExpressionError if isinstance(error, SchemaError) else type(error)
         raise kind(f"{where}: in {text!r}: {error}") from None
-    return expression_of(term, scope)
+    except RecursionError:
+        raise ExpressionError(f"{where}: in {text!r}: it is nested too deeply; make it in steps, by with_columns") from None
 
 
 def expression_of(term: Term, scope: Scope) -> Expr:
@@ -104,4 +106,9 @@ def parse_predicate(text: str, scope: Scope, where: str) -> Expr:
 def parse_negation(condition: str, scope: Scope, where: str) -> Expr:
     """Parse a condition that must be BOOLEAN, and give its opposite, which is true also where it is null."""
     parse_predicate(condition, scope, where)  # what is wrong is told in the words that were written
-    return parse_predicate(f"NOT COALESCE(({condition}), FALSE)", scope, where)
+    return parse_predicate(f"NOT COALESCE(({closed(condition)}), FALSE)", scope, where)
+
+
+def closed(text: str) -> str:
+    """End the comment that may end a text, so that more text can follow it."""
+    return f"{text}\n" if "--" in text else text
