@@ -155,6 +155,15 @@ def test_a_table_of_a_topic_keeps_the_last_value_at_its_place() -> None:
     assert table.alive is not None
 
 
+def test_walking_a_plan_gives_a_shared_node_once_however_many_ways_lead_to_it() -> None:
+    read = stream = wt.App("diamonds").topic("t", value="n INT").stream()
+    for n in range(40):
+        branches = stream.split().branch("one", f"n > {n}").default_branch("other")
+        stream = branches["one"].merge(branches["other"])
+    walked = list(plan.walk(stream.node))
+    assert (len(walked), walked[0], walked[-1]) == (121, read.node, stream.node)
+
+
 def test_walking_a_plan_gives_parents_before_children() -> None:
     (table, *_) = apps.retail().topology().tables
     kinds = [type(node).__name__ for node in plan.walk(table.node)]

@@ -22,8 +22,18 @@ LATER: Final = {"later": True}
 """Marks a field that older releases don't know. At its default it isn't written, so that the fingerprints of what they made still hold."""
 
 
-def canonical(part: object) -> object:
-    """Write a part of a plan in our own canonical form: nested lists of plain values, without locations and comments."""
+def canonical(part: object, _known: dict[int, object] | None = None) -> object:
+    """Write a part of a plan in our own canonical form: nested lists of plain values, without locations and comments.
+
+    What several steps share is in the form of each, and written out once.
+    """
+    known = {} if _known is None else _known
+    if id(part) not in known:
+        known[id(part)] = _canonical(part, known)
+    return known[id(part)]
+
+
+def _canonical(part: object, known: dict[int, object]) -> object:
     match part:
         case Expr():
             return ["expr", part.canonical]
@@ -36,10 +46,10 @@ def canonical(part: object) -> object:
         case StrEnum():
             return part.value
         case tuple() | list():
-            return [canonical(p) for p in part]
+            return [canonical(p, known) for p in part]
         case _ if dataclasses.is_dataclass(part) and not isinstance(part, type):
             parts = [(f, getattr(part, f.name)) for f in dataclasses.fields(part) if f.compare]
-            written = ([f.name, canonical(value)] for f, value in parts if f.metadata != LATER or value != f.default)
+            written = ([f.name, canonical(value, known)] for f, value in parts if f.metadata != LATER or value != f.default)
             return [type(part).__name__, *written]
         case None | str() | int() | bool():
             return part

@@ -29,7 +29,7 @@ def check_room(end: Stream | Table) -> None:
     """Refuse what needs numbers of more than 64 bits somewhere above its end: raise `DefinitionError` at the first such step."""
     known: dict[int, int] = {}
     for node in walk(end):
-        if id(node) not in known and _room(node, known) > _LARGEST:
+        if _room(node, known) > _LARGEST:
             raise DefinitionError(
                 f"{node.location}: too many steps that make several records of one follow each other: what keeps their order takes "
                 f"{(_room(node, known) - 1).bit_length()} bits here, of 63; write a topic before (to), and go on from it in another app"

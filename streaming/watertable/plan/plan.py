@@ -314,11 +314,14 @@ def parents_of(node: Stream | Table) -> tuple[Stream | Table, ...]:
             return (node.parent,)
 
 
-def walk(node: Stream | Table) -> Iterator[Stream | Table]:
-    """Go through a node and everything above it, parents first; a shared node comes once for each way to it."""
-    for parent in parents_of(node):
-        yield from walk(parent)
-    yield node
+def walk(node: Stream | Table, _seen: set[int] | None = None) -> Iterator[Stream | Table]:
+    """Go through a node and everything above it, parents first; a shared node comes once, however many ways lead to it."""
+    seen = set[int]() if _seen is None else _seen
+    if id(node) not in seen:
+        seen.add(id(node))
+        for parent in parents_of(node):
+            yield from walk(parent, seen)
+        yield node
 
 
 def key_of(node: Stream | Table) -> Schema:
