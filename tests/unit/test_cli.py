@@ -230,6 +230,19 @@ def test_a_ctrl_c_that_comes_twice_at_once_is_one_and_a_later_one_means_now(monk
         assert ended == [130]
 
 
+@pytest.mark.parametrize("unfinished", ["stopped before it was done", ""])
+def test_a_stop_that_is_cut_short_fails_and_says_what_is_unfinished_where_something_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unfinished: str
+) -> None:
+    ended, over = list[int](), threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: (ended.append(code), over.set()))
+    with terminal.stop_on_signals(within=0.01, unfinished=unfinished) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert over.wait(10)
+    assert stop.is_set()
+    assert (ended, capsys.readouterr().err.strip()) == ([1 if unfinished else 0], unfinished)
+
+
 def _shown(view: Progress) -> str:
     console = Console(width=140, file=(out := io.StringIO()))
     console.print(view._render())

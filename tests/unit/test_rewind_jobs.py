@@ -5,20 +5,28 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dagster as dg
 import pytest
 from rich.console import Console
 
 from tests.unit.test_rewind import facts, planned
+from watertable.acts import shadow as beside
 from watertable.acts.shadow import ColumnDiff, Diff, Sample, TableDiff
+from watertable.errors import RewindRefused
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
-from watertable_platform.cli import show
+from watertable.store.commits import CommitInfo, Position
+from watertable_platform.cli import rewinding, show
 from watertable_platform.cli.main import main
 from watertable_platform.orchestration import checks, rewind_jobs
 from watertable_platform.orchestration.assembly import build_definitions
@@ -135,6 +143,49 @@ def test_an_act_whose_process_was_killed_says_so(app: LoadedApp, instance: dg.Da
     told = failed.step_failure_data.user_failure_data
     assert told is not None
     assert told.description == "the command was killed by signal 9 without a word: asked for again, it says whether it was done"
+
+
+@pytest.mark.parametrize(("number", "config"), [(0, {"to": "4", "dry_run": False}), (2, {"dry_run": False}), (3, {})])
+def test_an_act_that_ends_without_having_done_it_fails_whatever_its_exit_code(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, number: int, config: dict[str, Any]
+) -> None:
+    result, _ = launch(app, instance, monkeypatch, f"print({DIFFERS!r})", number, **config)
+    (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    told = failed.step_failure_data.user_failure_data
+    assert told is not None
+    assert "the command ended by itself with exit code 0" in (told.description or "")
+
+
+@pytest.mark.parametrize("when", ["diff", "promote", "fold_all", ""])
+def test_a_shadow_takes_no_place_after_a_stop_and_one_that_has_stays_there(
+    app: LoadedApp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    done, ended = list[str](), list[int]()
+
+    def step(name: str, gives: Any) -> Any:
+        def do(*_: object, **__: object) -> Any:
+            done.append(name)
+            if when == name:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+            return gives
+
+        return do
+
+    ends = step("diff", DIFF), step("promote", (Position("shop", 1, 9), Position("shop", 3, 9)))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(beside, "diff", ends[0])
+    monkeypatch.setattr(beside, "promote", ends[1])
+    monkeypatch.setattr(beside, "current", lambda store: CommitInfo(writer="a shadow"))
+    monkeypatch.setattr(rewinding, "_red", lambda *_: [])
+    monkeypatch.setattr("watertable.runtime.job.run", lambda *_, **__: None)
+    store, settings = SimpleNamespace(fold_all=step("fold_all", {})), Settings.load(app.folder.parents[1])
+    with pytest.raises(RewindRefused, match="stopped before the shadow took its place") if when == "diff" else nullcontext():
+        rewinding._promote(settings, app, cast("Any", None), cast("Any", store), apply=True, despite_checks=False, emit=False, reason="",
+                           as_json=True)  # fmt: skip
+    assert done == {"diff": ["diff"], "promote": ["diff", "promote"]}.get(when, ["diff", "promote", "fold_all"])
+    assert ended == ([0] if when == "fold_all" else [])
+    assert ('"promoted"' in capsys.readouterr().out) == (when != "diff")
 
 
 def test_a_rewind_in_the_shadow_shows_its_diff_on_the_run_and_touches_no_table(

@@ -170,7 +170,8 @@ def parity(
     settings, loaded = terminal.find_app(name)
     kafka, topology = Admin(Cluster.of(settings)), loaded.topology
     kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
-    with terminal.begin_session(settings) as spark, terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+    cut = f"stopped; {name} goes on as it was, and the next parity does away with what is left of this one"
+    with terminal.begin_session(settings) as spark, terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
 
         def replay() -> None:
@@ -225,15 +226,18 @@ def _promote(
     from watertable_platform.cli.progress import JsonLines, Progress
 
     name, log = loaded.name, settings.log_file("query")
-    with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+    on = f"`watertable promote {name} --apply` goes on with it"
+    cut = f"stopped before the shadow took its place, or was told so: {on}, or says that it has" if apply else "stopped; nothing is changed"
+    with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
+
+        def refuse_when_stopped() -> None:
+            if stop.is_set():
+                raise RewindRefused(f"stopped before the shadow took its place; nothing is changed, and {on}")
 
         def replay(goal: Offsets | None) -> None:
             with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log) as view:
                 job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
-            if stop.is_set():
-                raise RewindRefused(
-                    f"stopped before the shadow took its place; nothing is changed, and `watertable promote {name} --apply` goes on with it"
-                )
+            refuse_when_stopped()
 
         row = beside.current(store)
         words, emits = row.writer, beside.emitted(loaded.topology, row, emit=emit)
@@ -255,13 +259,16 @@ def _promote(
                 f"the shadow of {name} isn't promoted: at {found.shadow} these checks are red: {', '.join(red)}. Mend the code and begin "
                 f"another shadow, or `watertable promote {name} --apply --despite-checks`; nothing is changed"
             )
+        refuse_when_stopped()
         before, position = beside.promote(store, loaded.topology, replay, reason=reason, emit=emit)
-        store.fold_all()  # other Delta readers needn't wait for the app's next fold
-    if as_json:
-        done = {"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}", "emits": emits}
-        print(json.dumps(done))
-    else:
-        show.print_done(terminal.out, loaded.name, str(position), str(before))
+        with terminal.stop_on_signals(within=0.0):  # it is done: an end at once is as good as any
+            if as_json:
+                done = {"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}", "emits": emits}
+                print(json.dumps(done), flush=True)
+            else:
+                show.print_done(terminal.out, loaded.name, str(position), str(before))
+            if not stop.is_set():
+                store.fold_all()  # other Delta readers needn't wait for the app's next fold
 
 
 def undo(
@@ -361,11 +368,12 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
     from watertable_platform.cli import show
     from watertable_platform.cli.progress import JsonLines, Progress
 
-    with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+    stopped = f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on"
+    with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=stopped) as stop:
         with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query")) as view:
             job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)
         if stop.is_set():
-            raise RewindRefused(f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on")
+            raise RewindRefused(stopped)
     found = beside.diff(store, loaded.topology)
     show.tell_diff(terminal.out, found, as_json=as_json)
     if as_json:

@@ -47,13 +47,22 @@ def find_app(name: str) -> tuple[Settings, LoadedApp]:
 
 
 @contextmanager
-def stop_on_signals(within: float | None = None) -> Iterator[threading.Event]:
+def stop_on_signals(within: float | None = None, unfinished: str = "") -> Iterator[threading.Event]:
     """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now, and `within` seconds are the most that a stop may take.
 
-    To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was.
+    To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was. A command that was
+    to get something done says then what is `unfinished`, and fails; for one that goes on until it is stopped, that is its end.
     """
     stop, since = threading.Event(), list[float]()
-    cut = threading.Timer(within or 0.0, os._exit, (0,))
+
+    def cut_short() -> None:
+        try:
+            if unfinished:
+                err.print(unfinished, style="bold red", markup=False, highlight=False, soft_wrap=True)
+        finally:
+            os._exit(1 if unfinished else 0)
+
+    cut = threading.Timer(within or 0.0, cut_short)
     cut.daemon = True
 
     def asked(signum: int, frame: object) -> None:

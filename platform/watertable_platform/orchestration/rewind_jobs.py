@@ -246,7 +246,9 @@ def carry_out(
                 said[event["event"]] = event
             heard(event)
         code = child.exit_code()
-    if code != 0 and (done is None or done["event"] != "parity"):  # which ends so where it finds something
+    finds = done is not None and done["event"] == "parity"  # which ends with 1 where it finds something
+    undone = done is None and (act == "parity" or "--apply" in options)
+    if (code != 0 and not finds) or undone:
         last = child.tail() if code > 0 else ""
         why = last.splitlines()[-1] if last else f"{obituary(code, 'the command')}: asked for again, it says whether it was done"
         metadata = {name: value for event in said.values() for name, value in shown(event).items()}
