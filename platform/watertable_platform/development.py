@@ -64,9 +64,12 @@ def develop(settings: Settings, *, port: int, with_broker: bool, stop: threading
 
 
 def kafka_port(settings: Settings) -> int:
-    """Give the port of the settings' first bootstrap server, which the development broker listens on."""
-    port = settings.kafka.split(",")[0].rpartition(":")[2]
-    return int(port) if port.isdigit() else broker.PORT
+    """Give the port of the settings' first bootstrap server, which the development broker listens on; raise `SettingsError` for none."""
+    text = settings.kafka.split(",")[0].rpartition(":")[2]
+    port = int(text) if text.isdecimal() else broker.PORT
+    if not 0 < port < 2**16:
+        raise SettingsError(f"kafka = {settings.kafka!r}: there is no port {port}, they go from 1 to 65535")
+    return port
 
 
 def is_ours(settings: Settings) -> bool:

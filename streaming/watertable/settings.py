@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as NoJson
 
 from watertable.errors import SettingsError
 
@@ -140,6 +141,11 @@ class Settings(BaseSettings):
             said = [(".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, ")) for e in error.errors()]
             wrong = "; ".join(f"{name}: {what}" for name, what in said)
             raise SettingsError(f"{found / 'pyproject.toml'} [tool.watertable] or WATERTABLE_*: {wrong}") from None
+        except NoJson as error:
+            raise SettingsError(
+                f"WATERTABLE_*: {error}: lists and tables are written as JSON in the environment, "
+                """WATERTABLE_ASSETS='["apps"]', WATERTABLE_DAYS='{"shop": "2026-01-01/.."}'"""
+            ) from None
 
     @classmethod
     def settings_customise_sources(
@@ -263,7 +269,7 @@ def _tools(folder: Path) -> dict[str, Any]:
         return {}
     try:
         return dict(tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}))
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{file}: {error}") from None
 
 

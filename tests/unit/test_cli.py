@@ -73,16 +73,51 @@ def test_describe_shows_a_topology_with_the_lines_it_is_defined_at(project: Path
         (["bisect", "counts", "n > 1", "--key", '["a", 1]'], 1, "has the key (`word` STRING)"),
         (["run", "wordcount"], 1, "127.0.0.1:1"),
         (["dev"], 2, "workspace.yaml"),
+        (["dev", "--port", "99999"], 2, "65535"),
+        (["broker", "start", "--port", "99999"], 2, "65535"),
+        (["rewind", "wordcount", "--plan", "plan.bin"], 1, "this is no plan of a rewind"),
     ],
 )
 def test_what_is_wrong_is_one_message_with_the_way_out_and_an_exit_code(
     project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Admin.__init__, "__defaults__", (1.0,))
+    (project / "plan.bin").write_bytes(b"\xff\xfe\x00plan")
     assert main(arguments) == code
     said = capsys.readouterr().err
     assert told in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("arguments", [["run", "wordcount"], ["query", "counts"], ["status"], ["broker", "status"]])
+def test_a_folder_that_can_t_be_written_is_named_with_what_to_do(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (project / ".watertable").write_text("a file")
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(("NotADirectoryError", "FileExistsError"))
+    assert f"{project}/.watertable" in said
+    assert "WATERTABLE_HOME" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_mistake_of_ours_is_shown_whole_and_asked_to_be_reported(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watertable.plan.lineage.describe", lambda _: {}["nothing"])
+    assert main(["describe", "wordcount"]) == 1
+    *trace, last = capsys.readouterr().err.splitlines()
+    assert trace[0].startswith("Traceback")
+    assert last == "KeyError 'nothing': this is a mistake of watertable's, please report it with what stands above"
+
+
+def test_the_broker_has_no_port_that_there_is_none_of(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATERTABLE_KAFKA", "127.0.0.1:99999")
+    assert main(["broker", "status"]) == 2
+    assert "there is no port 99999" in capsys.readouterr().err
 
 
 def test_a_broken_folder_is_named_with_its_line_beside_the_apps_that_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

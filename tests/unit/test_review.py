@@ -143,6 +143,13 @@ def test_the_other_version_is_loaded_whole_and_leaves_no_trace(project: Path) ->
     assert len(listed.splitlines()) == 1
 
 
+def test_a_link_out_of_the_repository_is_no_part_of_the_commit(project: Path) -> None:
+    (project / "data").symlink_to("/mnt/data")
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "a link")
+    assert "shop" in outlines_at(Settings.load(project), "main")
+
+
 def test_an_app_that_comes_or_goes_is_told(project: Path) -> None:
     shutil.rmtree(project / "assets" / "shop")
     (project / "assets" / "words").mkdir()

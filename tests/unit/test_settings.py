@@ -60,6 +60,21 @@ def test_unknown_and_wrong_settings_are_named_with_their_file(project: Path) -> 
         Settings.load(project)
 
 
+@pytest.mark.parametrize(("name", "value"), [("ASSETS", "apps"), ("DAYS", "x"), ("SPARK", "a=b")])
+def test_what_the_environment_has_to_say_in_json_is_asked_for_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"WATERTABLE_{name}", value)
+    with pytest.raises(SettingsError, match=f"""WATERTABLE_.*"{name.lower()}".*JSON.*WATERTABLE_ASSETS='."apps".'"""):
+        Settings.load(project)
+
+
+def test_a_project_file_that_is_no_text_is_named(project: Path) -> None:
+    (project / "pyproject.toml").write_bytes(b"[tool.watertable]\nkafka = '\xff\xfe'\n")
+    with pytest.raises(SettingsError, match=r"pyproject\.toml: 'utf-8'"):
+        Settings.load(project)
+
+
 @pytest.mark.parametrize(
     "options",
     [

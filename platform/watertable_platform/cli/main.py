@@ -1,8 +1,9 @@
 """The command `watertable`: run apps, look at tables, and keep the parts a development machine needs.
 
-Each command does one thing and says in one line what came of it; an error is one clear message with the way out, never a traceback
-(unless --debug). Programs read `--json` and the exit code: 0 done, 1 failed, 2 a definition or setting is wrong, 3 another run took
-over, 4 a topic changed. Spark and Kafka are imported by the commands that use them, so that `--help` answers at once.
+Each command does one thing and says in one line what came of it; an error is one clear message with the way out, and no traceback
+(unless --debug, or where the mistake is ours: it is to be reported). Programs read `--json` and the exit code: 0 done, 1 failed, 2 a
+definition or setting is wrong, 3 another run took over, 4 a topic changed. Spark and Kafka are imported by the commands that use them,
+so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -399,7 +401,7 @@ def _store(settings: Settings, loaded: LoadedApp, spark: SparkSession) -> Store:
 
 @app.command(rich_help_panel="This machine")
 def dev(
-    port: Annotated[int, typer.Option(help="The port of Dagster's web page.")] = 3000,
+    port: Annotated[int, typer.Option(help="The port of Dagster's web page.", min=1, max=65535)] = 3000,
     with_broker: Annotated[
         bool, typer.Option("--broker/--no-broker", help="Start the development broker, where WATERTABLE_KAFKA names no other.")
     ] = True,
@@ -415,7 +417,9 @@ def dev(
 
 
 @broker.command("start")
-def broker_start(port: Annotated[int | None, typer.Option(help="The port to listen on; default: that of the settings.")] = None) -> None:
+def broker_start(
+    port: Annotated[int | None, typer.Option(help="The port to listen on; default: that of the settings.", min=1, max=65535)] = None,
+) -> None:
     """Start it, or find it running; its data is kept from start to start."""
     from watertable.kafka import broker as embedded
 
@@ -519,7 +523,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="watertable", standalone_mode=False)
-    except WatertableError as error:
+    except (WatertableError, OSError) as error:
         return _refused(error)
     except typer.Exit as done:
         return done.exit_code
@@ -529,13 +533,27 @@ def main(arguments: list[str] | None = None) -> int:
         if type(error).__module__.startswith("click") or hasattr(error, "format_message"):
             error.show()  # type: ignore[attr-defined]
             return 2
-        raise
+        traceback.print_exc()  # what comes once may not come again with --debug
+        _say_error(error, f"{' '.join(str(error).split())}: this is a mistake of watertable's, please report it with what stands above")
+        return 1
     return code if isinstance(code, int) else 0
 
 
-def _refused(error: WatertableError) -> int:
+def _refused(error: WatertableError | OSError) -> int:
     if os.environ.get("WATERTABLE_CLI_DEBUG"):
         terminal.err.print_exception()
     else:
-        terminal.err.print(f"[bold red]{type(error).__name__}[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        _say_error(error, _of_file(error) if isinstance(error, OSError) else str(error))
     return exit_code(error)
+
+
+def _of_file(error: OSError) -> str:
+    """Say which file it was, and what to do about it."""
+    way = "`watertable --debug` with the same command shows where it came from"
+    if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
+        way = "watertable has to write below the project's folder, or below another that WATERTABLE_HOME names"
+    return f"{error.filename}: {error.strerror}; {way}" if error.filename else f"{error}; {way}"
+
+
+def _say_error(error: Exception, text: str) -> None:
+    terminal.err.print(f"[bold red]{type(error).__name__}[/] {_escaped(text)}", highlight=False, soft_wrap=True)

@@ -113,7 +113,7 @@ def outlines_at(settings: Settings, ref: str) -> dict[str, Outline]:
     """Load a commit's apps in a process of their own, and give their outlines by name; raise `SettingsError` when that can't be."""
     with TemporaryDirectory(prefix="watertable-") as folder:
         with tarfile.open(fileobj=io.BytesIO(_git(settings.project, "archive", "--format=tar", ref, ".")), mode="r:") as archive:
-            archive.extractall(folder, filter="data")
+            archive.extractall(folder, filter=_inside)  # noqa: S202 - it lets through what `data_filter` does
         if not any((Path(folder) / root).is_dir() for root in settings.assets):
             return {}  # there was no app yet
         done = subprocess.run(
@@ -127,6 +127,14 @@ def outlines_at(settings: Settings, ref: str) -> dict[str, Outline]:
     if told["broken"]:
         raise SettingsError(f"at {ref} not all apps load, so there is nothing whole to compare with: {'; '.join(told['broken'])}")
     return {name: Outline.from_json(text) for name, text in told["apps"].items()}
+
+
+def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Leave out what leads out of the folder, such as a link to an absolute path: it is no part of the commit."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
 
 
 def _git(folder: Path, *arguments: str) -> bytes:

@@ -110,7 +110,7 @@ def rewind(
         if not untold or shadow or table or emit or stop:
             raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table, --shadow, --until and --emit")
         try:
-            made = RewindPlan.from_json(plan.read_text(encoding="utf-8"))
+            made = RewindPlan.from_json(plan.read_bytes())
         except OSError as error:
             raise RewindRefused(f"can't read the plan {plan}: {error.strerror}") from None
     elif untold and table:

@@ -227,7 +227,7 @@ class RewindPlan:
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """Read what `to_json` wrote; raise `RewindRefused` for anything else."""
         try:
             body: dict[str, Any] = json.loads(text)
