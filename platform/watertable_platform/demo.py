@@ -233,7 +233,7 @@ def _environment(settings: Settings, pace: Mapping[str, str]) -> dict[str, str]:
 def _log(console: Console, text: str) -> None:
     """Write a line where there is no terminal to draw on."""
     if not console.is_terminal:
-        console.print(text)
+        console.print(text, markup=False)
 
 
 def _live(board: Board, console: Console) -> Live:

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -177,10 +178,12 @@ def test_without_a_terminal_a_run_writes_plain_lines() -> None:
     out = io.StringIO()
     with Progress(Console(width=140, file=out), retail().topology(), Path("retail.log")) as view:
         view(BATCH)
+        view(Rewound(position="retail@2.4", before="retail@1.17", by="rewind to commit 4: [/sales] was wrong", generation=5))
         view(Stopped(position="retail@1.17", reason="caught up"))
     assert out.getvalue().splitlines() == [
         "starting retail",
         "retail@1.17  80,000 records in 1.25 s, 64,000 records/s, lag 1,200",
+        "rewind to commit 4: [/sales] was wrong: from retail@1.17 to retail@2.4, generation 5; going on from there",
         "caught up at retail@1.17",
     ]
 
@@ -230,6 +233,26 @@ def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsy
     assert capsys.readouterr().out.splitlines() == [
         "country,start,revenue,lines", "France,2010-12-01T08:00:00Z,-855.86,20", "Norway,2010-12-01T09:00:00Z,,1900",
     ]  # fmt: skip
+
+
+def test_a_column_is_shown_by_its_name_whatever_is_in_it() -> None:
+    out = io.StringIO()
+    show.print_answer(Console(width=120, file=out), show.Answer("t", "t@1.1", ("split(a, [/-])", "[red]"), frozenset(), (("x", 1),), False))
+    assert "split(a, [/-])   [red]" in out.getvalue()
+
+
+def test_json_is_refused_where_it_would_lose_a_column_and_csv_keeps_both(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = show.Answer("t", "t@1.1", ("word", "n", "word"), frozenset({"n"}), (("a", 1, "b"),), False)
+    monkeypatch.setattr(show, "ask", lambda *_, **__: answer)
+    monkeypatch.setattr(terminal, "begin_session", lambda *_, **__: nullcontext())
+    asked = ["query", "counts", "--sql", "SELECT a.word, a.n, b.word FROM counts a, counts b"]
+    assert main([*asked, "--json"]) == 2
+    said = capsys.readouterr()
+    assert ("JSON has room for one word: name them apart with AS" in said.err, said.out) == (True, "")
+    assert main([*asked, "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["word,n,word", "a,1,b"]
 
 
 def test_what_is_nested_is_shown_as_json_with_times_in_utc(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -100,7 +101,7 @@ def plan_(
     """Print what a merge would do to each table, as Markdown for a pull request; neither Spark nor Kafka is needed."""
     from watertable_platform.cli.review import review
 
-    with terminal.err.status(f"loading the apps of {ref}", spinner="dots"):
+    with terminal.err.status(f"loading the apps of {_escaped(ref)}", spinner="dots"):
         found = review(_settings(), ref)
     print(found.to_json() if as_json else found.markdown())
 
@@ -140,6 +141,9 @@ def query(
     with terminal.begin_session(settings, brief=True) as spark:
         reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
         answer = show.ask(reader, chosen, wanted=wanted, sql=sql, at=moment, as_of=time, limit=limit)
+    twice = sorted(name for name, times in Counter(answer.columns).items() if times > 1)
+    if as_json and twice:
+        raise typer.BadParameter(f"JSON has room for one {', one '.join(twice)}: name them apart with AS, or use --csv", param_hint="--sql")
     _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
 
 
@@ -412,7 +416,7 @@ def dev(
     settings = _settings()
     with terminal.stop_on_signals() as stop:
         raise typer.Exit(
-            develop(settings, port=port, with_broker=with_broker, stop=stop, say=lambda text: terminal.err.print(text, highlight=False))
+            develop(settings, port=port, with_broker=with_broker, stop=stop, say=partial(terminal.err.print, markup=False, highlight=False))
         )
 
 
@@ -425,7 +429,7 @@ def broker_start(
 
     settings = _settings()
     now = embedded.start(settings.home_folder / "kafka", port=port or _port(settings))
-    terminal.out.print(f"[green]●[/] Kafka {now.detail}", highlight=False)
+    terminal.out.print(f"[green]●[/] Kafka {_escaped(now.detail)}", highlight=False)
 
 
 @broker.command("stop")
@@ -435,7 +439,7 @@ def broker_stop() -> None:
 
     settings = _settings()
     now = embedded.stop(settings.home_folder / "kafka", port=_port(settings))
-    terminal.out.print(f"[dim]○[/] Kafka {now.detail}", highlight=False)
+    terminal.out.print(f"[dim]○[/] Kafka {_escaped(now.detail)}", highlight=False)
 
 
 @broker.command("status")
@@ -449,7 +453,7 @@ def broker_status(as_json: AsJson = False) -> None:
         print(json.dumps({"state": now.state, "bootstrap": now.bootstrap, "pid": now.pid, "cluster": now.cluster_id, "log": str(now.log)}))
     else:
         mark = {"running": "[green]●[/]", "starting": "[yellow]●[/]", "stopped": "[dim]○[/]"}.get(now.state, "[red]●[/]")
-        terminal.out.print(f"{mark} Kafka {now.detail}", highlight=False)
+        terminal.out.print(f"{mark} Kafka {_escaped(now.detail)}", highlight=False)
     if now.state is not embedded.State.RUNNING:
         raise typer.Exit(1)
 
@@ -460,7 +464,7 @@ def jars_fetch() -> None:
     from watertable import jars as pinned
 
     found = pinned.fetch("spark", "broker", mirror=_settings().maven_mirror or None)
-    terminal.out.print(f"[green]✓[/] {len(found)} jars, verified, in {pinned.cache_folder()}", highlight=False)
+    terminal.out.print(f"[green]✓[/] {len(found)} jars, verified, in {_escaped(str(pinned.cache_folder()))}", highlight=False)
 
 
 def _settings() -> Settings:

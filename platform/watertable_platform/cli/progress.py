@@ -129,7 +129,7 @@ class Progress:
 
     def _say(self, text: str) -> None:
         if self._live is None:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         now = time.monotonic()

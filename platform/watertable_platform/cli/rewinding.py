@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.markup import escape
 
 from watertable.errors import RewindRefused
 from watertable_platform.cli import terminal
@@ -247,7 +248,7 @@ def _promote(
         show.tell_diff(terminal.out, found, as_json=as_json)
         red = _red(settings, loaded, store, found.shadow, row.of)
         if red and (not apply or despite_checks):
-            terminal.err.print(f"[yellow]red[/] at {found.shadow}: {', '.join(red)}", highlight=False, soft_wrap=True)
+            terminal.err.print(f"[yellow]red[/] at {found.shadow}: {escape(', '.join(red))}", highlight=False, soft_wrap=True)
         if emits and not as_json:
             terminal.out.print(f"→ {', '.join(emits)}: all that the shadow has made is published again, as asked", highlight=False)
         if not apply:
@@ -409,13 +410,14 @@ def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
         store = Store(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables)
         words = beside.current(store).writer
         if not apply:
-            terminal.err.print(f"{loaded.name} has the shadow {words!r}; --apply gives it up", style="dim", highlight=False)
+            said = f"{loaded.name} has the shadow {words!r}; --apply gives it up"
+            terminal.err.print(said, style="dim", markup=False, highlight=False)
             return
         position = beside.abandon(store, reason)
     if as_json:
         print(json.dumps({"event": "abandoned", "position": str(position), "before": str(position), "by": f"give up {words}"}))
     else:
-        said = f"[green]✓[/] the shadow {words!r} is given up, at [cyan]{position}[/]; {loaded.name} goes on as it was"
+        said = f"[green]✓[/] the shadow {escape(repr(words))} is given up, at [cyan]{position}[/]; {loaded.name} goes on as it was"
         terminal.out.print(said, highlight=False)
 
 

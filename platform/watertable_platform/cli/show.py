@@ -233,7 +233,7 @@ def print_answer(console: Console, answer: Answer) -> None:
         header_style="bold", pad_edge=False, row_styles=("", "dim"),
     )  # fmt: skip
     for name in answer.columns:
-        shown.add_column(name, justify="right" if name in answer.numeric else "left", overflow="ellipsis", no_wrap=True)
+        shown.add_column(Text(name), justify="right" if name in answer.numeric else "left", overflow="ellipsis", no_wrap=True)
     for row in answer.rows:
         shown.add_row(*(_cell(value) for value in row))
     console.print(shown)
