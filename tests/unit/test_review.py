@@ -150,6 +150,14 @@ def test_a_link_out_of_the_repository_is_no_part_of_the_commit(project: Path) ->
     assert "shop" in outlines_at(Settings.load(project), "main")
 
 
+def test_what_definitions_print_while_they_load_is_no_part_of_what_is_compared(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(project, ("import watertable as wt", "import watertable as wt\nprint('hello from import')"))
+    git(project, "commit", "-q", "-a", "-m", "a word")
+    assert main(["plan", "--from", "main", "--json"]) == 0
+    told = capsys.readouterr()
+    assert (json.loads(told.out)["apps"][0]["kind"], "hello from import" in told.err) == ("same", True)
+
+
 def test_an_app_that_comes_or_goes_is_told(project: Path) -> None:
     shutil.rmtree(project / "assets" / "shop")
     (project / "assets" / "words").mkdir()

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -101,7 +102,7 @@ def plan_(
     """Print what a merge would do to each table, as Markdown for a pull request; neither Spark nor Kafka is needed."""
     from watertable_platform.cli.review import review
 
-    with terminal.err.status(f"loading the apps of {_escaped(ref)}", spinner="dots"):
+    with terminal.err.status(f"loading the apps of {_escaped(ref)}", spinner="dots"), redirect_stdout(sys.stderr):
         found = review(_settings(), ref)
     print(found.to_json() if as_json else found.markdown())
 
@@ -111,7 +112,9 @@ def outline() -> None:
     """Print the outlines of all apps as JSON: what `plan` asks another version of the project for."""
     from watertable_platform.cli.review import outlines
 
-    print(outlines(_settings()))
+    with redirect_stdout(sys.stderr):  # definitions may print while they load, here as in `plan`
+        told = outlines(_settings())
+    print(told)
 
 
 @app.command(rich_help_panel="Tables")
