@@ -135,6 +135,13 @@ def test_the_broker_is_told_apart_for_programs_too(project: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["state"] == "stopped"
 
 
+@pytest.mark.parametrize(("command", "takes"), [("query", True), ("quarantine", False), ("dropped", False)])
+def test_a_version_is_offered_where_it_is_taken(capsys: pytest.CaptureFixture[str], command: str, takes: bool) -> None:
+    assert main([command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert ("retail@1.17" in said, "a version" in said) == (True, takes)
+
+
 def test_a_position_a_version_and_times_can_be_asked_for() -> None:
     assert show.parse_at("retail@1.17") == "retail@1.17"
     assert show.parse_at("12") == 12

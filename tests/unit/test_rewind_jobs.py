@@ -26,7 +26,7 @@ from watertable.errors import RewindRefused
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable.store.commits import CommitInfo, Position
-from watertable_platform.cli import rewinding, show
+from watertable_platform.cli import rewinding, show, terminal
 from watertable_platform.cli.main import main
 from watertable_platform.orchestration import checks, rewind_jobs
 from watertable_platform.orchestration.assembly import build_definitions
@@ -226,6 +226,23 @@ def test_a_promote_notes_its_diff_on_every_table_and_a_shadow_is_given_up_by_the
         app, instance, monkeypatch, f"print('''{SHADOW.replace('shadow', 'abandoned', 1)}''')", 2, dry_run=False, give_up=True
     )
     assert (result.success, asked) == (True, ["rewind", "shop", "--json", "--abandon-shadow", "--apply"])
+
+
+def test_which_shadow_would_be_given_up_is_told_to_people_and_to_programs(
+    app: LoadedApp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "begin_session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(terminal, "out", Console(width=200))
+    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=200))
+    monkeypatch.setattr(beside, "current", lambda _: CommitInfo(writer="rewind: [/sales] was wrong"))
+    monkeypatch.setattr(beside, "abandon", lambda *_: Position("shop", 2, 3))
+    asked = ["rewind", "shop", "--abandon-shadow"]
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "abandon", "by": "give up rewind: [/sales] was wrong"}
+    assert main(asked) == 0
+    assert "the shadow 'rewind: [/sales] was wrong'; --apply gives it up" in capsys.readouterr().err
+    assert main([*asked, "--apply"]) == 0
+    assert "the shadow 'rewind: [/sales] was wrong' is given up, at shop@2.3" in capsys.readouterr().out
 
 
 def test_a_diff_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:

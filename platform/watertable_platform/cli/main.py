@@ -27,7 +27,7 @@ import typer
 from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
-from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, Key, Limit, TableName, Window
+from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, AtOfApp, Key, Limit, TableName, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -298,7 +298,7 @@ def preview(
 
 
 @app.command(rich_help_panel="Tables")
-def quarantine(name: AppName, at: At = None, limit: Limit = 20, as_json: AsJson = False, as_csv: AsCsv = False) -> None:
+def quarantine(name: AppName, at: AtOfApp = None, limit: Limit = 20, as_json: AsJson = False, as_csv: AsCsv = False) -> None:
     """Show the records that an app's definition has refused, the newest first: bytes, place, operator, and why."""
     from watertable_platform.cli import show
 
@@ -310,7 +310,7 @@ def quarantine(name: AppName, at: At = None, limit: Limit = 20, as_json: AsJson 
 def dropped(
     name: AppName,
     each: Annotated[bool, typer.Option("--each", help="List what came too late record by record, the newest first.")] = False,
-    at: At = None,
+    at: AtOfApp = None,
     limit: Limit = 20,
     as_json: AsJson = False,
     as_csv: AsCsv = False,

@@ -411,7 +411,10 @@ def _abandon(name: str, *, apply: bool, reason: str, as_json: bool) -> None:
         words = beside.current(store).writer
         if not apply:
             said = f"{loaded.name} has the shadow {words!r}; --apply gives it up"
-            terminal.err.print(said, style="dim", markup=False, highlight=False)
+            if as_json:
+                print(json.dumps({"event": "abandon", "by": f"give up {words}"}))
+            else:
+                terminal.err.print(said, style="dim", markup=False, highlight=False)
             return
         position = beside.abandon(store, reason)
     if as_json:
