@@ -360,7 +360,7 @@ def status(as_json: AsJson = False) -> None:
             except TableNotFound:
                 found[name] = (None, None)
             else:
-                found[name] = (now, show.lag_of(settings, now))
+                found[name] = (now, show.lag_of(settings, loaded.topology, now))
     if as_json:
         print(show.status_json(found))
     else:

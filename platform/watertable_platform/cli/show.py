@@ -254,15 +254,16 @@ def print_csv(answer: Answer) -> None:
     out.writerows([["" if v is None else plain_json(v) if isinstance(v, dict | list) else _plain(v) for v in row] for row in answer.rows])
 
 
-def lag_of(settings: Settings, status: AppStatus) -> Mapping[str, int] | None:
-    """Ask Kafka how many offsets each topic of an app is behind; None when it doesn't answer."""
+def lag_of(settings: Settings, topology: Topology, status: AppStatus) -> Mapping[str, int] | None:
+    """Ask Kafka how many offsets an app is behind in each topic that it reads; None when it doesn't answer."""
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
 
     if status.last is None:
         return {}
+    names = {topic.name for topic in topology.topics}  # commits keep the offsets of those that it reads no more, and that may be gone
     try:
-        ends = Admin(Cluster.of(settings), timeout=3).latest(status.last.next)
+        ends = Admin(Cluster.of(settings), timeout=3).latest([p for p in status.last.next if p[0] in names])
     except KafkaError:
         return None
     lag: dict[str, int] = {}
