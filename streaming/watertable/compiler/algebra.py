@@ -23,15 +23,18 @@ from watertable.plan.stages import Beside, How, Match, Named, Project, Side, Sta
 from watertable.plan.windows import SessionWindows, SlidingWindows, Windows, microseconds
 from watertable.schema import Column, Schema, Type, quote
 from watertable.sql.expressions import Expr
+from watertable.sql.terms import NAMESPACES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+# An expression is read as `spark_sql` writes it: texts in quotes, the user's names in back-quotes, and of all other words that are also
+# a namespace's a field comes after a dot, a function before a bracket. The rest are records, whole or before a column.
 _REFERENCE: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'"""  # a string literal: left alone
-    r"""|(?<![.`\w])`(?P<window>window)`(?=\.)"""
+    r"""|(?<![.`])`(?P<window>window)`(?!`)"""
     r"""|`[^`]*`"""  # a quoted name: left alone
-    r"""|(?<![.\w])(?P<name>value|key|old|new|state|left|right)(?=\.|\s+IS\b)"""
+    rf"""|(?<![.\w])(?P<name>{"|".join(NAMESPACES)})\b(?!\s*\()"""
 )
 
 
@@ -42,6 +45,8 @@ def render(sql: str, columns: Mapping[str, str]) -> str:
     "c1.`qty` * 2 + length('value.`qty`')"
     >>> render("value.`value` + key.`key`", {"value": "c1", "key": "c2"})
     'c1.`value` + c2.`key`'
+    >>> render("named_struct('left', left(left.`left`, 1), 'all', left)", {"left": "c1"})
+    "named_struct('left', left(c1.`left`, 1), 'all', c1)"
     """
 
     def swap(match: re.Match[str]) -> str:

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from watertable.schema import Type, quote
+
+NAMESPACES: Final = ("value", "key", "old", "new", "state", "left", "right", "window")
+"""The names of the records, states and bounds that an expression may read, here or there."""
 
 
 class Nulls(StrEnum):
