@@ -38,7 +38,7 @@ from watertable.sql.coercion import decimal as decimal_type
 from watertable.sql.functions import FUNCTIONS, cast_function
 from watertable.sql.literals import add_intervals, folded, interval, is_interval, number, suffixed, text
 from watertable.sql.spark_sql import can_fail
-from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
+from watertable.sql.terms import NAMESPACES, Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
 from watertable.sql.udfs import Udf, defined
 
 
@@ -370,6 +370,10 @@ class Binder:
             raise ExpressionError(f"{name}: a lambda of {len(function.expressions)} parameters; it takes 1 or 2")
         params = tuple(Var(p.name, kind) for p, kind in zip(function.expressions, kinds, strict=False))
         outer = self.variables
+        for n, p in enumerate(params):
+            # Spark takes names in any case, and the nearest first: such a parameter would be read in the other's place, or not at all
+            if p.name.lower() in {taken.lower() for taken in (*NAMESPACES, *outer, *(before.name for before in params[:n]))}:
+                raise ExpressionError(f"{name}: {p.name!r} already names something else in the lambda; rename the parameter")
         self.variables = {**outer, **{p.name: p for p in params}}
         try:
             body = self.bind(function.this)

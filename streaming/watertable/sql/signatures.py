@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from watertable.errors import ExpressionError
-from watertable.schema import Column, Type
+from watertable.errors import ExpressionError, SchemaError
+from watertable.schema import Column, Type, check_names
 from watertable.sql import casts, nested, text, times
 from watertable.sql.coercion import (
     BIGINT,
@@ -118,8 +118,12 @@ def build_map(args: Args) -> Signature:
 def build_struct(args: Args) -> Signature:
     """Type named_struct('name', value, ...)."""
     names = [a.value for a in args[::2] if isinstance(a, Lit) and isinstance(a.value, str)]
-    if not args or len(args) % 2 or len(set(names)) < len(args) // 2:
+    if not args or len(args) % 2 or len(names) < len(args) // 2:
         raise refuse("named_struct", args, "pairs of a constant name, each once, and a value")
+    try:
+        check_names(names, "field")
+    except SchemaError as error:
+        raise ExpressionError(f"named_struct: {error}") from None
     fields = tuple(Column(str(n), v.type) for n, v in zip(names, args[1::2], strict=True))
     build = nested.build_struct([str(n) for n in names])
     return Signature(Type("struct", fields=fields), tuple(a.type for a in args), lambda *values: build(*values[1::2]))
