@@ -42,6 +42,15 @@ def test_records_without_value_or_key_do_not_pass() -> None:
     assert [d.reason for d in driver.dropped()] == ["null_key", "null_key"]
 
 
+def test_a_record_passes_whatever_its_columns_are_called() -> None:
+    app = wt.App("shop")
+    app.topic("t", key="k STRING", value="value INT, n INT").stream().dedupe(name="seen", within=wt.minutes(1), by="n").to("once")
+    driver = TopologyTestDriver(app)
+    for value in [{"value": None, "n": 1}, {"value": 1, "n": 1}, {"value": 1, "n": 2}]:
+        driver.pipe_input("t", "a", value, timestamp=1)
+    assert [s.value for s in driver.read_output("once")] == [{"value": None, "n": 1}, {"value": 1, "n": 2}]
+
+
 def test_it_is_pure_by_the_topics_own_key_and_by_arrival_otherwise() -> None:
     _, stream = orders()
     assert purity_of(stream.dedupe(name="one", within=wt.seconds(1)).node) is Purity.PURE

@@ -91,6 +91,16 @@ def test_a_stretch_ends_when_every_partition_has_passed_it() -> None:
     assert shown(driver) == {"k": 1}
 
 
+def test_a_row_shows_whatever_its_columns_are_called() -> None:
+    app = wt.App("plant")
+    levels = app.topic("levels", key="k STRING", value="`new` INT, n INT").table().materialized_as("levels")
+    levels.suppress(wt.until_time_limit(wt.seconds(10))).materialized_as("shown")
+    driver = TopologyTestDriver(app)
+    for second in (1, 11):
+        driver.pipe_input("levels", "k", {"new": None, "n": 1}, timestamp=EPOCH + second * SECOND)
+    assert driver.table("shown") == {"k": {"k": "k", "new": None, "n": 1}}
+
+
 def test_a_limit_of_no_time_is_no_limit() -> None:
     app = wt.App("plant")
     levels = app.topic("levels", key="k STRING", value="n INT").table()

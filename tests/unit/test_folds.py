@@ -55,6 +55,23 @@ def test_a_fold_makes_arrays_and_structs_whatever_is_null_in_them() -> None:
     assert found == [(1, "a", 1), (1, "a", 2), (None, None, 1), (3, "b", 1), (4, "b", 2)]
 
 
+def test_a_fold_takes_every_record_whatever_its_columns_are_called() -> None:
+    app = wt.App("shop")
+    stream = app.topic("t", key="k STRING", value="value INT, n INT").stream()
+    stream.group_by_key().agg(s=wt.aggregate("0", "acc + n")).materialized_as("folded")
+    stream.group_by_key().reduce(n="acc.n + n").materialized_as("reduced")
+    table = app.topic("rows", key="k STRING", value="value INT, n INT").table().materialized_as("rows")
+    table.group_by(all="1").agg(s=wt.aggregate("0", "acc + n")).materialized_as("grouped")
+    driver = TopologyTestDriver(app)
+    for n, value in enumerate([1, None]):
+        driver.pipe_input("t", "a", {"value": value, "n": 1 + 4 * n}, timestamp=n)
+        driver.pipe_input("rows", f"{n}", {"value": value, "n": 1 + 4 * n}, timestamp=n)
+    driver.pipe_input("t", "a", None, timestamp=2)
+    assert driver.table("folded")["a"] == {"k": "a", "s": 6}
+    assert driver.table("reduced")["a"] == {"k": "a", "n": 6}
+    assert [row["s"] for row in driver.table("grouped").values()] == [6]
+
+
 def test_a_reduction_begins_with_the_first_record() -> None:
     app, stream = sales()
     stream.group_by_key().reduce(qty="acc.qty + qty", word="greatest(acc.word, word)").materialized_as("t")

@@ -50,7 +50,8 @@ def _final(changes: nodes.ToStream, windows: Windows, aggregation: Aggregation, 
     """Aggregate each row's Changes in windows of stream time; the key's columns take numbers, since windows have bounds of their own."""
     scope = scope_of(changes)
     group = _parsed({f"__key{n}": f"key.`{name}`" for n, name in enumerate(plan.key_of(changes).names)}, scope, where)
-    made = nodes.Aggregate(parent=changes, group=group, windows=windows, aggregates=(bind(ROW, aggregation, scope, where),), location=where)
+    bound = bind(ROW, aggregation, Scope(scope.namespaces), where)  # without bare names: a column may be called `new`, as the row is
+    made = nodes.Aggregate(parent=changes, group=group, windows=windows, aggregates=(bound,), location=where)
     return nodes.FinalRows(parent=made, location=where)
 
 

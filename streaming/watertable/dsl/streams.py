@@ -260,7 +260,8 @@ class Stream:
         spaces = (("key", self.key), ("value", self.value))
         parts = (f"'{space}', named_struct(" + ", ".join(f"'{c}', {space}.`{c}`" for c in row.names) + ")" for space, row in spaces)
         seen = first(f"CASE WHEN value IS NOT NULL THEN named_struct({', '.join(parts)}) END")
-        kept = _aggregate(self, group, TimeWindows(within, within, grace), {"first": seen}, where).materialized_as(name)
+        qualified = Scope(self._scope().namespaces)  # a column may be called `value`, as the record is
+        kept = _aggregate(self, group, TimeWindows(within, within, grace), {"first": seen}, where, qualified).materialized_as(name)
         fresh = kept.to_stream().filter("old.first IS NULL AND new.first IS NOT NULL")
         key, value = ({c: f"new.first.`{space}`.`{c}`" for c in row.names} for space, row in spaces)
         return fresh.map(key=key, value=value)
@@ -588,8 +589,10 @@ def _shown(table: tables.Table, on_close: bool) -> tables.Table:
     return table.suppress(until_window_closes()) if on_close else table
 
 
-def _aggregate(stream: Stream, group: Named, windows: Windows | None, aggregates: dict[str, Aggregation], where: str) -> tables.Table:
-    scope = scope_of(stream.node)
+def _aggregate(
+    stream: Stream, group: Named, windows: Windows | None, aggregates: dict[str, Aggregation], where: str, scope: Scope | None = None
+) -> tables.Table:
+    scope = scope or scope_of(stream.node)
     bound = bound_aggregates(aggregates, where, lambda name, aggregation: bind(name, aggregation, scope, where))
     node = nodes.Aggregate(parent=stream.node, group=group, windows=windows, aggregates=bound, location=where)
     with placed(where):

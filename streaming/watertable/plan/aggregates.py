@@ -377,7 +377,8 @@ def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: 
         steps = bind_fold(what, aggregation.by or "", aggregation.argument or "", scope, where)
     else:
         steps = bind_reduce(what, dict(aggregation.steps), scope, where)
-    member = parse(steps.member, scope, where)
+    qualified = Scope(scope.namespaces)  # a column may be called as a record is, and the text asks whether there is a record
+    member = parse(steps.member, qualified, where)
     unsorted = [f.name.partition("_")[2] for f in member.type.fields if not sortable(f.type)]
     if unsorted:
         raise ExpressionError(f"{where}: {what}: {unsorted[0]} holds a MAP, which has no order; take what the step needs of it before")
@@ -385,10 +386,8 @@ def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: 
     part = StateField(name, _array(placed(member.type)), Merge.LIST, member)
     if key is not None:
         order = "named_struct(" + ", ".join(f"'{c}', key.`{c}`" for c in key.names) + ")"
-        plus, minus = (
-            parse(f"named_struct('value', named_struct('order', {order}, 'value', {steps.member}), 'n', CAST({n} AS BIGINT))", scope, where)
-            for n in (1, -1)
-        )
+        held = f"named_struct('order', {order}, 'value', {steps.member})"
+        plus, minus = (parse(f"named_struct('value', {held}, 'n', CAST({n} AS BIGINT))", qualified, where) for n in (1, -1))
         part = SignedField(name, _array(plus.type), Merge.BAG, plus, minus)
         values = f"transform(state.`{name}`, e -> e.value.value)"
     value = steps.over(_or_empty(values, member.type), Scope({"state": state_schema((part,))}))

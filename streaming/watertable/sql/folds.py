@@ -32,8 +32,8 @@ _OPEN: Final = Function("open", "open(a)", lambda _: _never(), tight=False)
 class Steps:
     """Hold a fold, bound to the columns of a stream or table.
 
-    `member` is the text of what is kept of each record, null where it isn't one; `over` gives the fold's value from the text of an array
-    of these, in a scope.
+    `member` is the text of what is kept of each record, null where it isn't one, with every name qualified; `over` gives the fold's value
+    from the text of an array of these, in a scope.
     """
 
     member: str
@@ -97,7 +97,7 @@ def _steps(what: str, start: Term, kind: Type, step: Callable[[Binder], Term], s
     parts = [f"'{name}', {space}.{quote(column)}" for name, (space, column) in kept.items()] or ["'record', 1"]
     there = "value" if "value" in scope.namespaces else "new"
     member = f"CASE WHEN {there} IS NOT NULL THEN named_struct({', '.join(parts)}) END"
-    element = parse(member, scope, where).type
+    element = parse(member, Scope(scope.namespaces), where).type
     body = _rebased(body, Var(_RECORD, element))
 
     def over(members: str, states: Scope) -> Expr:
