@@ -145,6 +145,8 @@ Attempt = Callable[[wt.App, Stream, Table], object]
                      "another stream already makes n", id="cogroup: one column of two streams"),
         pytest.param(lambda a, s, t: s.group_by("sku").cogroup(n=wt.count()).cogroup(s.group_by("sku")).agg(), DefinitionError,
                      "at least one aggregate", id="cogroup: a stream of nothing"),
+        pytest.param(lambda a, s, t: s.group_by("sku").cogroup(x=wt.avg("qty")).cogroup(s.group_by("sku"), x__sum=wt.sum("qty")).agg(),
+                     DefinitionError, "x__sum is also the name of a part that another aggregate keeps", id="cogroup: a part of another's"),
         pytest.param(lambda a, s, t: s.join(t, x="right.stock"), DefinitionError, "a table with a name", id="lookup: no name"),
         pytest.param(lambda a, s, t: s.left_join(s, x="right.qty"), DefinitionError, "left_join of two streams wants within=",
                      id="pairs: no window for a left one"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from types import FunctionType
@@ -37,11 +37,16 @@ def bound_aggregates(
     with placed(where):
         check_names(aggregates)
     bound = tuple(bind_one(name, _closed(aggregation)) for name, aggregation in aggregates.items())
+    check_kept(bound, where)
+    return bound
+
+
+def check_kept(bound: Iterable[BoundAggregate], where: str) -> None:
+    """Raise `DefinitionError` when two aggregates of one row keep a part under one name."""
     kept = ["__rows", *(part.name.lower() for aggregate in bound for part in aggregate.state)]
     taken = sorted({name for name in kept if kept.count(name) > 1})
     if taken:
         raise DefinitionError(f"{where}: {', '.join(taken)} is also the name of a part that another aggregate keeps; rename the column")
-    return bound
 
 
 def _closed(aggregation: Aggregation) -> Aggregation:

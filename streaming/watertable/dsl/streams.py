@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from watertable.dsl import tables
 from watertable.dsl.building import (
     bound_aggregates,
+    check_kept,
     check_same_app,
     check_steps,
     checked,
@@ -567,6 +568,7 @@ class CogroupedStream:
         where = here()
         made = [_aggregate(grouped.stream, grouped.group, self.windows, aggregates, where).node for grouped, aggregates in self.inputs]
         node = nodes.Cogroup(inputs=tuple(n for n in made if isinstance(n, nodes.Aggregate)), location=where)
+        check_kept([aggregate for one in node.inputs for aggregate in one.aggregates], where)
         check_columns(plan.key_of(node), plan.value_of(node), where)
         return _shown(tables.Table(self.inputs[0][0].stream.app, node), self.on_close)
 
