@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from watertable.errors import EvaluationError, ExpressionError, UnsupportedFunction
+from watertable.plan.aggregates import avg, bind
 from watertable.schema import Schema, Type
 from watertable.settings import LEFT_OUT, REGROUPS
 from watertable.sql.casts import micros
@@ -467,3 +468,40 @@ def test_what_depends_on_more_than_one_record_cannot_be_called_even_inside_a_cas
         except ExpressionError:
             pass
     assert not wrongly_allowed
+
+
+@pytest.mark.parametrize("kind", ["9,2", "10,0", "18,1", "29,4", "38,18", "38,2", "38,0", "38,36"])
+def test_an_average_of_decimals_is_spark_s_own_to_its_last_digit(spark: SparkSession, kind: str) -> None:
+    from pyspark.sql import functions as F
+
+    made, drawn = Type.parse(f"DECIMAL({kind})"), random.Random(kind)
+    most = min(made.precision, 28 if made.scale < 2 else 33)  # of sums as long as a quotient has room for; longer ones, below
+    values: dict[int, list[Decimal]] = {0: [D(1), D(1), D(2)], 1: [D(-2), D(1), D(0)], 2: [D("0.5"), D(1)]}
+    for group in range(3, 200):
+        digits = drawn.randint(1, most - 1)
+        values[group] = [D(drawn.randint(-(10**digits), 10**digits)).scaleb(-made.scale) for _ in range(drawn.choice([1, 2, 3, 7, 11]))]
+    rows = [{"g": g, "v": f"{v:f}"} for g, vs in values.items() for v in vs if made.scale < 36 or abs(v) < D("0.01")]
+    frame = spark.createDataFrame(rows, "g INT, v STRING").selectExpr("g", f"CAST(v AS {made.sql()}) AS v")
+    bound = bind("x", avg("v"), Scope({"value": Schema.parse(f"v {made.sql()}")}, bare=("value",)), "test")
+    total, number = (f.type.sql() for f in bound.state)
+    state = f"named_struct('x__sum', CAST(sum(v) AS {total}), 'x__count', CAST(count(v) AS {number})) AS state"
+    sums = frame.groupBy("g").agg(F.expr(state), F.expr("avg(v) AS own")).selectExpr("g", "state", "own", f"{bound.value.safe_sql} AS ours")
+    assert sums.schema["own"].dataType == sums.schema["ours"].dataType
+    for row in sums.collect():
+        assert row.ours == row.own == evaluate(bound.value, {"state": row.state.asDict()}), row
+
+
+def test_the_average_of_a_sum_too_long_for_a_quotient_is_the_same_on_both_engines(spark: SparkSession) -> None:
+    for kind, sums in {
+        "38,2": ["9" * 36, "1" * 33 + ".07", "-" + "7" * 31 + ".55"],
+        "38,18": ["9" * 20, "1" * 17 + "." + "7" * 18],
+    }.items():
+        bound = bind("x", avg("v"), Scope({"value": Schema.parse(f"v DECIMAL({kind})")}, bare=("value",)), "test")
+        frame = spark.createDataFrame([(total, n) for total in sums for n in (1, 3, 10**4, 10**18)], "total STRING, n BIGINT")
+        states = frame.selectExpr(f"named_struct('x__sum', CAST(total AS DECIMAL({kind})), 'x__count', n) AS state")
+        for row in states.selectExpr("state", f"{bound.value.safe_sql} AS ours").collect():
+            try:
+                wanted = evaluate(bound.value, {"state": row.state.asDict()})
+            except EvaluationError:
+                wanted = None
+            assert row.ours == wanted, row.state

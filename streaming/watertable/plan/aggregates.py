@@ -37,8 +37,9 @@ from typing import Final
 
 from watertable.errors import DefinitionError, ExpressionError
 from watertable.schema import Column, Schema, Type
-from watertable.sql.expressions import Expr, Scope, parse
+from watertable.sql.expressions import Expr, Scope, expression_of, parse
 from watertable.sql.folds import bind_fold, bind_reduce
+from watertable.sql.operators import exact_average
 from watertable.where import here
 
 BIGINT: Final = Type("bigint")
@@ -205,7 +206,11 @@ def max(argument: str) -> Aggregation:
 
 
 def avg(argument: str) -> Aggregation:
-    """Average a number: DECIMAL(p+4,s+4) for DECIMAL(p,s), else DOUBLE."""
+    """Average a number: DECIMAL(p+4,s+4) for DECIMAL(p,s), else DOUBLE.
+
+    A DECIMAL is exact to the last digit while the sum has up to 34 digits (28, of one with less than two after the point); of a longer sum
+    the last four may be missing. It is null where its whole part has no room in that type, of 38 digits at most, or more than 32 digits.
+    """
     return Aggregation("avg", argument)
 
 
@@ -292,7 +297,7 @@ def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Bound
         case other:
             raise AssertionError(f"{other!r} is not in the list of aggregates, or isn't bound")
     state = Scope({"state": state_schema(fields)}, bare=())
-    return BoundAggregate(name, aggregation.function, argument, fields, parse(value, state, where))
+    return BoundAggregate(name, aggregation.function, argument, fields, _valued(value, aggregation.function, state, where))
 
 
 def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, where: str) -> BoundAggregate:
@@ -324,7 +329,7 @@ def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, wh
             bag, value = _bag(name, aggregation, kind, key, scope, where)
             fields = (bag,)
     state = Scope({"state": state_schema(fields)}, bare=())
-    return BoundAggregate(name, function, argument, fields, parse(value, state, where))
+    return BoundAggregate(name, function, argument, fields, _valued(value, function, state, where))
 
 
 def row_count(scope: Scope, where: str) -> SignedField:
@@ -511,6 +516,14 @@ def _or_empty(array: str, kind: Type) -> str:
 
 def _array(kind: Type) -> Type:
     return Type("array", element=kind)
+
+
+def _valued(value: str, function: str, state: Scope, where: str) -> Expr:
+    """Parse an aggregate's value; an average of DECIMALs has all digits of its type."""
+    parsed = parse(value, state, where)
+    if function != "avg" or parsed.type.kind != "decimal":
+        return parsed
+    return expression_of(exact_average(parsed.ast, parsed.type), state)
 
 
 def _ratio(total: StateField, number: StateField, kind: Type) -> str:

@@ -7,6 +7,7 @@ or none where no value could make it raise: `quantity * unit_price` of narrow de
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from watertable.sql.coercion import (
     unpromoted,
 )  # fmt: skip
 from watertable.sql.coercion import decimal as decimal_type
-from watertable.sql.terms import Lit, Signature, Term
+from watertable.sql.terms import Call, Lit, Signature, Term
 
 Args = tuple[Term, ...]
 Rule = Callable[[Args], Signature]
@@ -125,6 +126,31 @@ def divide(args: Args) -> Signature:
     types = (a, b) if a.kind == "decimal" else (DOUBLE, DOUBLE)
     safe = None if full and _never_zero(args[1]) else "try_divide({0}, {1})"
     return Signature(kind, types, scalars.divide(kind), safe, f"{{1}} = {_zero(b)}" if full else None)
+
+
+def exact_average(term: Term, result: Type) -> Term:
+    """Let the divisions of a DECIMAL in a term give every digit of the result, as Spark's `avg` does, and not what `/` leaves of them.
+
+    By `/`, 38 digits less those that the dividend may have before the point are after it: of a wide sum as few as six. So it's divided as
+    the type that leaves it as many as the result has, and only a sum that doesn't fit that one as it is. It's the same quotient, nearer:
+    the canonical form remains.
+    """
+    if not isinstance(term, Call):
+        return term
+    term = replace(term, args=tuple(exact_average(arg, result) for arg in term.args))
+    if term.function.name != "/":
+        return term
+    total, divisor = term.signature.args
+    # by `/`, six digits at least are after the point; where the result has less, digits to spare keep rounding twice from being seen
+    narrow = decimal_type(38 - result.scale + total.scale if result.scale >= 6 else 28, total.scale)
+    limit, exact, coarse = Decimal(10) ** (narrow.precision - narrow.scale), scalars.divide(result), scalars.divide(term.type)
+
+    def quotient(a: Decimal, b: Decimal) -> Any:
+        return exact(a, b) if a.copy_abs() < limit else coarse(a, b)
+
+    form = f"coalesce(TRY_CAST(try_divide(TRY_CAST({{0}} AS {narrow.sql()}), {{1}}) AS {result.sql()}), "
+    form += f"TRY_CAST(try_divide({{0}}, {{1}}) AS {result.sql()}))"
+    return replace(term, signature=Signature(term.type, (total, divisor), quotient, form, sql=form))
 
 
 def _zero(kind: Type) -> str:
