@@ -14,6 +14,7 @@ from watertable.errors import DecodeError
 from watertable.kafka import serdes
 from watertable.plan.nodes import Format
 from watertable.schema import Schema, Type
+from watertable.sql.scalars import single
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -159,3 +160,26 @@ def test_what_is_written_is_what_the_compiler_publishes(spark: SparkSession) -> 
     mine = [serdes.encode(row, schema, Format.JSON) for row in rows]
     differ = [f"Spark {b!r}\nwe    {a!r}" for a, b in zip(mine, theirs, strict=True) if a != b]
     assert not differ, "\n".join(differ[:3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("BOOLEAN", [True, False]),
+        ("INT", [-7]),
+        ("DECIMAL(12,3)", [Decimal("-1.500"), Decimal("0.000")]),
+        ("DECIMAL(38,18)", [Decimal("1E-18")]),
+        ("FLOAT", [0.1, 1e10]),
+        ("DOUBLE", [0.1, 1e21, math.inf]),
+        ("DATE", [date(2020, 1, 1), date(1969, 12, 31)]),
+        ("TIMESTAMP", [datetime(2020, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)]),
+    ],
+)
+def test_the_keys_of_a_map_are_written_as_spark_writes_them(spark: SparkSession, kind: str, keys: list[Any]) -> None:
+    from watertable.compiler.layout import encoded
+
+    schema = Schema.parse(f"m MAP<{kind}, INT>")
+    rows = [{"m": {single(key) if kind == "FLOAT" else key: 1}} for key in keys]
+    frame = spark.createDataFrame([(n, row) for n, row in enumerate(rows)], f"n INT, v {schema.struct().sql()}").coalesce(1)
+    theirs = [bytes(r.b) for r in frame.selectExpr("n", f"{encoded('v', Format.JSON, schema)} AS b").orderBy("n").collect()]
+    assert [serdes.encode(row, schema, Format.JSON) for row in rows] == theirs

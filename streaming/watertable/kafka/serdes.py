@@ -355,9 +355,9 @@ def _writers(kind: Type) -> Writer:
         case Type(kind="array", element=Type() as element):
             each = _writer(element)
             return lambda values: "[" + ",".join([each(value) for value in values]) + "]"
-        case Type(kind="map", element=Type() as element):
-            one = _writer(element)
-            return lambda pairs: "{" + ",".join([f"{_quoted(str(key))}:{one(value)}" for key, value in pairs.items()]) + "}"
+        case Type(kind="map", map_key=Type() as key_kind, element=Type() as element):
+            name, one = _namer(key_kind), _writer(element)
+            return lambda pairs: "{" + ",".join([f"{_quoted(name(key))}:{one(value)}" for key, value in pairs.items()]) + "}"
         case Type(kind="string"):
             return _quoted
         case Type(kind="boolean"):
@@ -375,6 +375,23 @@ def _writers(kind: Type) -> Writer:
             return lambda value: f'"{value.isoformat()}"'
         case Type(kind="binary"):
             return lambda value: f'"{base64.b64encode(value).decode()}"'
+        case _:
+            return str
+
+
+def _namer(kind: Type) -> Writer:
+    """Return the function that makes a field's name of a map's key: Spark writes what it holds, which is days or microseconds of a time."""
+    match kind.kind:
+        case "boolean":
+            return lambda value: "true" if value else "false"
+        case "date":
+            return lambda value: str((value - EPOCH.date()).days)
+        case "timestamp":
+            return lambda value: str((value - EPOCH) // timedelta(microseconds=1))
+        case "float":
+            return lambda value: java_float(value, repr_single(value))
+        case "double":
+            return lambda value: java_float(value, repr(value))
         case _:
             return str
 
