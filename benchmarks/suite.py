@@ -161,7 +161,7 @@ class Suite:
             shutil.rmtree(each)
         admin = Admin(self.cluster)
         for topic in admin.topics():
-            if topic.startswith(("changelog__", "bench-", *topics)) or topic.endswith("-changelog"):
+            if topic.startswith(("changelog__", "bench-", "watertable.", *topics)) or topic.endswith("-changelog"):
                 admin.delete_topic(topic)
 
     # -- reading all of it again ---------------------------------------------------------------------------------------------------

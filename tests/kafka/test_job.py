@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import watertable as wt
 from watertable import errors, failpoints
-from watertable.errors import Fenced, KafkaError, RecordFailed, TopicChanged
+from watertable.errors import Fenced, KafkaError, RecordFailed, StoreError, TopicChanged
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.plan.plan import Topology
@@ -166,6 +167,30 @@ def test_runs_go_on_where_the_last_one_ended_and_publish_each_change_once(world:
     assert not any(isinstance(e, BatchCommitted) for e in third), "nothing new, nothing committed"
     for event in world.events:
         assert json.loads(events.as_json(event))["event"] == event.event
+
+
+def test_a_warehouse_that_was_begun_anew_or_restored_publishes_nothing_in_silence_and_passes_over_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    def stands_in(name: str) -> None:
+        world.settings = world.settings.model_copy(update={"warehouse": str(tmp_path / name)})
+
+    stands_in("first")
+    world.produce(("a", -1))
+    world.run()
+    shutil.copytree(tmp_path / "first", tmp_path / "restored")
+    world.produce(("a", -1), ("a", -1))
+    world.run()
+    said = [("a", -1), ("a", -2), ("a", -3)]
+    for name, told in (("anew", "from another changelog"), ("restored", "@1.2, and its changelog ends at .*@1.1: it was")):
+        stands_in(name)
+        with pytest.raises(StoreError, match=told):
+            world.run()
+        assert world.published() == said
+    world.admin.delete_topic(f"watertable.shop{world.suffix}.outbox")
+    stands_in("anew")
+    world.run()
+    assert world.published() == [*said, *said]
 
 
 def test_small_batches_give_the_same_table_in_a_constant_number_of_spark_jobs(world: World) -> None:

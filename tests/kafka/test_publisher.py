@@ -14,11 +14,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from watertable import failpoints
-from watertable.errors import Fenced, KafkaError
+from watertable.errors import Fenced, KafkaError, StoreError
 from watertable.kafka import publisher
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
-from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, published
 from watertable.kafka.reading import read_records
 
 pytestmark = pytest.mark.kafka
@@ -84,6 +84,20 @@ def test_what_is_published_is_found_by_the_next_publisher_and_not_sent_again(bro
     assert again.published == Published(Place(1, 7, 0))
     assert again.publish(outbox(out, 80)) == 30  # given the whole outbox again
     assert committed(broker, out) == list(range(80))
+
+
+def test_what_was_published_from_another_changelog_is_no_place_in_this_one(broker: Cluster, topic: Topics, app: str) -> None:
+    out = topic("reorders")
+    OutboxPublisher(broker, app).publish(outbox(out, 10))
+    OutboxPublisher(broker, app, "ours").publish(outbox(out, 20))  # what names none is taken as of ours
+    assert published(broker, app, "ours") == published(broker, app) == Published(Place(1, 2, 5))
+    told = f"published from another changelog .ours., and this one is theirs.*delete the topic 'watertable.{app}.outbox'"
+    for look in (OutboxPublisher, published):
+        with pytest.raises(StoreError, match=told):
+            look(broker, app, "theirs")
+    Admin(broker).delete_topic(f"watertable.{app}.outbox")
+    assert OutboxPublisher(broker, app, "theirs").publish(outbox(out, 20)) == 20
+    assert committed(broker, out) == [*range(20), *range(20)]
 
 
 def test_the_place_is_found_behind_many_aborted_transactions(broker: Cluster, topic: Topics, app: str) -> None:

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests import buckets
 from tests.kafka.conftest import Project
+from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.project import load_apps
 from watertable.runtime import job, workers
@@ -35,6 +36,8 @@ class Till:
         self.project, self.cluster, self.moves, self.told = project, cluster, moves, told
         self.run, self.said = project.run, project.said
         self._producer = Producer(cluster.client_config())
+        admin, place = Admin(cluster), "watertable.till.outbox"
+        admin.delete_topic(place) if admin.describe([place]) else None  # of another test's warehouse
         with (project.home / "pyproject.toml").open("a") as settings:
             settings.write("batch_records = 1\nhorizon_days = 0.000001\n")
         project.write(APP.format(moves=moves, told=told))

@@ -4,7 +4,8 @@ The outbox is rows of the changelog, so what is to be sent never changes; all th
 sent with the records, in the same transaction, to the app's own compacted topic `watertable.<app>.outbox`: records and place appear
 together or not at all, whatever dies in between. (Offsets of a consumer group would be the usual home of such a place, but they expire when
 an app rests for a week; see docs/decisions.) Beside it stands the *floor*, where a rewind has made one: the offset of each source
-partition before which everything is published, by an epoch that was left. A new publisher fences the one before it and waits for that
+partition before which everything is published, by an epoch that was left. A header names the changelog: in another one, of a warehouse
+that was begun anew, the same place is another row's, so it's refused there. A new publisher fences the one before it and waits for that
 one's last transaction to be decided, and only then reads the place.
 
 A publisher that raised is done for: whether its last transaction was committed, only a new one can tell.
@@ -24,7 +25,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from watertable import failpoints
-from watertable.errors import Fenced, KafkaError
+from watertable.errors import Fenced, KafkaError, StoreError
 from watertable.kafka.admin import Admin, Offsets
 from watertable.kafka.config import Cluster
 from watertable.records import Headers
@@ -32,6 +33,8 @@ from watertable.records import Headers
 CHUNK: Final = 10_000
 """Records of one transaction at most: enough to make its fixed cost small, few enough to fit the producer's queue."""
 _KEY: Final = b"place"
+_CHANGELOG: Final = "changelog"
+"""The header that names the changelog. What was published before there was one is taken as of any."""
 _CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1", "retention.ms": "-1"}
 _FENCED: Final = (ClientError._FENCED, ClientError.PRODUCER_FENCED, ClientError.INVALID_PRODUCER_EPOCH)
 
@@ -101,14 +104,14 @@ class OutboxRow:
 class OutboxPublisher:
     """Send the outbox of one app. Making one takes over from any other publisher of that app, wherever it runs."""
 
-    def __init__(self, cluster: Cluster, app: str, *, timeout: float = 30.0) -> None:
-        """Fence earlier publishers of the app and find out what they published.
+    def __init__(self, cluster: Cluster, app: str, changelog: str = "", *, timeout: float = 30.0) -> None:
+        """Fence earlier publishers of the app and find out what they published, of the changelog of this id.
 
-        Raises `KafkaError` when the cluster can't be reached or refuses.
+        Raises `KafkaError` when the cluster can't be reached or refuses, `StoreError` when they published from another changelog.
         """
         self.app = app
         self.state_topic = _state_topic(app)
-        self._cluster, self._timeout = cluster, timeout
+        self._cluster, self._changelog, self._timeout = cluster, changelog, timeout
         self._failed = ""
         self._admin = Admin(cluster, timeout)
         self._admin.create_topic(self.state_topic, 1, _CONFIG)
@@ -123,7 +126,7 @@ class OutboxPublisher:
             }
         )
         self._attempt("take over from earlier publishers", lambda: self._producer.init_transactions(timeout))
-        self._done = _last_committed(cluster, app, timeout)
+        self._done = _last_committed(cluster, app, changelog, timeout)
 
     @property
     def published(self) -> Published | None:
@@ -170,7 +173,7 @@ class OutboxPublisher:
         try:
             for row in rows:
                 self._send(row.topic, row.key, row.value, _milliseconds(row.timestamp), row.headers)
-            self._send(self.state_topic, _KEY, str(done).encode(), 0)
+            self._send(self.state_topic, _KEY, str(done).encode(), 0, ((_CHANGELOG, self._changelog.encode()),))
             failpoints.hit("publish.after_produce")
             self._attempt(f"publish up to {done.place}", lambda: self._producer.commit_transaction(self._timeout))
         except BaseException:
@@ -228,20 +231,20 @@ class OutboxPublisher:
         return KafkaError(f"can't {what} for {self.app!r} on {self._cluster.bootstrap}: {said}")
 
 
-def published(cluster: Cluster, app: str, timeout: float = 30.0) -> Published | None:
+def published(cluster: Cluster, app: str, changelog: str = "", timeout: float = 30.0) -> Published | None:
     """Find out how far an app's outbox is sent, and disturb nobody who sends it; None where nothing of it ever was.
 
-    Raises `KafkaError` when the cluster can't be asked.
+    Raises `KafkaError` when the cluster can't be asked, `StoreError` when another changelog than the one of this id was published.
     """
     there = Admin(cluster, timeout).describe([_state_topic(app)])
-    return _last_committed(cluster, app, timeout) if there else None
+    return _last_committed(cluster, app, changelog, timeout) if there else None
 
 
 def _state_topic(app: str) -> str:
     return f"watertable.{app}.outbox"
 
 
-def _last_committed(cluster: Cluster, app: str, timeout: float) -> Published | None:
+def _last_committed(cluster: Cluster, app: str, changelog: str, timeout: float) -> Published | None:
     """Read the last committed record of the state topic, stepping backward from its end: most of it is markers and old places."""
     topic = _state_topic(app)
     consumer = Consumer(
@@ -258,19 +261,33 @@ def _last_committed(cluster: Cluster, app: str, timeout: float) -> Published | N
         step = 100
         while True:
             begin = max(first, end - step)
-            found = _last_value(consumer, topic, begin, end, timeout)
+            found = _last_message(consumer, topic, begin, end, timeout)
             if found is not None or begin <= first:
-                return None if found is None else Published.parse(found.decode())
+                break
             step *= 16
     except KafkaException as error:
         raise KafkaError(f"can't read how far the outbox of {app!r} is published on {cluster.bootstrap}: {error.args[0].str()}") from None
     finally:
         consumer.close()
+    if found is None:
+        return None
+    of = dict(found.headers() or ()).get(_CHANGELOG, b"").decode()
+    if of and changelog and of != changelog:
+        raise StoreError(
+            f"the output topics of {app!r} hold what was published from another changelog ({of}), and this one is {changelog}: "
+            f"its warehouse is another one, or was begun anew. {publish_anew(app)}"
+        )
+    return Published.parse(found.value().decode())
 
 
-def _last_value(consumer: Any, topic: str, begin: int, end: int, timeout: float) -> bytes | None:
-    """Return the value of the last committed record in a range of a topic's one partition."""
-    last: bytes | None = None
+def publish_anew(app: str) -> str:
+    """Say how to publish a changelog of which nobody knows what is published."""
+    return f"To publish all that this one holds, behind what is in the topics, delete the topic {_state_topic(app)!r} and start again"
+
+
+def _last_message(consumer: Any, topic: str, begin: int, end: int, timeout: float) -> Any:
+    """Return the last committed record in a range of a topic's one partition."""
+    last = None
     deadline = time.monotonic() + timeout
     consumer.assign([TopicPartition(topic, 0, begin)])
     while begin < end:
@@ -278,7 +295,7 @@ def _last_value(consumer: Any, topic: str, begin: int, end: int, timeout: float)
         if message is None:
             pass
         elif message.error() is None:
-            last = message.value()
+            last = message
         elif message.error().code() != ClientError._PARTITION_EOF:
             raise KafkaException(message.error())
         elif message.offset() >= end:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from watertable.errors import Fenced, KafkaError
-from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, published
+from watertable.errors import Fenced, KafkaError, StoreError
+from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, publish_anew, published
 from watertable.runtime.events import DaysTouched, Folded, Listener, TableFolded
 from watertable.session import UPKEEP_POOL, job_group
 from watertable.store.commits import Position
@@ -218,10 +218,12 @@ class Folding(Worker):
 def consumers(store: Store, cluster: Cluster) -> Iterable[Position]:
     """Name the place up to which an app's outbox is published, for upkeep by another process than the app's run; nobody is disturbed.
 
-    Raises `KafkaError` when the cluster, which knows the place, can't be asked.
+    Raises `KafkaError` when the cluster, which knows the place, can't be asked, `StoreError` when it is no place of this changelog.
     """
-    done, snapshot = published(cluster, store.app), store.changelog.snapshot()
+    done = published(cluster, store.app, store.changelog.snapshot().table)
+    snapshot = store.changelog.snapshot()  # after that look: the app goes on meanwhile
     head = store.changelog.head(snapshot)
+    _refuse_beyond(done, head, head.position)
     lineage, waiting = head.lineage, head.position.seq
     if done is not None and done.place.epoch != lineage.epoch:  # the next run takes the place over, from there
         waiting = done.place.seq
@@ -230,6 +232,21 @@ def consumers(store: Store, cluster: Cluster) -> Iterable[Position]:
         rows = store.changelog.outbox(snapshot, lineage, place.seq - 1, waiting, done.floor if done else None, head.emitting(lineage.epoch))
         waiting = next((seq for seq, number, *_ in rows if Place(lineage.epoch, seq, number) > place), waiting)
     return (Position(store.app, lineage.epoch, max(0, waiting - 1)),)
+
+
+def _refuse_beyond(done: Published | None, head: Head, ended: Position) -> None:
+    """Raise `StoreError` where more is published than a changelog held when it ended there: it is a copy of before.
+
+    What it commits from there on takes the places of what was published, and would be passed over.
+    """
+    if done is None:
+        return
+    place, current = done.place, done.place.epoch == head.lineage.epoch
+    if place.epoch >= head.next_epoch or (current and (place.seq if place.ordinal >= 0 else place.seq - 1) > ended.seq):
+        raise StoreError(
+            f"the output topics of {ended.app!r} hold what was published up to {ended.app}@{place.epoch}.{place.seq}, and its changelog "
+            f"ends at {ended}: it was restored from an older copy. {publish_anew(ended.app)}"
+        )
 
 
 class Courier(Worker):
@@ -251,6 +268,8 @@ class Courier(Worker):
         self._head: Head | None = None
         self._read = 0
         self._sent: Position | None = None
+        self._began: Position | None = None
+        """Where the app stood at its start, until that was held against the place."""
         self._since = time.monotonic()
         self.generation = 0
         self.problem = ""
@@ -267,6 +286,7 @@ class Courier(Worker):
         """Hear of a commit and how many records it has to publish; None stands for not known, at a start."""
         with self._lock:
             self._order = (position, dict(offsets))
+            self._began = position if outbox is None else self._began
             self._outbox = self._publishes and (self._outbox or outbox is None or bool(outbox))
             self._idle.clear()
         self._wake.set()
@@ -319,7 +339,7 @@ class Courier(Worker):
                 head = changelog.head(snapshot)
                 if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
                     raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
-                self._head, self._read, self._publisher = head, 0, OutboxPublisher(self._cluster, self._store.app)
+                self._head, self._read, self._publisher = head, 0, OutboxPublisher(self._cluster, self._store.app, snapshot.table)
                 self._settle(self._publisher, snapshot, head)
             self._send(self._publisher, snapshot, self._head, self._head.lineage, upto.seq)
         done = self._publisher.published
@@ -347,6 +367,9 @@ class Courier(Worker):
         Of these, as much is published as the app has kept.
         """
         done = publisher.published
+        if self._began is not None:
+            _refuse_beyond(done, head, self._began)
+            self._began = None
         if done is None:
             return  # nothing is published, so nothing is again
         for row in head.forks:
