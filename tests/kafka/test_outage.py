@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.kafka.test_emit import store_of
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import caught_up, living, wait
 from watertable import failpoints
-from watertable.errors import KafkaError
+from watertable.errors import Fenced, KafkaError
 from watertable.kafka import broker as embedded
 from watertable.kafka.admin import Admin
 from watertable.kafka.broker import State, Status
 from watertable.kafka.config import Cluster
+from watertable.runtime import workers
 from watertable.runtime.events import Idle, Stopped
 
 if TYPE_CHECKING:
@@ -81,6 +84,52 @@ def test_a_batch_that_an_outage_breaks_off_is_begun_again_by_a_stream_and_ends_a
     assert said[-1].position == f"shop{world.suffix}@1.1"
     assert world.stock() == {"a": (-1, 1), "b": (-1, 1)}
     assert store_of(world).head().generation == 3, "the writer of the batch that was broken off writes no more"
+
+
+@pytest.mark.parametrize("fenced", ["by its own new writer", "by a transaction that took too long"])
+def test_a_courier_that_is_fenced_by_nobody_else_goes_on(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: str
+) -> None:
+    world, met, away = World(spark, broker, tmp_path), list[str](), threading.Event()
+    monkeypatch.setattr(workers, "_AGAIN", 0.2)
+
+    def goes_away() -> None:
+        raise KafkaError("the cluster is away")
+
+    def begins_again() -> None:
+        """Wait, between the new writer's fence and its beginning, until the courier has met that fence."""
+        away.clear()
+        wait(lambda: met)
+
+    def takes_too_long() -> None:
+        Producer(broker.client_config() | {"transactional.id": f"watertable.shop{world.suffix}"}).init_transactions(30)
+
+    publish = workers.Courier._publish
+
+    def publishes(courier: workers.Courier, *args: Any) -> None:
+        try:
+            goes_away() if away.is_set() else publish(courier, *args)
+        except Fenced as error:
+            met.append(str(error))
+            raise
+
+    monkeypatch.setattr(workers.Courier, "_publish", publishes)
+    world.produce(("a", -1), ("b", -1))
+    with living(world, world.topology()):
+        wait(lambda: len(world.published()) == 2)
+        if fenced == "by its own new writer":
+            away.set()
+            world.produce(("a", -1))
+            wait(lambda: store_of(world).head().position.seq == 2)
+            with failpoints.armed("job.batch.compiled", goes_away), failpoints.armed("store.fence.after_commit", begins_again):
+                world.produce(("a", 5))
+                wait(lambda: met)
+        else:
+            with failpoints.armed("publish.after_produce", takes_too_long):
+                world.produce(("a", -1))
+                wait(lambda: met)
+        wait(lambda: len(world.published()) == 3)
+    assert store_of(world).head().generation == (2 if fenced == "by its own new writer" else 1)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ A publisher that raised is done for: whether its last transaction was committed,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable
@@ -155,8 +156,9 @@ class OutboxPublisher:
 
     def close(self) -> None:
         """Let go of the connection; what isn't committed by now never will be."""
-        self._producer.purge()
-        self._producer.flush(0)
+        with contextlib.suppress(KafkaException):  # one that is fenced refuses even that
+            self._producer.purge()
+            self._producer.flush(0)
 
     def _transaction(self, rows: list[OutboxRow], done: Published) -> None:
         if self._failed:
@@ -225,7 +227,7 @@ class OutboxPublisher:
         code = problem.code() if isinstance(problem, ClientError) else None
         if code in _FENCED:
             self._failed = "fenced"
-            return Fenced(f"another publisher of {self.app!r} took over; this one must end")
+            return Fenced(f"another publisher of {self.app!r} took over, or a transaction of this one took too long; a new one goes on")
         said = self._failed or (problem.str() if isinstance(problem, ClientError) else str(problem))
         self._failed = said
         return KafkaError(f"can't {what} for {self.app!r} on {self._cluster.bootstrap}: {said}")

@@ -568,6 +568,7 @@ class _Job:
     def _caught_up(self) -> str:
         """End a bounded run: everything is folded and published, and now and then tidied up."""
         assert self.position is not None
+        self.writer.check()  # a courier that is fenced waits: by whom, the writer knows
         self.folding.finish(self.stop)
         self.courier.finish(self.stop)
         if self.position.seq // TIDIED != self._began_at // TIDIED:

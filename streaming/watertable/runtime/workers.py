@@ -2,7 +2,7 @@
 
 Neither holds anything that isn't in the changelog, so either may die at any point and be begun again: a fold is found by its
 transaction, what was published by the place in the producer's own. Each is one thread with a Spark session of its own, at low weight
-beside the stream's. A worker that fails stops the run, through `check`; an outage of Kafka only makes the courier late.
+beside the stream's. A worker that fails stops the run, through `check`; what Kafka refuses or doesn't answer only makes the courier late.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from watertable.errors import Fenced, KafkaError, StoreError
+from watertable.errors import Fenced, KafkaError, StoreError, WatertableError
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, publish_anew, published
 from watertable.runtime.events import DaysTouched, Folded, Listener, TableFolded
 from watertable.session import UPKEEP_POOL, job_group
@@ -252,7 +252,9 @@ def _refuse_beyond(done: Published | None, head: Head, ended: Position) -> None:
 class Courier(Worker):
     """Mirror the position to the app's consumer group, and publish the outbox, each record once and in order.
 
-    While Kafka doesn't answer, both wait; `problem` says so. Losing the race to another run's courier is `Fenced`, and ends the run.
+    What Kafka doesn't take waits, and is tried again; `problem` says so. So does what another publisher is said to have fenced: that may
+    have been a transaction whose time ran out while this process was suspended, or a writer of this very run, begun again a moment ago.
+    Whether another run took over, its writer finds out; a publisher is only made where no other writer has begun since this run's.
 
     An epoch that a rewind began publishes from where the one before it stopped, by the records' own places in the source: what came
     from records before that, its parent has published. Where the rewind asks for it, it publishes all that it makes.
@@ -272,7 +274,12 @@ class Courier(Worker):
         """Where the app stood at its start, until that was held against the place."""
         self._since = time.monotonic()
         self.generation = 0
-        self.problem = ""
+        self._refused: WatertableError | None = None
+
+    @property
+    def problem(self) -> str:
+        """Say what keeps it from delivering; empty when nothing does."""
+        return str(self._refused or "")
 
     @property
     def consumers(self) -> Iterable[Position]:
@@ -292,19 +299,23 @@ class Courier(Worker):
         self._wake.set()
 
     def finish(self, stop: threading.Event) -> None:
-        """Return when all is delivered, or as soon as a stop is asked for; raise `KafkaError` when Kafka doesn't take it for a minute."""
+        """Return when all is delivered, or as soon as a stop is asked for; raise what keeps it from that, when it does for a minute."""
         while not self._idle.wait(0.1) and self._thread.is_alive() and not stop.is_set():
-            if self.problem and time.monotonic() - self._since > _OUTAGE:
-                raise KafkaError(self.problem)
+            if self._refused is not None and time.monotonic() - self._since > _OUTAGE:
+                raise self._refused
 
     def close(self) -> None:
         """End the thread; what it hasn't published is published by the next run."""
         super().close()
+        self._leave_publisher()
+
+    def _leave_publisher(self) -> None:
         if self._publisher is not None:
             self._publisher.close()
+            self._publisher = None
 
     def _patience(self) -> float | None:
-        return _AGAIN if self.problem else None
+        return None if self._refused is None else _AGAIN
 
     def _work(self) -> None:
         with self._lock:
@@ -312,20 +323,24 @@ class Courier(Worker):
         if order is None:
             return
         position, offsets = order
+        refused: WatertableError | None = None
         try:
             self._admin.mirror(self._store.app, offsets)
+        except KafkaError as error:  # it's a copy for others: what is to be published doesn't wait for it
+            refused = error
+        try:
             if outbox:
                 self._publish(position, offsets)
-        except KafkaError as error:
-            if not self.problem:
-                self._since = time.monotonic()
-            self.problem = str(error)
-            _log.warning("not delivered, will be tried again: %s", error)
-            if self._publisher is not None:
-                self._publisher.close()
-                self._publisher = None
+            self._sent = position
+        except (KafkaError, Fenced) as error:
+            refused = error
+            self._leave_publisher()
+        if refused is not None:
+            _log.warning("not delivered, will be tried again: %s", refused)
+            self._since = time.monotonic() if self._refused is None else self._since
+        self._refused = refused
+        if refused is not None:
             return
-        self.problem, self._sent = "", position
         with self._lock:
             if self._order is order:
                 self._outbox = False
