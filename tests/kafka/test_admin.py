@@ -140,6 +140,8 @@ def test_a_topic_that_ends_before_our_position_is_noticed(admin: Admin, broker: 
 def test_a_cluster_that_is_not_there_is_named() -> None:
     with pytest.raises(KafkaError, match=r"127\.0\.0\.1:1\b.*WATERTABLE_KAFKA"):
         Admin(Cluster("127.0.0.1:1"), timeout=1).topics()
+    with pytest.raises(KafkaError, match="can't create topic 't' on"):
+        Admin(Cluster("127.0.0.1:1"), timeout=0.1).create_topic("t")
 
 
 def test_an_unknown_topic_is_named(admin: Admin) -> None:

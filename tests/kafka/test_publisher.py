@@ -100,6 +100,28 @@ def test_what_was_published_from_another_changelog_is_no_place_in_this_one(broke
     assert committed(broker, out) == [*range(20), *range(20)]
 
 
+def test_a_record_may_be_as_large_as_its_topic_allows_and_one_beyond_that_is_named(broker: Cluster, topic: Topics, app: str) -> None:
+    small, large = topic("small"), topic("large", **{"max.message.bytes": "4000000"})
+    big = os.urandom(1_500_000)
+    OutboxPublisher(broker, app).publish([OutboxRow(Place(1, 1, 0), large, b"k", big, START)])
+    told = rf"topic '{small}': the record with the key b'k' is too large, with 1,500,001 bytes. Raise the topic's max.message.bytes"
+    refused = [OutboxRow(Place(1, 2, 0), small, b"k", big, START)]
+    with pytest.raises(KafkaError, match=told):
+        OutboxPublisher(broker, app).publish(refused)
+    limited = Cluster(broker.bootstrap, {"max.request.size": "1000000"})
+    with pytest.raises(KafkaError, match=told):
+        OutboxPublisher(limited, app).publish(refused)
+    assert published(broker, app) == Published(Place(1, 1, 0))
+
+
+def test_a_state_topic_that_an_administrator_made_is_not_made_again(
+    broker: Cluster, app: str, topic: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Admin(broker).create_topic(f"watertable.{app}.outbox", 1, {"cleanup.policy": "compact"})
+    monkeypatch.setattr(Admin, "create_topic", lambda *_: pytest.fail("it may create no topic"))
+    assert OutboxPublisher(broker, app).published is None
+
+
 def test_the_place_is_found_behind_many_aborted_transactions(broker: Cluster, topic: Topics, app: str) -> None:
     out = topic("reorders")
     sender = OutboxPublisher(broker, app)

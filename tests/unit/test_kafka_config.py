@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from watertable.errors import SettingsError
+from watertable.kafka.admin import Admin
 from watertable.kafka.config import ClientConfig, Cluster
 
 PLAIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="p\\"w;d";'
@@ -20,6 +21,15 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def client(**options: str) -> ClientConfig:
     config = Cluster("b:9093", {name.replace("_", "."): value for name, value in options.items()}).client_config()
     return {name: value for name, value in config.items() if name not in ("bootstrap.servers", "log_level")}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("security.protocol", "SSLL"), ("ssl.truststore.location", "/nowhere"), ("request.timeout.ms", "a minute")]
+)
+def test_a_wrong_value_is_a_wrong_setting_and_no_traceback_of_the_client(option: str, value: str) -> None:
+    options = {"security.protocol": "SSL", "ssl.truststore.type": "PEM", option: value}
+    with pytest.raises(SettingsError, match="kafka_options: the Kafka client refuses them: "):
+        Admin(Cluster("b:1", options))
 
 
 def test_names_may_carry_sparks_prefix() -> None:

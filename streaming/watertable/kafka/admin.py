@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicColle
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
-from watertable.errors import KafkaError, TopicChanged
-from watertable.kafka.config import Cluster
+from watertable.errors import KafkaError, SettingsError, TopicChanged
+from watertable.kafka.config import ClientConfig, Cluster
 
 TIMEOUT: Final = 15.0
 _NO_LEADER_YET: Final = (
@@ -31,6 +31,14 @@ _NO_LEADER_YET: Final = (
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
 T = TypeVar("T")
+
+
+def connected(kind: Callable[[ClientConfig], T], config: ClientConfig) -> T:
+    """Make a client; raise `SettingsError` where a value among its options is wrong."""
+    try:
+        return kind(config)
+    except KafkaException as error:
+        raise SettingsError(f"kafka_options: the Kafka client refuses them: {error.args[0].str()}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class Admin:
     def __init__(self, cluster: Cluster, timeout: float = TIMEOUT) -> None:
         self._cluster = cluster
         self._timeout = timeout
-        self._client = AdminClient(cluster.client_config())
+        self._client = connected(AdminClient, cluster.client_config())
         self._groups: dict[str, Consumer] = {}
 
     def cluster_id(self) -> str:
@@ -72,8 +80,8 @@ class Admin:
         new = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config or {}))
         try:
             self._client.create_topics([new], request_timeout=self._timeout)[name].result(self._timeout)
-        except KafkaException as error:
-            if error.args[0].code() != ClientError.TOPIC_ALREADY_EXISTS:
+        except (KafkaException, TimeoutError) as error:
+            if not isinstance(error, KafkaException) or error.args[0].code() != ClientError.TOPIC_ALREADY_EXISTS:
                 raise self._failed(f"create topic {name!r}", error) from None
         deadline = time.monotonic() + self._timeout
         while (found := self.describe([name]).get(name)) is None or found.partitions < partitions:  # brokers hear of it a little later
@@ -179,7 +187,8 @@ class Admin:
     def _group(self, app: str) -> Consumer:
         # A consumer that never joins: the admin's own calls for group offsets crash in librdkafka 2.16 when a coordinator moves.
         if app not in self._groups:
-            self._groups[app] = Consumer({**self._cluster.client_config(), "group.id": f"watertable.{app}", "enable.auto.commit": False})
+            config = self._cluster.client_config() | {"group.id": f"watertable.{app}", "enable.auto.commit": False}
+            self._groups[app] = connected(Consumer, config)
         return self._groups[app]
 
     def check_topics(self, expected: Mapping[str, TopicState], position: Offsets) -> None:
@@ -249,7 +258,7 @@ class Admin:
 
     def _connect_anew(self) -> None:
         """Go on with a client that has learned nothing yet: one goes for minutes by who led a partition before an election."""
-        self._client = AdminClient(self._cluster.client_config())
+        self._client = connected(AdminClient, self._cluster.client_config())
 
     def _group_result(self, what: str, ask: Callable[[], T]) -> T:
         """Ask a group's coordinator, again while it moves or loads: it does so whenever a broker starts."""

@@ -24,6 +24,7 @@ _SAME: Final = re.compile(
 )
 _RENAMED: Final = {
     "request.timeout.ms": "socket.timeout.ms",
+    "max.request.size": "message.max.bytes",
     "send.buffer.bytes": "socket.send.buffer.bytes",
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
     "connections.max.idle.ms": "connections.max.idle.ms",

@@ -18,7 +18,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from watertable.errors import KafkaError
-from watertable.kafka.admin import Admin, Partition
+from watertable.kafka.admin import Admin, Partition, connected
 from watertable.kafka.config import Cluster
 
 _TICK: Final = 0.05
@@ -55,7 +55,7 @@ def begin(cluster: Cluster, topics: Mapping[str, int]) -> dict[Partition, int]:
 def check(cluster: Cluster, last: Iterable[Record]) -> None:
     """Compare records with those at their places; raise `KafkaError` at the first that differs: somebody else writes there."""
     client = cluster.client_config() | {"group.id": "watertable.feed", "enable.auto.commit": "false", "auto.offset.reset": "error"}
-    consumer = Consumer(client)
+    consumer = connected(Consumer, client)
     try:
         for record in last:
             consumer.assign([TopicPartition(record.topic, record.partition, record.offset)])
@@ -91,17 +91,15 @@ def feed(
         if error is not None:
             failed.append(f"topic {message.topic()!r}, partition {message.partition()}: {error.str()}")
 
-    producer = Producer(
-        cluster.client_config()
-        | {
-            "enable.idempotence": "true",
-            "enable.gapless.guarantee": "true",  # a record that fails stops the feed, rather than leave a hole
-            "linger.ms": "20",
-            "batch.size": str(1 << 20),
-            "compression.type": "lz4",
-            "queue.buffering.max.messages": "200000",
-        },
-    )  # fmt: skip
+    config = cluster.client_config() | {
+        "enable.idempotence": "true",
+        "enable.gapless.guarantee": "true",  # a record that fails stops the feed, rather than leave a hole
+        "linger.ms": "20",
+        "batch.size": str(1 << 20),
+        "compression.type": "lz4",
+        "queue.buffering.max.messages": "200000",
+    }
+    producer = connected(Producer, config)
     sent, told, began, at = 0, 0.0, time.monotonic(), None
     try:
         for record in records:

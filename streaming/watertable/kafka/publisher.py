@@ -27,8 +27,8 @@ from confluent_kafka import KafkaError as ClientError
 
 from watertable import failpoints
 from watertable.errors import Fenced, KafkaError, StoreError
-from watertable.kafka.admin import Admin, Offsets
-from watertable.kafka.config import Cluster
+from watertable.kafka.admin import Admin, Offsets, connected
+from watertable.kafka.config import ClientConfig, Cluster
 from watertable.records import Headers
 
 CHUNK: Final = 10_000
@@ -37,6 +37,8 @@ _KEY: Final = b"place"
 _CHANGELOG: Final = "changelog"
 """The header that names the changelog. What was published before there was one is taken as of any."""
 _CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1", "retention.ms": "-1"}
+_LARGEST: Final = 1_000_000_000
+"""Bytes of a record at most, as far as the client goes: what is too large for a topic, its own limit says, which a person can raise."""
 _FENCED: Final = (ClientError._FENCED, ClientError.PRODUCER_FENCED, ClientError.INVALID_PRODUCER_EPOCH)
 
 
@@ -115,17 +117,18 @@ class OutboxPublisher:
         self._cluster, self._changelog, self._timeout = cluster, changelog, timeout
         self._failed = ""
         self._admin = Admin(cluster, timeout)
-        self._admin.create_topic(self.state_topic, 1, _CONFIG)
+        if not self._admin.describe([self.state_topic]):  # an administrator may have made it, for us who may make none
+            self._admin.create_topic(self.state_topic, 1, _CONFIG)
         self._known: set[str] = set()
-        self._producer = Producer(
-            cluster.client_config()
-            | {
-                "transactional.id": f"watertable.{app}",
-                "partitioner": "murmur2_random",  # as Java clients do, so that topics of one key stay co-partitioned
-                "compression.type": "lz4",
-                "linger.ms": 5,
-            }
-        )
+        config: ClientConfig = {
+            "message.max.bytes": _LARGEST,
+            **cluster.client_config(),
+            "transactional.id": f"watertable.{app}",
+            "partitioner": "murmur2_random",  # as Java clients do, so that topics of one key stay co-partitioned
+            "compression.type": "lz4",
+            "linger.ms": 5,
+        }
+        self._producer = connected(Producer, config)
         self._attempt("take over from earlier publishers", lambda: self._producer.init_transactions(timeout))
         self._done = _last_committed(cluster, app, changelog, timeout)
 
@@ -195,11 +198,12 @@ class OutboxPublisher:
                 if time.monotonic() > deadline:
                     raise self._error(f"send to {topic!r}", "the producer's queue doesn't drain") from None
             except KafkaException as error:
+                self._failed = self._failed or _refusal(error.args[0], topic, key, value)
                 raise self._error(f"send to {topic!r}", error.args[0]) from None
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None and not self._failed:
-            self._failed = f"topic {message.topic()!r}: {error.str()}"
+            self._failed = _refusal(error, message.topic(), message.key(), message.value())
 
     def _attempt(self, what: str, act: Any) -> None:
         """Do one step of a transaction, again while the cluster asks to."""
@@ -233,6 +237,17 @@ class OutboxPublisher:
         return KafkaError(f"can't {what} for {self.app!r} on {self._cluster.bootstrap}: {said}")
 
 
+def _refusal(problem: Any, topic: str, key: bytes | None, value: bytes | None) -> str:
+    """Say why a record can't be sent; of one that is too large, which it is and what to do."""
+    if problem.code() != ClientError.MSG_SIZE_TOO_LARGE:
+        return f"topic {topic!r}: {problem.str()}"
+    size = len(key or b"") + len(value or b"")
+    return (
+        f"topic {topic!r}: the record with the key {key!r} is too large, with {size:,} bytes. Raise the topic's max.message.bytes "
+        "(and max.request.size, where kafka_options has it): it's sent then, and all that waits behind it"
+    )
+
+
 def published(cluster: Cluster, app: str, changelog: str = "", timeout: float = 30.0) -> Published | None:
     """Find out how far an app's outbox is sent, and disturb nobody who sends it; None where nothing of it ever was.
 
@@ -249,15 +264,13 @@ def _state_topic(app: str) -> str:
 def _last_committed(cluster: Cluster, app: str, changelog: str, timeout: float) -> Published | None:
     """Read the last committed record of the state topic, stepping backward from its end: most of it is markers and old places."""
     topic = _state_topic(app)
-    consumer = Consumer(
-        cluster.client_config()
-        | {
-            "group.id": topic,  # required by the client; never joined, nothing is committed
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-    )
+    config = cluster.client_config() | {
+        "group.id": topic,  # required by the client; never joined, nothing is committed
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+    }
+    consumer = connected(Consumer, config)
     try:
         first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
         step = 100

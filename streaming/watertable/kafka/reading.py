@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as ClientError
 
 from watertable.errors import KafkaError
-from watertable.kafka.admin import Offsets
+from watertable.kafka.admin import Offsets, connected
 from watertable.kafka.config import Cluster
 from watertable.records import Headers, Record
 
@@ -26,16 +26,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Record]:
     """Yield the records of a range, partitions in turn as they come; raise `KafkaError` when the cluster falls silent or lacks some."""
     left = {partition: offset for partition, offset in end.items() if begin[partition] < offset}
-    consumer = Consumer(
-        cluster.client_config()
-        | {
-            "group.id": "watertable.reading",  # required by the client; never joined, nothing is committed
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-        }
-    )
+    config = cluster.client_config() | {
+        "group.id": "watertable.reading",  # required by the client; never joined, nothing is committed
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+    }
+    consumer = connected(Consumer, config)
     try:
         consumer.assign([TopicPartition(*partition, begin[partition]) for partition in left])
         silent = 0.0
