@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +27,12 @@ from py4j.clientserver import ClientServerConnection, JavaClient
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from watertable.errors import JobError, SparkError
+from watertable.errors import JobError, KafkaError, SparkError, WatertableError
 from watertable.jars import property_text, spark_classpath
 from watertable.settings import JAVA_OPTIONS, QUICK, Settings, java_options
 
@@ -178,20 +178,47 @@ def said(error: BaseException) -> str:
 
 def storage_failed(error: BaseException) -> bool:
     """Tell whether a file could not be written, read or found: no record is to blame for that."""
-    kind = None if (bottom := _bottom(error)) is None else bottom.getClass()
-    while kind is not None:
-        if kind.getName() == "java.io.IOException":
-            return True
-        kind = kind.getSuperclass()
+    return _has_cause(error, ["java.io.IOException"])
+
+
+def kafka_failed(error: BaseException) -> bool:
+    """Tell whether a cluster didn't answer Spark in time, or let it in no more: no record is to blame for that, either."""
+    return _has_cause(error, [f"org.apache.kafka.common.errors.{kind}Exception" for kind in ("Timeout", "Authentication", "Authorization")])
+
+
+def by_data(error: Exception, spark: SparkSession) -> bool:
+    """Tell whether data may be to blame for what Spark failed at; raise `KafkaError` where it was the cluster that it reads from."""
+    if isinstance(error, WatertableError | AnalysisException) or not isinstance(error, PySparkException | Py4JJavaError):
+        return False
+    if lost_jvm(spark, error) or storage_failed(error):
+        return False
+    if kafka_failed(error):
+        raise KafkaError(f"Spark can't read from Kafka: {said(error)}") from error
+    return True
+
+
+def _has_cause(error: BaseException, wanted: Collection[str]) -> bool:
+    """Tell whether something of one of these classes is among what the JVM threw."""
+    for thrown in _thrown(error):
+        kind = thrown.getClass()
+        while kind is not None:
+            if kind.getName() in wanted:
+                return True
+            kind = kind.getSuperclass()
     return False
+
+
+def _thrown(error: BaseException) -> Iterator[Any]:
+    """Give what the JVM threw, and what each was the cause of before it; nothing where an error isn't its."""
+    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while found is not None:
+        yield found
+        found = found.getCause()
 
 
 def _bottom(error: BaseException) -> Any:
     """Give what the JVM threw first; None where an error isn't its."""
-    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while found is not None and (below := found.getCause()) is not None:
-        found = below
-    return found
+    return next(reversed([*_thrown(error)]), None)
 
 
 def check_query(spark: SparkSession, text: str) -> None:

@@ -310,6 +310,21 @@ def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_i
     assert world.stock() == {"a": (sum(range(21)), 21)}
 
 
+def test_what_passes_is_blamed_on_no_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.produce(("a", 1))
+    honest, failed = job.read_range, list[str]()
+
+    def failing(*args: Any) -> Any:
+        failed.append("once")
+        found = honest(*args)
+        return found if failed[1:] else found.where("raise_error('a moment of weakness') IS NULL")
+
+    monkeypatch.setattr(job, "read_range", failing)
+    world.run()
+    assert len(failed) == 2
+    assert world.stock() == {"a": (1, 1)}
+
+
 def test_a_second_run_takes_over_and_the_first_ends_as_fenced(world: World) -> None:
     world.produce(("a", 1))
     committed, go_on = threading.Event(), threading.Event()

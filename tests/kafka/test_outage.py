@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+import watertable as wt
 from tests.kafka.test_emit import store_of
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import caught_up, living, wait
 from watertable import failpoints
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
 from watertable.errors import Fenced, KafkaError
 from watertable.kafka import broker as embedded
 from watertable.kafka.admin import Admin
 from watertable.kafka.broker import State, Status
 from watertable.kafka.config import Cluster
-from watertable.runtime import workers
-from watertable.runtime.events import Idle, Stopped
+from watertable.runtime import job, workers
+from watertable.runtime.events import Idle, Rewound, Stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +51,17 @@ class Own:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         wait(lambda: embedded.status(self.folder, port=self.port).state not in (State.RUNNING, State.STARTING))
+
+
+class Countdown:
+    """Stand for a cluster that is away so many times."""
+
+    times = 0
+
+    def passes(self) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise KafkaError("the cluster is away")
 
 
 @pytest.fixture
@@ -84,6 +98,38 @@ def test_a_batch_that_an_outage_breaks_off_is_begun_again_by_a_stream_and_ends_a
     assert said[-1].position == f"shop{world.suffix}@1.1"
     assert world.stock() == {"a": (-1, 1), "b": (-1, 1)}
     assert store_of(world).head().generation == 3, "the writer of the batch that was broken off writes no more"
+
+
+def test_an_outage_at_a_start_or_while_a_rewind_is_followed_is_waited_out_and_costs_one_fence(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, away = World(spark, broker, tmp_path), Countdown()
+    monkeypatch.setattr(job, "HEARTBEAT", 0.2)
+    stand = job._Job._stand
+    monkeypatch.setattr(job._Job, "_stand", lambda running: (away.passes(), stand(running)))
+    topology, store = world.topology(), store_of(world)
+    world.produce(("a", -1), ("b", -1))
+    away.times = 2
+    with living(world, topology) as said:
+        assert next(e.problem for e in said if isinstance(e, Idle) and e.problem) == "the cluster is away"
+        wait(lambda: caught_up(world, store))
+        assert store.head().generation == 1
+        away.times = 2
+        plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"))
+        rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
+        wait(lambda: any(isinstance(e, Rewound) for e in said))
+        world.produce(("a", -1))
+        wait(lambda: len(world.published()) == 3)
+    assert store.head().generation == 3
+    assert world.stock() == {"a": (-2, 2), "b": (-1, 1)}
+
+
+def test_a_topic_that_was_never_there_ends_a_run_at_once(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    app = wt.App("lost")
+    app.topic("nowhere", key="k STRING", value="v INT").table().materialized_as("t")
+    with pytest.raises(KafkaError, match=r"no such topic on .*: nowhere"):
+        job.run(app.topology(), world.settings, spark=spark)
 
 
 @pytest.mark.parametrize("fenced", ["by its own new writer", "by a transaction that took too long"])

@@ -34,6 +34,18 @@ def at(second: float) -> datetime:
     return EPOCH + timedelta(seconds=second)
 
 
+def test_an_outage_is_no_idle_time() -> None:
+    advances = Advances({"clicks": timedelta(minutes=1)}, ALONE)
+    offsets = {A: 10, B: 10}
+    for ago in (1.0, 50.0):
+        advances.look(offsets, offsets, ago)
+    advances.forget()
+    advances.look(offsets, offsets, 300.0)
+    assert advances.idle == frozenset()
+    advances.look(offsets, offsets, 360.0)
+    assert advances.idle == {A, B}
+
+
 def shop() -> Topology:
     """Show the clicks of each ten seconds once they are final, and views without a click."""
     app = wt.App("shop")

@@ -62,6 +62,11 @@ class Advances:
             if p[0] in self.idle_after and offsets.get(p) == end and now - since >= self.idle_after[p[0]].total_seconds()
         )  # fmt: skip
 
+    def forget(self) -> None:
+        """Forget since when partitions are idle, as a restart does: who couldn't be asked may not have been able to write, either."""
+        self._seen.clear()
+        self.idle = frozenset()
+
     def upto(self, offsets: Offsets, end: Offsets) -> dict[Partition, int]:
         """Cut a batch where an advance was recorded: what comes behind it is another batch's."""
         cut = dict(end)

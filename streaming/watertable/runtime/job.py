@@ -32,24 +32,23 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 
 from watertable import failpoints
 from watertable.acts.rebuild import commit_at, refuse_beyond
 from watertable.acts.shadow import goes_first
 from watertable.compiler import Batch, Compiler
-from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, RecordFailed, TopicChanged, WatertableError
+from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, TopicChanged
 from watertable.kafka.admin import Admin, TopicState
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan.plan import Topology
+from watertable.runtime import failures
 from watertable.runtime.advances import Advances, Clocks, clocks_of
-from watertable.runtime.events import BatchCommitted, Event, Failed, Idle, Listener, Rewound, Started, Stopped
+from watertable.runtime.events import BatchCommitted, Event, Idle, Listener, Rewound, Started, Stopped
 from watertable.runtime.ranges import bounded, midway, size
 from watertable.runtime.workers import Courier, Folding
-from watertable.session import STREAM_POOL, alive, job_group, lost_jvm, said, shuffled_by, shut_down, spark_session, storage_failed
+from watertable.session import STREAM_POOL, alive, by_data, job_group, shuffled_by, shut_down, spark_session
 from watertable.settings import Settings
 from watertable.store.archive import Archives
 from watertable.store.changelog import OUT_PREFIX, Changelog
@@ -70,7 +69,6 @@ _LOOK: Final = 1.0
 """Seconds after which an idle run looks whether somebody has rewound its app."""
 TIDIED: Final = 100
 """A bounded run ends with upkeep where it came past a multiple of so many commits: each of many may be shorter than `tidy_seconds`."""
-JVM_LOST: Final = "the JVM of this run is gone: killed, or out of memory (its log says). Nothing is lost: start the app again"
 _log = logging.getLogger(__name__)
 
 
@@ -126,18 +124,20 @@ def run(
     began_session = spark is None
     job: _Job | None = None
     try:
-        Admin(Cluster.of(settings)).topics()  # a cluster that isn't there is told before Spark takes its seconds
+        admin = Admin(Cluster.of(settings))
+        if available_now or shadow:
+            admin.topics()  # a cluster that isn't there is told before Spark takes its seconds; a stream waits for it
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
         job = _Replay(topology, settings, spark, emit, stop, goal, until) if shadow else _Job(topology, settings, spark, emit, stop, clock)
         with contextlib.closing(job):  # before the end is told: a fold that ends meanwhile is told before it
             reason = job.run(available_now=available_now)
     except Exception as error:
-        told = _told(error, spark)
+        told = failures.told(error, spark)
         if stop.is_set() and not isinstance(told, Fenced | TopicChanged):
             _log.info("the batch at hand was undone: %s", error)
             emit(Stopped(position=job.shown if job else "", reason="stopped; the batch at hand was undone"))
             return
-        emit(_failed(told, job))
+        emit(failures.failed(told, job.shown if job else None))
         raise told from error
     else:
         emit(Stopped(position=job.shown, reason=reason))
@@ -191,6 +191,8 @@ class _Job:
         """What the batch before took, and of how many records: so much a replay of as many may be expected to take."""
         self._busy_since = self._checked = self._looked = 0.0
         self._began_at, self._again = 0, False
+        self._steps: list[Callable[[], None]] = [self._fence, self._stand, self._make_outputs, self._begin]
+        """What is to be done before the next batch: each, until it is. An outage may break any of them off."""
         self._started = False
         self.problem = ""
         self._beside = [threading.Thread(target=target, daemon=True) for target in (self._undo_when_late, self._beat)]
@@ -205,16 +207,21 @@ class _Job:
     def run(self, *, available_now: bool) -> str:
         """Work until there is a reason to stop, and give it."""
         self._refuse_breaking_code()
-        self._start()
-        return self._work(self.admin.latest(self.offsets) if available_now else None)
+        if not available_now:
+            return self._work(None)
+        self._arrive()
+        return self._work(self.admin.latest(self.offsets))
 
     def _work(self, goal: dict[Partition, int] | None) -> str:
         while not self.stop.is_set():
             try:
+                self._arrive()
                 reason = self._turn(goal)
             except _Followed:
                 continue
             except Fenced as fenced:
+                if self._steps:  # while the place was being taken
+                    raise
                 self._go_on_from_rewind(fenced)
             except KafkaError as error:
                 if goal is not None or isinstance(error, TopicChanged):
@@ -226,10 +233,22 @@ class _Job:
         return "stopped"
 
     def _wait_out(self, error: KafkaError) -> None:
-        """Wait a little while the cluster is away, and say so; what a batch was at is left as it is, for a writer that begins again."""
+        """Wait a little while the cluster is away, and say so; what a batch was at is left as it is, for a writer that begins again.
+
+        Who couldn't read can't tell who is idle. A topic that is gone, or was never there, is no outage, and raised.
+        """
+        if "no such topic" in str(error):
+            raise error
         if "unknown topic or part" in str(error).lower():
-            self.admin.check_topics(self.topics, {})  # a topic that is gone is no outage
+            try:
+                self.admin.check_topics(self.topics, {})
+            except KafkaError as changed:
+                if isinstance(changed, TopicChanged):
+                    raise
+        if not self.problem:
+            _log.warning("waits until it can go on: %s", error)
         self._again, self._busy_since = self._again or self._busy_since > 0, 0.0
+        self.advances.forget()
         self.problem = str(error)
         self.stop.wait(1.0)
 
@@ -273,10 +292,14 @@ class _Job:
 
     # -- where it stands ---------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        self._take_place()
+    def _arrive(self) -> None:
+        """Do what is to be done before the next batch."""
+        while self._steps:
+            self._steps[0]()
+            del self._steps[0]
+
+    def _begin(self) -> None:
         self._began_at = self.writer.position.seq
-        self._make_outputs()
         self.emit(
             Started(
                 app=self.topology.app, position=self.shown, generation=self.writer.generation, pid=os.getpid(),
@@ -293,20 +316,19 @@ class _Job:
         if found is not None and found.words:
             raise BreakingChange(found.words)
 
-    def _take_place(self) -> None:
-        """Start a writer, and stand where it stands."""
+    def _fence(self) -> None:
+        """Start a writer."""
         failpoints.hit("job.start.before_fence")
-        writer = self._new_writer()
+        self.writer = self._new_writer()
         failpoints.hit("job.start.after_fence")
-        self._stand(writer)
 
     def _new_writer(self) -> Writer:
         return self.store.start_writer(self.topology)
 
-    def _stand(self, writer: Writer) -> None:
-        """Stand where a writer stands."""
+    def _stand(self) -> None:
+        """Stand where the writer stands."""
         names = [topic.name for topic in self.topology.topics]
-        self.writer, self.position = writer, writer.position
+        self.position = self.writer.position
         self.offsets, self.stream_times, self.topics = {}, {}, {}
         if (last := self.writer.last) is not None:  # topics that the app reads no more keep their offsets in the commits
             self.offsets = {p: offset for p, offset in last.next.items() if p[0] in names}
@@ -358,12 +380,11 @@ class _Job:
             raise fenced
         self._drop_place()
         self._wait_while_held(fenced, generation)
-        self._take_place()
-        self._follow(before, generation)
+        self._steps = [self._fence, self._stand, lambda: self._follow(before, generation)]
 
     def _drop_place(self) -> None:
         """Leave what belongs to the place that was taken away: the batch, and the courier of its generation."""
-        self._busy_since = 0.0
+        self._busy_since, self._again = 0.0, False
         self.courier.close()
         self.courier = self._new_courier()
 
@@ -422,12 +443,23 @@ class _Job:
         except Exception as error:
             if end == self.offsets or not self._is_data(error):
                 raise
-            if (middle := midway(self.offsets, end)) is None:
-                raise self._blame(end, error) from error
-            _log.warning("a batch failed, trying halves of it: %s", error)
+            _log.warning("a batch failed, trying halves of it, or the one record again: %s", error)
             self._begin_again()
-            self._advance(middle, ends)
-            self._advance(end, ends)
+            if (middle := midway(self.offsets, end)) is None:
+                self._advance_one(end, ends)
+            else:
+                self._advance(middle, ends)
+                self._advance(end, ends)
+
+    def _advance_one(self, end: dict[Partition, int], ends: Offsets) -> None:
+        """Try one record again, whose batch failed: that may have passed. Else it's to blame."""
+        try:
+            self._batch(end, ends)
+        except Exception as error:
+            if not self._is_data(error):
+                raise
+            partition = next(p for p in end if end[p] > self.offsets[p])
+            raise failures.blamed(self.topology, partition, self.offsets[partition], self.shown, error) from error
 
     def _begin_again(self) -> None:
         """Start a new writer after a batch that failed: whether its commit is there, only the changelog knows."""
@@ -436,8 +468,8 @@ class _Job:
         writer = self._new_writer()
         if writer.generation != generation + 1:  # somebody was quicker after that look
             self._drop_place()
-            self._stand(writer)
-            self._follow(before, generation)
+            self.writer = writer
+            self._steps = [self._stand, lambda: self._follow(before, generation)]
             raise _Followed
         self.writer = writer
         self.courier.generation = writer.generation
@@ -511,23 +543,10 @@ class _Job:
 
         Raises `KafkaError` where it was an outage, or a topic is no longer what it was.
         """
-        if isinstance(error, WatertableError | AnalysisException) or not isinstance(error, PySparkException | Py4JJavaError):
-            return False
-        if self.stop.is_set() or lost_jvm(self.spark, error) or storage_failed(error):
+        if self.stop.is_set() or not by_data(error, self.spark):
             return False
         self._check_topics()
         return True
-
-    def _blame(self, end: Offsets, error: Exception) -> RecordFailed:
-        topic, partition = next(p for p in end if end[p] > self.offsets[p])
-        offset = self.offsets[topic, partition]
-        location = next(t.location for t in self.topology.topics if t.name == topic)
-        return RecordFailed(
-            f"{location}: the record at offset {offset} of topic {topic!r}, partition {partition} stops {self.topology.app!r}: "
-            f"{said(error)}. All before it is committed, at {self.shown}. "
-            "Mend the definition so that it filters or quarantines such a record, and start again.",
-            topic=topic, partition=partition, offset=offset, location=location,
-        )  # fmt: skip
 
     # -- beside the batches ------------------------------------------------------------------------------------------------------
 
@@ -552,9 +571,9 @@ class _Job:
     def _beat(self) -> None:
         """Say that the run lives whenever it has said nothing for a while, whatever the loop is doing."""
         while not self._closed.wait(0.5):
-            if self._started and time.monotonic() - self.emit.last >= HEARTBEAT:
+            problem = self.problem or self.courier.problem
+            if (self._started or problem) and time.monotonic() - self.emit.last >= HEARTBEAT:
                 busy = time.monotonic() - self._busy_since if self._busy_since else 0.0
-                problem = self.problem or self.courier.problem
                 waits = self.folding.unfolded
                 self.emit(Idle(position=self.shown, lag=self._known_lag, busy_s=round(busy, 1), problem=problem, unfolded_s=waits))
 
@@ -563,7 +582,7 @@ class _Job:
         for worker in (self.courier, self.folding):
             worker.check()
         if not alive(self.spark):
-            raise JobError(JVM_LOST)
+            raise JobError(failures.JVM_LOST)
 
     def _caught_up(self) -> str:
         """End a bounded run: everything is folded and published, and now and then tidied up."""
@@ -608,7 +627,7 @@ class _Replay(_Job):
 
     def run(self, *, available_now: bool) -> str:
         """Read up to the goal; without one, up to the app's own position, until what it has moved meanwhile fits one batch."""
-        self._start()
+        self._arrive()
         while True:
             goal = self._goal()
             if self._until is not None:
@@ -670,21 +689,3 @@ class _Replay(_Job):
 
 class _Followed(Exception):
     """Leave a batch that failed: the app was rewound meanwhile, and goes on elsewhere."""
-
-
-def _told(error: Exception, spark: SparkSession | None) -> WatertableError:
-    """Say an error in our words."""
-    if isinstance(error, WatertableError):
-        return error
-    if spark is not None and lost_jvm(spark, error):
-        return JobError(JVM_LOST)
-    return JobError(said(error))
-
-
-def _failed(error: WatertableError, job: _Job | None) -> Failed:
-    record = error if isinstance(error, RecordFailed) else None
-    return Failed(
-        error=type(error).__name__, message=str(error), position=job.shown if job else None, topic=record.topic if record else None,
-        partition=record.partition if record else None, offset=record.offset if record else None,
-        location=record.location if record else None,
-    )  # fmt: skip
