@@ -28,6 +28,7 @@ from watertable.store.writer import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from watertable.plan.plan import Topology
     from watertable.store.commits import Offsets
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -148,6 +149,32 @@ def test_a_shadow_that_stops_on_its_way_is_compared_there_and_goes_on_when_asked
     ):
         with pytest.raises(RewindRefused, match=told):
             planned(until, to, shadow=beside)
+
+
+@pytest.mark.slow
+def test_a_shadow_asks_nothing_of_a_topic_that_is_read_no_more_and_gone(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world, topics = World(spark, broker, tmp_path), dict[str, str]()
+    topics["moves"], topics["gone"] = world.moves, f"gone{world.suffix}"
+    world.admin.create_topic(topics["gone"])
+
+    def till(*names: str) -> Topology:
+        app = wt.App("till")
+        for name in names:
+            app.topic(topics[name], key="sku STRING", value="qty BIGINT").stream().group_by_key().count("n").materialized_as(name)
+        return app.topology()
+
+    world.produce(("a", 5), ("b", -1))
+    job.run(till("moves", "gone"), world.settings, available_now=True, spark=spark)
+    topology = till("moves")
+    job.run(topology, world.settings, available_now=True, spark=spark)
+    world.admin.delete_topic(topics["gone"])
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.tables)
+    plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"), shadow=True)
+    rewind.apply(store, plan, topology.fingerprint, world.admin)
+    job.run(topology, world.settings, shadow=True, spark=spark)
+    shadow = store.head().shadow
+    assert shadow is not None
+    assert store.changelog.head(epoch=shadow.epoch).position.seq == 1
 
 
 @pytest.mark.slow

@@ -673,8 +673,10 @@ class _Replay(_Job):
         last = self.store.head().last
         if last is None:
             return False
-        ends = self.admin.latest(last.next)
-        waiting = sum(max(0, ends[p] - offset) for p, offset in last.next.items())
+        names = {topic.name for topic in self._code.topics}  # what is read no more may be there no more
+        stands = {p: offset for p, offset in last.next.items() if p[0] in names}
+        ends = self.admin.latest(stands)
+        waiting = sum(max(0, ends[p] - offset) for p, offset in stands.items())
         return goes_first(waiting, last.commit_time, datetime.now(UTC), self._let)
 
     def _caught_up(self) -> str:
