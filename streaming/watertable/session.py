@@ -53,6 +53,12 @@ _CONF: Final = {
     "spark.ui.retainedStages": "200",
     "spark.sql.ui.retainedExecutions": "50",  # a stream runs for weeks: each kept plan is memory
 }
+_QUIET: Final = (
+    "org.apache.spark.sql.kafka010.KafkaSourceProvider",  # of a group that is shared: consumers that commit would compete, ours never do
+    "org.apache.spark.rdd.MapPartitionsRDD",  # of a lineage that was cut, which is what a checkpoint is for
+    "org.apache.spark.sql.execution.window.WindowExec",  # of a window over the few rows of one partition
+)
+"""Who warns in every batch, of what is meant so: a stream's log would grow without end."""
 _FUNCTIONS: Final = "org.apache.spark.sql.functions"
 _LOOKED_UP: Final[Mapping[str, tuple[str, ...]]] = {
     _FUNCTIONS: ("col", "expr", "lit", "struct", "xxhash64"), "PythonUtils": ("toSeq",), "PythonSQLUtils": (), "scala": (), "java": (),
@@ -302,6 +308,9 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         gateway = _launch(log)
         _read_at_once(gateway)
         session = SparkSession(SparkContext(gateway=gateway))
+        log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        for name in _QUIET:
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
         work_with_this_python(session)
         for name, methods in _LOOKED_UP.items():
             found = getattr(session._jvm, name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from watertable.errors import SparkError
-from watertable.session import in_words, storage_failed
+from watertable.session import _QUIET, in_words, storage_failed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,3 +98,9 @@ def test_what_the_jvm_throws_is_said_in_one_line_and_storage_that_failed_with_wh
     assert not storage_failed(refused.value.__cause__ or refused.value)
     with pytest.raises(ZeroDivisionError), in_words(spark):
         1 / 0  # noqa: B018
+
+
+def test_who_warns_in_every_batch_of_what_is_meant_so_is_quiet(spark: SparkSession) -> None:
+    logs = spark._jvm.org.apache.logging.log4j.LogManager  # type: ignore[union-attr]
+    assert not any(logs.getLogger(name).isWarnEnabled() for name in _QUIET)
+    assert logs.getLogger("org.apache.spark.sql.execution").isWarnEnabled()

@@ -31,9 +31,6 @@ AT_ONCE: Final = 4
 """So many tasks a core read a large batch, whatever the number of partitions: each is sent the batch's whole plan, and one may be slow."""
 
 
-_quiet: set[str] = set()
-
-
 def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offsets, options: Mapping[str, str] | None = None) -> DataFrame:
     """Return the records of a range, in the columns of `RECORDS`; partitions whose range is empty cost nothing.
 
@@ -43,7 +40,6 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
     ranges = {partition: (begin[partition], offset) for partition, offset in end.items() if begin[partition] < offset}
     if not ranges:
         return spark.createDataFrame([], RECORDS)
-    _quieten(spark)
     count = sum(last - first for first, last in ranges.values())
     cores = spark.sparkContext.defaultParallelism
     reader = spark.read.format("kafka").options(**cluster.spark_options()).options(
@@ -63,15 +59,6 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
     )  # fmt: skip
     found = reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
     return found.coalesce(1 if count <= ONE_TASK else cores if count < SPLIT else AT_ONCE * cores)
-
-
-def _quieten(spark: SparkSession) -> None:
-    """Keep Spark from warning of the fixed group in every batch: consumers that share its name and commit would compete, ours never do."""
-    application = str(spark.sparkContext.applicationId)
-    if application not in _quiet:
-        log4j = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-        log4j.core.config.Configurator.setLevel("org.apache.spark.sql.kafka010.KafkaSourceProvider", log4j.Level.ERROR)
-        _quiet.add(application)
 
 
 def _offsets(offsets: Offsets) -> str:
