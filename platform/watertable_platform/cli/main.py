@@ -71,11 +71,15 @@ def run(
 ) -> None:
     """Run an app here until Ctrl-C, with a line that shows how it goes."""
     settings, loaded = terminal.find_app(name)
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
     from watertable.runtime import job
     from watertable_platform.cli.progress import JsonLines, Progress
 
     log = settings.log_file(loaded.name)
     terminal.quiet(log)
+    if not as_json:
+        Admin(Cluster.of(settings)).topics()  # who has forgotten the broker is told at once; what a program has started waits for it
     with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
         view = JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log)
         with view:
