@@ -202,7 +202,7 @@ def test_a_shadow_that_stops_on_its_way_is_planned_up_to_there_and_says_so() -> 
 
 def test_what_stands_behind_the_tables_is_told_check_by_check() -> None:
     plan = dataclasses.replace(planned(), checks=("low/fresh", "stock/fresh", "stock/positive"), assets=("daily", "other/table"))
-    assert plan.touches == ("checks: fresh of low, stock, positive of stock", "made from them: daily, other/table")
+    assert plan.touches == ("checks: fresh of low, stock; positive of stock", "made from them: daily, other/table")
     for line in plan.touches:
         assert f"- {line}" in plan.markdown()
     assert planned().touches == ()

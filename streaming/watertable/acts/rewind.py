@@ -178,7 +178,7 @@ class RewindPlan:
     @property
     def touches(self) -> tuple[str, ...]:
         """Say which checks and assets stand behind the tables that move; a line each, none where nobody has looked them up."""
-        said = [f"checks: {', '.join(checks_text(self.checks))}"] if self.checks else []
+        said = [f"checks: {'; '.join(checks_text(self.checks))}"] if self.checks else []
         return (*said, f"made from them: {', '.join(self.assets)}") if self.assets else tuple(said)
 
     @property
@@ -573,15 +573,18 @@ def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequen
 
 
 def checks_text(checks: Sequence[str]) -> list[str]:
-    """Write checks, table/check, by their names: of which tables each is.
+    """Write checks, table/check, by their names: those together that are of the same tables.
 
-    >>> checks_text(["a/fresh", "a/positive", "b/fresh", "c/fresh"])
-    ['fresh of a, b, c', 'positive of a']
+    >>> checks_text(["a/alive", "a/fresh", "a/positive", "b/alive", "b/fresh"])
+    ['alive, fresh of a, b', 'positive of a']
     """
     of: dict[str, list[str]] = {}
     for table, _, check in (name.partition("/") for name in checks):
         of.setdefault(check, []).append(table)
-    return [f"{check} of {', '.join(tables)}" for check, tables in of.items()]
+    groups: dict[str, list[str]] = {}
+    for check, tables in of.items():
+        groups.setdefault(", ".join(tables), []).append(check)
+    return [f"{', '.join(names)} of {tables}" for tables, names in groups.items()]
 
 
 def source_text(part: Range) -> str:
