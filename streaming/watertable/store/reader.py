@@ -115,14 +115,12 @@ class Reader:
         """
         older, newer = self.view([table], start), self.view([table], end)
         wanted = self.tables[table]
-        common = _common(older, newer, wanted)
+        common, keys = _common(older, newer, wanted), None
         if common and not any(self._lacking(v.snapshot, v.along(wanted), common, v.position.seq) for v in (older, newer)):
             touched = [v.changes(wanted, common, v.position.seq).select("key") for v in (older, newer) if v.position.seq > common]
-        else:  # of what they don't share, the changelog may be trimmed: any key may differ
-            touched = [v.states(wanted).select("key") for v in (older, newer)]
-        if not touched:
-            touched = [newer.changes(wanted, 0, 0).select("key")]
-        keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{company(wanted)} AS key").distinct())
+            touched = touched or [newer.changes(wanted, 0, 0).select("key")]
+            keys = materialise(reduce(DataFrame.unionByName, touched).selectExpr(f"{company(wanted)} AS key").distinct())
+        # of what they don't share, the changelog may be trimmed: any key may differ, so all rows of both are compared
         values = "named_struct(" + ", ".join(f"'{n}', row.{quote(n)}" for n in wanted.value.names) + ")"
         old, new = (
             finish(wanted, v.states(wanted, keys)).where("alive").selectExpr("key", f"{values} AS {name}")
