@@ -5,7 +5,7 @@
     held.apart, held.says
 
 It is a shadow that is compared, as `shadow.diff` does it, and then given up, whatever came of it: readers, the app and its offsets notice
-nothing, and what it wrote goes at once. The law: of tables that follow from the records alone no row differs. What depends on arrival is
+nothing, and its rows go at once. The law: of tables that follow from the records alone no row differs. What depends on arrival is
 compared too, and no failure: a replay cuts its batches otherwise.
 
 Where the app has rows of other code it begins after the last commit by that: what is older is taken as it is, and only what was made since
