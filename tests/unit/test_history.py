@@ -48,16 +48,22 @@ GONE = "an earlier process's"
 """The birth of a worker that has this process's id, and isn't it."""
 
 
-@pytest.mark.parametrize(("before", "after"), [(STARTED, CANCELED), (FAILED, FAILED)], ids=["by the sensor", "by Dagster"])
-def test_a_ghost_is_told_as_one_with_its_last_position_whoever_ended_it(
-    tmp_path: Path, before: dg.DagsterRunStatus, after: dg.DagsterRunStatus
-) -> None:
-    settings = Settings.load(tmp_path, kafka="127.0.0.1:1")
-    file = tmp_path / "assets" / "shop" / "app.py"
+def supervised(folder: Path) -> tuple[Settings, LoadedApp, dg.SensorDefinition]:
+    """Write the app into a project's folder; give it, and the sensor that keeps its stream."""
+    settings = Settings.load(folder, kafka="127.0.0.1:1")
+    file = folder / "assets" / "shop" / "app.py"
     file.parent.mkdir(parents=True)
     file.write_text(APP.format(filter="", more=""))
     app = load_apps(settings).app("shop")
     sensor = build_reconcile_sensor({"shop": app}, [], settings, loaded_at=0.0)
+    return settings, app, sensor
+
+
+@pytest.mark.parametrize(("before", "after"), [(STARTED, CANCELED), (FAILED, FAILED)], ids=["by the sensor", "by Dagster"])
+def test_a_ghost_is_told_as_one_with_its_last_position_whoever_ended_it(
+    tmp_path: Path, before: dg.DagsterRunStatus, after: dg.DagsterRunStatus
+) -> None:
+    settings, _, sensor = supervised(tmp_path)
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="ghost", status=before, tags={Tag.POSITION: "shop@1.3"}))
         leases.renew(settings, Lease(app="shop", run_id="ghost", environment="here", pid_birth=GONE, position="shop@1.7"))
@@ -109,12 +115,7 @@ def test_a_stream_that_is_refused_for_long_waits_says_why_once_and_is_still_want
 
 
 def test_a_run_of_a_persons_that_is_refused_hides_nothing_of_the_one_that_runs(tmp_path: Path) -> None:
-    settings = Settings.load(tmp_path, kafka="127.0.0.1:1")
-    file = tmp_path / "assets" / "shop" / "app.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(APP.format(filter="", more=""))
-    app = load_apps(settings).app("shop")
-    sensor = build_reconcile_sensor({"shop": app}, [], settings, loaded_at=0.0)
+    settings, app, sensor = supervised(tmp_path)
     with dg.DagsterInstance.ephemeral() as instance:
         tags = {Tag.FINGERPRINT: app.topology.fingerprint, Tag.HELD: "stock: a filter was put in"}
         instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="live", status=STARTED, tags=tags))

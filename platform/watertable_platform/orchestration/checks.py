@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
@@ -24,6 +24,9 @@ from watertable_platform.orchestration.history import attempts, breaking_code, r
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.supervisor import Crash, Decision, GiveUp, HandOver, Hold, Leave, decide
 from watertable_platform.orchestration.translator import table_key
+
+if TYPE_CHECKING:
+    from watertable.acts.shadow import TableDiff
 
 STREAM_ALIVE: Final = "stream_alive"
 DEPLOYED_CODE: Final = "deployed_code"
@@ -179,16 +182,15 @@ def quarantine(held: Lease | None) -> Verdict:
     return Verdict(False, says, dg.AssetCheckSeverity.WARN)
 
 
-def parity(told: Mapping[str, Any], done: Mapping[str, Any], now: datetime) -> Verdict:
+def parity(told: "TableDiff", done: Mapping[str, Any], now: datetime) -> Verdict:
     """Judge by how a table differs from what its records make; `done` says of which, and where the app was."""
-    differ = told["added"] + told["removed"] + told["changed"]
-    metadata = dict(zip(_TOLD, (done["position"], done["since"], differ), strict=True))
+    metadata = dict(zip(_TOLD, (done["position"], done["since"], told.rows), strict=True))
     where = f"at {done['position']}, on {now:%F %R}Z"
-    if told["table"] in done["apart"]:
-        says = f"{where}: {differ} rows aren't what its records make; the diff is on the run"
+    if told.table in done["apart"]:
+        says = f"{where}: {told.rows} rows aren't what its records make; the diff is on the run"
         return Verdict(False, says, metadata=metadata)
-    if told["note"] or (differ and told["by_arrival"]):
-        why = told["note"] or "it depends on arrival, which a replay doesn't repeat"
+    if told.note or (told.rows and told.by_arrival):
+        why = told.note or "it depends on arrival, which a replay doesn't repeat"
         return Verdict(True, f"{where}: not held row by row: {why}", metadata=metadata)
     return Verdict(True, f"{where}: it has the rows that its records make", metadata=metadata)
 

@@ -180,17 +180,7 @@ def _job(
 
 def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act: str, options: Sequence[str]) -> None:
     """Run the command, show the plan or diff that it prints, and say what came of it; raise `Failure` with its own words."""
-    kept: dict[str, dg.MetadataValue] = {}
-
-    def heard(event: Event) -> None:
-        if event["event"] in SHOWN:
-            kept.update(shown(event))
-        elif event["event"] == "batch":
-            context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
-
-    with workers.marked(context.instance, context.run_id, app.name):
-        _, done = carry_out(app, settings, act, options, heard)
-    context.add_output_metadata(kept)
+    said, done = _carried(context, app, settings, act, options)
     if done is None:
         context.log.info("a dry run: nothing is changed; launch it with dry_run: false to do it")
         return
@@ -198,29 +188,37 @@ def _act(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act
         context.log.info(f"{done['by']}: the shadow is at {done['position']}; {app.name} goes on as it was")
         return
     context.log.info(f"{done['by']}: {app.name} was at {done['before']} and is at {done['position']}")
+    metadata = {"position": done["position"], **_all_shown(said)}
     for table in app.topology.tables:
-        context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata={"position": done["position"], **kept}))
+        context.log_event(dg.AssetObservation(table_key(app.name, table.name), metadata=metadata))
 
 
 def _hold(context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, options: Sequence[str]) -> None:
     """Hold an app's tables against their records, and report what came of each as its check."""
-    kept: dict[str, dg.MetadataValue] = {}
+    from watertable.acts.shadow import Diff
+
+    said, done = _carried(context, app, settings, "parity", options)
+    assert done is not None
+    context.log.info(done["says"])
+    now = datetime.now(UTC)
+    for table in Diff.from_json(said["diff"]).tables:
+        evaluation = checks.parity(table, done, now).evaluation(table_key(app.name, table.table), checks.PARITY)
+        context.log_event(evaluation)  # type: ignore[arg-type]  # it takes them: its stream reports so too
+
+
+def _carried(
+    context: dg.OpExecutionContext, app: LoadedApp, settings: Settings, act: str, options: Sequence[str]
+) -> tuple[Mapping[str, Event], Event | None]:
+    """Carry out a command as a run: say in its log how far it is, and show on it the plan or diff that it prints."""
 
     def heard(event: Event) -> None:
-        if event["event"] in SHOWN:
-            kept.update(shown(event))
-        elif event["event"] == "batch":
+        if event["event"] == "batch":
             context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
 
     with workers.marked(context.instance, context.run_id, app.name):
-        said, done = carry_out(app, settings, "parity", options, heard)
-    assert done is not None
-    context.add_output_metadata(kept)
-    context.log.info(done["says"])
-    now = datetime.now(UTC)
-    for told in said["diff"]["tables"]:
-        evaluation = checks.parity(told, done, now).evaluation(table_key(app.name, told["table"]), checks.PARITY)
-        context.log_event(evaluation)  # type: ignore[arg-type]  # it takes them: its stream reports so too
+        said, done = carry_out(app, settings, act, options, heard)
+    context.add_output_metadata(_all_shown(said))
+    return said, done
 
 
 def carry_out(
@@ -251,11 +249,14 @@ def carry_out(
     if (code != 0 and not finds) or undone:
         last = child.tail() if code > 0 else ""
         why = last.splitlines()[-1] if last else f"{obituary(code, 'the command')}: asked for again, it says whether it was done"
-        metadata = {name: value for event in said.values() for name, value in shown(event).items()}
-        raise dg.Failure(why, metadata=metadata, allow_retries=False)
+        raise dg.Failure(why, metadata=_all_shown(said), allow_retries=False)
     if done is not None and done["event"] in ("rewound", "promoted"):
         leases.record_code(settings, app.topology)  # what somebody has put in place under it goes on under it
     return said, done
+
+
+def _all_shown(said: Mapping[str, Event]) -> dict[str, dg.MetadataValue]:
+    return {name: value for event in said.values() for name, value in shown(event).items()}
 
 
 def shown(told: Event) -> dict[str, dg.MetadataValue]:

@@ -48,7 +48,7 @@ class Held:
     @property
     def apart(self) -> tuple[str, ...]:
         """Name the tables that have other rows than their records make."""
-        return tuple(t.table for t in self.found.tables if t.rows and not t.by_arrival and not t.note)
+        return self.found.apart
 
     @property
     def by_arrival(self) -> tuple[str, ...]:

@@ -131,15 +131,19 @@ class Diff:
     tables: tuple[TableDiff, ...]
 
     @property
+    def apart(self) -> tuple[str, ...]:
+        """Name the tables that differ though they follow from the records alone, and were compared whole."""
+        return tuple(t.table for t in self.tables if t.rows and not t.by_arrival and not t.note)
+
+    @property
     def verdict(self) -> str:
         """Say in one line what it comes to."""
         differing = [t.table for t in self.tables if t.rows]
         if self.old_code != self.new_code:
             what = f"{len(differing)} of {len(self.tables)} tables differ" if differing else "the same rows"
             return f"other code ({self.old_code} → {self.new_code}): {what}"
-        wrong = [t.table for t in self.tables if t.rows and not t.by_arrival and not t.note]
-        if wrong and self.exact:
-            return f"the same code made other rows of {', '.join(wrong)}: this is a bug, unless the topics hold other records now"
+        if self.apart and self.exact:
+            return f"the same code made other rows of {', '.join(self.apart)}: this is a bug, unless the topics hold other records now"
         if differing:
             return (
                 f"the same code; {', '.join(differing)} {'differ' if len(differing) > 1 else 'differs'} by what was compared, or by arrival"

@@ -114,9 +114,7 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tup
             before = rows[epoch].counters.get(BACK, 0) if epoch in rows else 0
             if not before:
                 raise RewindRefused(f"{store.app} at {head.position}: there is no rewind to undo")
-            ended = store.changelog.head(snapshot, epoch=before).position.seq
-            after = dict(zip((1, *(fork.epoch for fork in head.forks)), head.forks, strict=False))  # what each was left for
-            left = after[before].counters.get(LEFT)
+            ended, left = store.changelog.head(snapshot, epoch=before).position.seq, head.left[before].counters.get(LEFT)
             if left not in (None, ended):
                 raise RewindRefused(
                     f"what it would go back to, {Position(store.app, before, left)}, isn't kept any more: it was left longer ago than the "

@@ -411,6 +411,17 @@ class Head:
         """Give the number that the next epoch takes, be it a shadow or not."""
         return max((row.epoch for row in (*self.forks, *self.shadows)), default=1) + 1
 
+    @property
+    def left(self) -> Mapping[int, CommitInfo]:
+        """Give, by epoch, the row of the act for which the app has left it.
+
+        >>> forks = tuple(CommitInfo(kind="epoch", epoch=e, parent=1, fork=f) for e, f in ((2, 0), (4, 9)))
+        >>> head = Head(Position("shop", 4, 9), None, 3, Lineage.of(4, forks), 7, (), forks)
+        >>> {epoch: row.epoch for epoch, row in head.left.items()}
+        {1: 2, 2: 4}
+        """
+        return dict(zip((1, *(fork.epoch for fork in self.forks)), self.forks, strict=False))
+
     def lineage_of(self, epoch: int) -> Lineage:
         """Give the lineage of any epoch there was."""
         return Lineage.of(epoch, (*self.forks, *self.shadows))

@@ -19,7 +19,7 @@ from watertable.errors import StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets, goes_by_time
 from watertable.store.changelog import QUARANTINE_TABLE, past_of, told
-from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Position
+from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Lineage, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import View
@@ -95,22 +95,25 @@ class Upkeep:
         view = self._reader.view()
         head, oldest = view.head, (now or datetime.now(UTC)) - self._horizon
         marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
-        own = min(self._limit(view, marks, oldest), *(p.seq + 1 for p in consumers), view.position.seq)
+        own = min([self._limit(view, marks, oldest), *(p.seq + 1 for p in consumers)])
         limits = dict.fromkeys((row.epoch for row in (*head.forks, *head.shadows)), own) | {1: own}
-        for epoch in left_since(head, oldest):
+
+        def keep(lineage: Lineage, least: int) -> None:
+            limits.update({span.epoch: min(limits[span.epoch], least) for span in lineage.spans})
+
+        for epoch in (epoch for epoch, row in head.left.items() if row.commit_time >= oldest):
             end = self._reader.changelog.head(view.snapshot, epoch=epoch).position
             least = 0
             with suppress(StoreError):  # it may be of code that keeps other states, under which it can be gone back to
                 least = self._limit(self._reader.view(at=end), marks, oldest)
-            limits |= {span.epoch: min(limits[span.epoch], least) for span in head.lineage_of(epoch).spans}
+            keep(head.lineage_of(epoch), least)
         if (shadow := head.shadow) is not None:
             limits[shadow.epoch] = 0
+        if shadow is not None and shadow.fork:
             with suppress(StoreError):  # one that outlived its base can't be read any more, and needs nothing
-                forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork or 0))
+                forked = self._reader.view(at=Position(view.position.app, shadow.epoch, shadow.fork))
                 # where nothing was folded by then, it is read with all there is from the first commit on
-                bases = forked.bases.values() if shadow.fork else ()
-                least = min((n for base in bases for n in (base.seq or 1, base.tombstones_from) if n), default=own)
-                limits |= {span.epoch: min(limits[span.epoch], least) for span in forked.lineage.spans}
+                keep(forked.lineage, min((n for b in forked.bases.values() for n in (b.seq or 1, b.tombstones_from) if n), default=own))
         failpoints.hit("trim.before_delete")
         ours = {span.epoch for span in view.lineage.spans}
         goes = [f"(epoch = {epoch} AND bucket < {limit // BUCKET})" for epoch, limit in sorted(limits.items()) if limit >= BUCKET]
@@ -164,24 +167,6 @@ class Upkeep:
     def _logs(self) -> list[DeltaLog]:
         logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
         return [log for log in (self._reader.changelog.log, *logs) if log.exists()]
-
-
-def left_since(head: Head, oldest: datetime) -> set[int]:
-    """Name the epochs that the app has left since a time, or parts of which it has: their positions can still be read, and gone back to.
-
-    >>> from watertable.store.commits import Lineage
-    >>> days = [datetime(2026, 3, day, tzinfo=UTC) for day in (1, 2, 3)]
-    >>> two, three = (CommitInfo(kind="epoch", epoch=e, parent=1, fork=f, commit_time=days[e - 2]) for e, f in ((2, 0), (3, 9)))
-    >>> head = Head(Position("shop", 3, 9), None, 3, Lineage.of(3, (two, three)), 7, (), (two, three))
-    >>> [left_since(head, day) for day in days]
-    [{1, 2}, {2}, set()]
-    """
-    left, epoch = set[int](), 1
-    for fork in head.forks:
-        if fork.commit_time >= oldest:
-            left.add(epoch)
-        epoch = fork.epoch
-    return left
 
 
 def _delete(log: DeltaLog, where: str) -> None:
