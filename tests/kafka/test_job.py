@@ -19,6 +19,7 @@ from watertable import errors, failpoints
 from watertable.errors import Fenced, KafkaError, RecordFailed, StoreError, TopicChanged
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
+from watertable.kafka.publisher import OutboxPublisher
 from watertable.plan.plan import Topology
 from watertable.runtime import events, job
 from watertable.runtime.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
@@ -187,7 +188,7 @@ def test_a_warehouse_that_was_begun_anew_or_restored_publishes_nothing_in_silenc
         with pytest.raises(StoreError, match=told):
             world.run()
         assert world.published() == said
-    world.admin.delete_topic(f"watertable.shop{world.suffix}.outbox")
+    OutboxPublisher(world.cluster, f"shop{world.suffix}").forget()
     stands_in("anew")
     world.run()
     assert world.published() == [*said, *said]

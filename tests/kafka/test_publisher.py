@@ -8,10 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import KafkaError as ClientError
+from rich.console import Console
 
 from watertable import failpoints
 from watertable.errors import Fenced, KafkaError, StoreError
@@ -20,6 +22,8 @@ from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, published
 from watertable.kafka.reading import read_records
+from watertable_platform.cli import main as cli
+from watertable_platform.cli import terminal
 
 pytestmark = pytest.mark.kafka
 Topics = Callable[..., str]
@@ -91,13 +95,39 @@ def test_what_was_published_from_another_changelog_is_no_place_in_this_one(broke
     OutboxPublisher(broker, app).publish(outbox(out, 10))
     OutboxPublisher(broker, app, "ours").publish(outbox(out, 20))  # what names none is taken as of ours
     assert published(broker, app, "ours") == published(broker, app) == Published(Place(1, 2, 5))
-    told = f"published from another changelog .ours., and this one is theirs.*delete the topic 'watertable.{app}.outbox'"
+    told = f"published from another changelog .ours., and this one is theirs.*`watertable publish-anew {app}`"
     for look in (OutboxPublisher, published):
         with pytest.raises(StoreError, match=told):
             look(broker, app, "theirs")
-    Admin(broker).delete_topic(f"watertable.{app}.outbox")
+    OutboxPublisher(broker, app).forget()
+    assert published(broker, app, "theirs") is None
     assert OutboxPublisher(broker, app, "theirs").publish(outbox(out, 20)) == 20
     assert committed(broker, out) == [*range(20), *range(20)]
+
+
+def test_a_person_may_have_all_published_anew(
+    broker: Cluster, topic: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, out = topic("app").replace("-", "_"), topic("reorders")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.watertable]\nkafka = '{broker.bootstrap}'\n")
+    (tmp_path / "assets" / "till").mkdir(parents=True)
+    (tmp_path / "assets" / "till" / "app.py").write_text(
+        f'import watertable as wt\napp = wt.App("{name}")\napp.topic("moves", key="k STRING", value="n BIGINT").stream().to("{out}")\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(terminal, "out", Console(width=200))
+
+    def said(*arguments: str) -> str:
+        assert cli.main(["publish-anew", name, *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "has published nothing yet" in said("--apply")
+    OutboxPublisher(broker, name, "wiped").publish(outbox(out, 10))
+    assert f"{out}: published up to {name}@1.1. With --apply, all" in said()
+    assert published(broker, name) == Published(Place(1, 1, 2)), "only told"
+    assert f"{name}@1.1 is forgotten" in said("--apply")
+    assert OutboxPublisher(broker, name, "anew").publish(outbox(out, 10)) == 10
+    assert committed(broker, out) == [*range(10), *range(10)]
 
 
 def test_a_record_may_be_as_large_as_its_topic_allows_and_one_beyond_that_is_named(broker: Cluster, topic: Topics, app: str) -> None:

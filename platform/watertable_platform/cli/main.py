@@ -402,6 +402,30 @@ def maintain(name: AppName) -> None:
     terminal.out.print(f"[green]✓[/] {loaded.name} is tidy", highlight=False)
 
 
+@app.command(rich_help_panel="Apps")
+def publish_anew(name: AppName, apply: rewinding.Apply = False) -> None:
+    """Show how far an app's output is published; with --apply, forget it: all that the changelog holds is published once more."""
+    from watertable.kafka.config import Cluster
+    from watertable.kafka.publisher import OutboxPublisher, published
+
+    settings, loaded = terminal.find_app(name)
+    topics, cluster = ", ".join(sorted({sink.topic for sink in loaded.topology.sinks})), Cluster.of(settings)
+    done = published(cluster, loaded.name)
+    if not topics or done is None:
+        terminal.out.print(f"{loaded.name} has {'published nothing yet' if topics else 'no output topics'}: there is nothing to forget")
+        return
+    upto = f"{loaded.name}@{done.place.epoch}.{done.place.seq}"
+    if not apply:
+        said = f"{topics}: published up to {upto}. With --apply, all that the changelog holds follows, once more where it is there."
+        terminal.out.print(said, markup=False, highlight=False)
+        return
+    publisher = OutboxPublisher(cluster, loaded.name)
+    publisher.forget()
+    publisher.close()
+    said = f"{upto} is forgotten: the app's run publishes all that its changelog holds to {topics}, behind what is there"
+    terminal.out.print("[green]✓[/] " + _escaped(said), highlight=False)
+
+
 def _store(settings: Settings, loaded: LoadedApp, spark: SparkSession) -> Store:
     """Give an app's store, whose past is kept as long as the settings say."""
     from watertable.store.writer import Retention, Store

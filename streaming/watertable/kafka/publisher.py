@@ -141,6 +141,10 @@ class OutboxPublisher:
         """Note how far the outbox counts as sent, in a transaction of its own: where an epoch begins, and where its floor is passed."""
         self._transaction([], published)
 
+    def forget(self) -> None:
+        """Leave no place, so that the next publisher sends all that its changelog holds, behind what is in the topics."""
+        self._transaction([], None)
+
     def publish(self, rows: Iterable[OutboxRow]) -> int:
         """Send rows, in transactions of some thousand; return how many were sent once all of them are committed.
 
@@ -163,7 +167,7 @@ class OutboxPublisher:
             self._producer.purge()
             self._producer.flush(0)
 
-    def _transaction(self, rows: list[OutboxRow], done: Published) -> None:
+    def _transaction(self, rows: list[OutboxRow], done: Published | None) -> None:
         if self._failed:
             raise KafkaError(
                 f"this publisher of {self.app!r} failed before ({self._failed}); make a new one to find out what was published"
@@ -178,9 +182,12 @@ class OutboxPublisher:
         try:
             for row in rows:
                 self._send(row.topic, row.key, row.value, _milliseconds(row.timestamp), row.headers)
-            self._send(self.state_topic, _KEY, str(done).encode(), 0, ((_CHANGELOG, self._changelog.encode()),))
+            self._send(self.state_topic, _KEY, str(done).encode() if done else None, 0, ((_CHANGELOG, self._changelog.encode()),))
             failpoints.hit("publish.after_produce")
-            self._attempt(f"publish up to {done.place}", lambda: self._producer.commit_transaction(self._timeout))
+            self._attempt(
+                f"publish up to {done.place}" if done else "forget what is published",
+                lambda: self._producer.commit_transaction(self._timeout),
+            )
         except BaseException:
             self._abort()
             raise
@@ -284,7 +291,7 @@ def _last_committed(cluster: Cluster, app: str, changelog: str, timeout: float) 
         raise KafkaError(f"can't read how far the outbox of {app!r} is published on {cluster.bootstrap}: {error.args[0].str()}") from None
     finally:
         consumer.close()
-    if found is None:
+    if found is None or found.value() is None:
         return None
     of = dict(found.headers() or ()).get(_CHANGELOG, b"").decode()
     if of and changelog and of != changelog:
@@ -297,7 +304,7 @@ def _last_committed(cluster: Cluster, app: str, changelog: str, timeout: float) 
 
 def publish_anew(app: str) -> str:
     """Say how to publish a changelog of which nobody knows what is published."""
-    return f"To publish all that this one holds, behind what is in the topics, delete the topic {_state_topic(app)!r} and start again"
+    return f"`watertable publish-anew {app}` has all that this one holds published, behind what is in the topics"
 
 
 def _last_message(consumer: Any, topic: str, begin: int, end: int, timeout: float) -> Any:
