@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -11,10 +13,10 @@ import pytest
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration.history import LOOK_BACK, attempts, breaking_code, job_name
+from watertable_platform.orchestration.history import LOOK_BACK, attempts, breaking_code, job_name, own_tags, owned
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.sensors import build_reconcile_sensor
-from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
+from watertable_platform.orchestration.supervisor import CRASHES, Crash, Ended, GiveUp, Launch, Leave, Tag, decide
 
 APP = """
 import watertable as wt
@@ -43,6 +45,7 @@ def test_code_that_would_make_tables_wrong_is_known_from_what_was_recorded(tmp_p
 
 FAILED = dg.DagsterRunStatus.FAILURE
 STARTED = dg.DagsterRunStatus.STARTED
+WAITS = dg.DagsterRunStatus.NOT_STARTED
 CANCELED = dg.DagsterRunStatus.CANCELED
 GONE = "an earlier process's"
 """The birth of a worker that has this process's id, and isn't it."""
@@ -140,3 +143,48 @@ def test_a_run_that_failed_by_itself_is_no_ghost(tmp_path: Path, lease: dict[str
         [attempt] = attempts(instance, settings, "shop")
         assert not attempt.worker_gone
         assert attempt.ended is None
+
+
+SUPERVISED = {Tag.BY: "supervisor", Tag.REASON: "crash 4 of 5", Tag.FINGERPRINT: "wt1:old", Tag.POSITION: "shop@1.7"}
+CRASHED = {**SUPERVISED, Tag.ENDED: str(Ended.CRASH), Tag.CRASH: Crash("Boom", "no", "shop@1.7").as_tag()}
+REEXECUTED = {**CRASHED, "dagster/parent_run_id": "model", "dagster/root_run_id": "model"}
+"""What the UI's Re-execute gives a run: all of its model's tags."""
+
+
+@pytest.mark.parametrize("model", ["", "model"], ids=["", "of one that was re-executed itself"])
+def test_a_re_executed_run_is_a_persons_launch_and_its_models_story_is_none_of_its_own(tmp_path: Path, model: str) -> None:
+    settings, _, _ = supervised(tmp_path)
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def run(run_id: str, status: dg.DagsterRunStatus, tags: Mapping[str, str]) -> dg.DagsterRun:
+            return instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id=run_id, status=status, tags=tags))
+
+        def decided() -> object:
+            return decide(attempts(instance, settings, "shop"), loaded="f", loaded_at=0.0, now=time.time() + 400)
+
+        for n in range(CRASHES):
+            run(f"crash {n}", FAILED, CRASHED)
+        assert isinstance(decided(), GiveUp)
+        again = run("again", STARTED, {**REEXECUTED, **({Tag.OWN: model} if model else {})})
+        instance.add_run_tags("again", owned(again))  # as it begins
+        instance.add_run_tags("again", {Tag.CRASH: CRASHED[Tag.CRASH], Tag.ENDED: str(Ended.CRASH), Tag.POSITION: "shop@1.7"})
+        instance.report_run_failed(again)
+        assert decided() == Launch("crash 1 of 5")
+        ended = instance.get_run_by_id("again")
+        assert ended is not None
+        assert not {Tag.BY, Tag.REASON} & set(own_tags(ended))
+
+        waits = run("waits", WAITS, {**REEXECUTED, Tag.ENDED: str(Ended.SHUTDOWN)})
+        instance.report_run_canceled(waits)
+        assert decided() == Leave("stopped by a person; launch it to run it again")
+
+
+def test_a_re_executed_run_whose_worker_is_gone_before_it_began_is_a_ghost_with_no_story_of_its_models(tmp_path: Path) -> None:
+    settings, _, sensor = supervised(tmp_path)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="ghost", status=FAILED, tags=REEXECUTED))
+        leases.renew(settings, Lease(app="shop", run_id="ghost", environment="here", pid_birth=GONE))
+        sensor(dg.build_sensor_context(instance=instance))
+        [attempt] = attempts(instance, settings, "shop")
+        told = attempt.ended, attempt.position, attempt.fingerprint, attempt.crash, attempt.by_person
+        assert told == (Ended.GHOST, "", "", None, True)

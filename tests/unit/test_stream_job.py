@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +79,14 @@ def run(app: LoadedApp, settings: Settings, instance: dg.DagsterInstance, monkey
     """Run the stream with a driver that runs this script after SAY."""
     monkeypatch.setattr(stream_job.topics, "observe", lambda *_: [])
 
-    def start(script: str, **config: object) -> dg.ExecuteInProcessResult:
+    def start(script: str, tags: Mapping[str, str] | None = None, **config: object) -> dg.ExecuteInProcessResult:
         code = SAY + textwrap.dedent(script)
         monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", code])
         job = stream_job.build_stream_job(app, settings, [])
         return job.execute_in_process(
-            instance=instance, raise_on_error=False, run_config={"ops": {"run__shop": {"config": {"report_seconds": 0.0, **config}}}}
-        )
+            instance=instance, raise_on_error=False, tags=tags,
+            run_config={"ops": {"run__shop": {"config": {"report_seconds": 0.0, **config}}}},
+        )  # fmt: skip
 
     return start
 
@@ -310,6 +311,15 @@ def test_it_says_why_it_runs_on_under_the_code_from_before(
     known = leases.recorded_code(settings, "shop")
     assert known is not None
     assert known.fingerprint == app.topology.fingerprint
+
+
+def test_a_re_executed_run_counts_as_a_persons_from_the_moment_that_it_begins(
+    run: Run, settings: Settings, instance: dg.DagsterInstance
+) -> None:
+    model = {Tag.BY: "supervisor", Tag.REASON: "crash 4 of 5", Tag.HAND_OVER: "wt1:new", Tag.ENDED: str(Ended.HAND_OVER)}
+    run("started(); sys.exit(1)", tags={**model, "dagster/parent_run_id": "model", "dagster/root_run_id": "model"})
+    [attempt] = attempts(instance, settings, "shop")
+    assert (attempt.by_person, attempt.ended, attempt.position, attempt.handing_over) == (True, Ended.CRASH, "shop@1.3", False)
 
 
 def test_it_recycles_itself_after_so_many_events(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:

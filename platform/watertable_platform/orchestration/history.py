@@ -6,7 +6,8 @@ import time
 from typing import Final
 
 import dagster as dg
-from dagster._core.definitions.data_version import CODE_VERSION_TAG  # the name of the tag is a public contract, its constant isn't
+from dagster._core.definitions.data_version import CODE_VERSION_TAG  # the names of the tags are a public contract, their constants aren't
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 
 from watertable.plan.deployment import classify
 from watertable.project import LoadedApp
@@ -18,6 +19,7 @@ from watertable_platform.orchestration.supervisor import Attempt, Crash, Ended, 
 LOOK_BACK: Final = 20
 FURTHEST: Final = 200
 """So many runs are looked at for `LOOK_BACK` of them that weren't refused."""
+_OF_ONE_RUN: Final = (Tag.BY, Tag.REASON, Tag.FINGERPRINT, Tag.POSITION, Tag.ENDED, Tag.CRASH, Tag.HELD, Tag.HAND_OVER)
 _RUNNING: Final = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
@@ -51,9 +53,23 @@ def recorded_code(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
     return (event.tags or {}).get(CODE_VERSION_TAG) if event is not None else None
 
 
+def own_tags(run: dg.DagsterRun) -> dict[str, str]:
+    """Give what a run's tags say of this very run: of one that was re-executed, nothing before it has owned them."""
+    return {} if _inherits(run) else {name: value for name, value in run.tags.items() if value}
+
+
+def owned(run: dg.DagsterRun) -> dict[str, str]:
+    """Give the tags to set before a run's own: they take back what a re-executed one has inherited, who launched it included."""
+    return {Tag.OWN: run.run_id, **dict.fromkeys(_OF_ONE_RUN, "")} if _inherits(run) else {}
+
+
+def _inherits(run: dg.DagsterRun) -> bool:
+    return PARENT_RUN_ID_TAG in run.tags and run.tags.get(Tag.OWN) != run.run_id
+
+
 def _attempt(record: dg.RunRecord, held: Lease | None) -> Attempt:
     run = record.dagster_run
-    tags = {name: value for name, value in run.tags.items() if value}  # an empty tag is one that was taken back
+    tags = own_tags(run)
     crash = tags.get(Tag.CRASH)
     ended = tags.get(Tag.ENDED)
     return Attempt(
@@ -93,5 +109,5 @@ def _worker_gone(record: dg.RunRecord, held: Lease | None) -> bool:
     if run.status in _RUNNING:
         began = record.start_time or record.create_timestamp.timestamp()
         return time.time() - began > SILENT if lease is None else not lease.worker_lives
-    unsaid = run.status is dg.DagsterRunStatus.FAILURE and not run.tags.get(Tag.ENDED)
+    unsaid = run.status is dg.DagsterRunStatus.FAILURE and Tag.ENDED not in own_tags(run)
     return unsaid and lease is not None and not lease.released and not lease.worker_lives

@@ -22,7 +22,7 @@ from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics, workers
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.child import alive
-from watertable_platform.orchestration.history import attempts, breaking_code, job_name, recorded_code
+from watertable_platform.orchestration.history import attempts, breaking_code, job_name, own_tags, owned, recorded_code
 from watertable_platform.orchestration.supervisor import (
     Attempt,
     Bury,
@@ -123,7 +123,7 @@ def _carry_out(
     outcome.says.append(f"{app.name}: {getattr(decision, 'reason', type(decision).__name__)}")
     match decision:
         case Launch(reason=reason):
-            tags = {Tag.BY: "supervisor", "watertable/reason": reason}
+            tags: dict[str, str] = {Tag.BY: "supervisor", Tag.REASON: reason}
             outcome.requests.append(dg.RunRequest(job_name=job_name(app.name), run_config=_config(instance, last_id), tags=tags))
         case Hold(run_id=run_id, reason=reason) if now.get("held") != f"{run_id} {reason}":
             now["held"] = f"{run_id} {reason}"
@@ -172,10 +172,10 @@ def _bury(run_id: str, app: LoadedApp, settings: Settings, instance: dg.DagsterI
         except (ProcessLookupError, PermissionError):
             pass
     run = instance.get_run_by_id(run_id)
-    if run is None or (run.is_finished and (run.status is not dg.DagsterRunStatus.FAILURE or run.tags.get(Tag.ENDED))):
+    if run is None or (run.is_finished and (run.status is not dg.DagsterRunStatus.FAILURE or Tag.ENDED in own_tags(run))):
         return  # it ended by itself since, and has said why
     if run.status is not dg.DagsterRunStatus.CANCELING:  # a person who wanted it stopped still does
-        tags: dict[str, str] = {Tag.ENDED: str(Ended.GHOST)}  # a tag takes text, and no enum
+        tags: dict[str, str] = {**owned(run), Tag.ENDED: str(Ended.GHOST)}  # a tag takes text, and no enum
         if lease is not None and lease.position:  # else it is where it began, and its tag has that
             tags[Tag.POSITION] = lease.position
         instance.add_run_tags(run_id, tags)

@@ -10,7 +10,7 @@ again; see `supervisor`.
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import dagster as dg
@@ -24,7 +24,7 @@ from watertable_platform.orchestration import checks, topics
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.child import Child, Event, birth, obituary, run_command
 from watertable_platform.orchestration.days import Days
-from watertable_platform.orchestration.history import job_name
+from watertable_platform.orchestration.history import job_name, owned
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import Reporter
 from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
@@ -85,9 +85,7 @@ class _Stream:
 
     def run(self) -> None:
         """Keep the driver until there is a reason to end; return for a reason of ours, raise `Failure` for the driver's."""
-        self._tag(
-            {Tag.FINGERPRINT: "", Tag.ENDED: "", Tag.CRASH: "", Tag.HAND_OVER: "", Tag.HELD: ""}
-        )  # a re-executed run inherits its model's
+        self._tag(owned(self.context.run))
         leases.await_act(self.settings, self.app.name, ACT_SECONDS)
         last = leases.read(self.settings, self.app.name)
         try:
@@ -267,7 +265,7 @@ class _Stream:
         else:
             self._tag({Tag.ENDED: Ended.SHUTDOWN})
 
-    def _tag(self, tags: dict[Tag, str]) -> None:
+    def _tag(self, tags: Mapping[str, str]) -> None:
         run = self.instance.get_run_by_id(self.context.run_id)
         if run is not None and not run.is_finished:  # the story of a run that a person ended by force is told
             self.instance.add_run_tags(self.context.run_id, {str(name): str(value) for name, value in tags.items()})

@@ -26,6 +26,8 @@ class Tag(StrEnum):
 
     APP = "watertable/app"
     BY = "watertable/started_by"  # "supervisor", or absent: a person
+    REASON = "watertable/reason"  # why the supervisor started it
+    OWN = "watertable/own"  # the run's id, on one that was re-executed: its tags are its own by now, and not its model's any more
     FINGERPRINT = "watertable/fingerprint"
     POSITION = "watertable/position"
     ENDED = "watertable/ended"
