@@ -13,6 +13,7 @@ import pytest
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration.assembly import build_definitions
 from watertable_platform.orchestration.history import LOOK_BACK, attempts, breaking_code, job_name, own_tags, owned
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.sensors import build_reconcile_sensor
@@ -81,6 +82,32 @@ def test_a_ghost_is_told_as_one_with_its_last_position_whoever_ended_it(
 
         [attempt] = attempts(instance, settings, "shop")
         assert (attempt.ended, attempt.position, attempt.worker_gone, attempt.crashed) == (Ended.GHOST, "shop@1.7", False, True)
+
+
+BROKEN = "import watertable as wt\n1 / 0"
+
+
+@pytest.mark.parametrize(
+    "now", ["", BROKEN, APP.format(filter="", more="").replace('App("shop")', 'App("store")')], ids=["gone", "broken", "renamed"]
+)
+@pytest.mark.parametrize(("birth", "after"), [(GONE, CANCELED), (None, STARTED)], ids=["its worker is gone", "its worker lives"])
+def test_a_ghost_is_ended_though_its_app_is_not_loaded_any_more(
+    tmp_path: Path, now: str, birth: str | None, after: dg.DagsterRunStatus
+) -> None:
+    settings, _, _ = supervised(tmp_path)
+    (tmp_path / "assets" / "shop" / "app.py").write_text(now)
+    repository = build_definitions(load_apps(settings)).get_repository_def()
+    with dg.DagsterInstance.ephemeral() as instance:
+        for name, run_id in (("shop", "ghost"), ("elsewhere", "another project's")):
+            instance.add_run(dg.DagsterRun(job_name=job_name(name), run_id=run_id, status=STARTED))
+        leases.renew(settings, Lease(app="shop", run_id="ghost", environment="here", **({"pid_birth": birth} if birth else {})))
+        sensor = repository.get_sensor_def("reconcile_streams")
+        result = sensor(dg.build_sensor_context(instance=instance, repository_def=repository))
+        assert isinstance(result, dg.SensorResult)
+        assert not result.run_requests
+        runs = {run.run_id: run for run in instance.get_runs()}
+        assert (runs["ghost"].status, runs["ghost"].tags.get(Tag.ENDED)) == (after, str(Ended.GHOST) if birth else None)
+        assert runs["another project's"].status is STARTED
 
 
 REFUSED = {Tag.BY: "supervisor", Tag.ENDED: str(Ended.REFUSED), Tag.CRASH: Crash("JobError", "another environment's lease").as_tag()}

@@ -62,7 +62,10 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         judged += [made[1], *([suites] if suites else [])]
     watched = _watched(apps)
     jobs = [build_stream_job(app, settings, [w for w in watched if app.name in w.readers]) for app in apps.values()]
-    sensors = [build_reconcile_sensor(apps, jobs, settings, loaded_at), build_topics_sensor(watched, settings)] if apps else []
+    sensors = [
+        build_reconcile_sensor(apps, jobs, settings, loaded_at),  # without an app, too: it ends runs of apps that were here
+        *([build_topics_sensor(watched, settings)] if apps else []),
+    ]
     specs = {spec.key: spec for spec in _topics(apps, translator)}
     topics = [build_topic(specs[topic_key(w.name)], w, settings) for w in watched]
     resources = {"pyspark": build_spark_resource(settings)}

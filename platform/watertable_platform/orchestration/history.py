@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 import dagster as dg
@@ -39,6 +40,17 @@ def attempts(instance: dg.DagsterInstance, settings: Settings, app: str) -> list
         if len(records) < LOOK_BACK:
             break
     return found
+
+
+def ghosts(instance: dg.DagsterInstance, settings: Settings, loaded: Collection[str]) -> list[tuple[str, str]]:
+    """List app and run of the streams that run for good, for their worker is gone and their app isn't loaded any more.
+
+    Their lease tells: a run that has none here may be another project's.
+    """
+    streams = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if run.job_name.startswith(job_name(""))]
+    of = [(run.job_name.removeprefix(job_name("")), run.run_id) for run in streams]
+    held = [leases.of_run(leases.read(settings, app), run_id) for app, run_id in of if app not in loaded]
+    return [(lease.app, lease.run_id) for lease in held if lease is not None and not lease.worker_lives]
 
 
 def breaking_code(settings: Settings, app: LoadedApp) -> str:

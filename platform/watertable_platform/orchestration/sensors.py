@@ -22,7 +22,7 @@ from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics, workers
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.child import alive
-from watertable_platform.orchestration.history import attempts, breaking_code, job_name, own_tags, owned, recorded_code
+from watertable_platform.orchestration.history import attempts, breaking_code, ghosts, job_name, own_tags, owned, recorded_code
 from watertable_platform.orchestration.supervisor import (
     Attempt,
     Bury,
@@ -68,6 +68,9 @@ def build_reconcile_sensor(
         told: dict[str, Any] = json.loads(context.cursor or "{}")
         outcome = _Outcome()
         outcome.says += [f"run {run_id}: {workers.GONE}" for run_id in workers.bury(context.instance)]
+        for name, run_id in ghosts(context.instance, settings, apps):
+            _bury(run_id, name, settings, context.instance)
+            outcome.says.append(f"{name}, which isn't loaded: run {run_id} is ended, for its worker is gone")
         for app in apps.values():
             past = attempts(context.instance, settings, app.name)
             breaking = breaking_code(settings, app)
@@ -133,7 +136,7 @@ def _carry_out(
         case HandOver(run_id=run_id):
             instance.add_run_tags(run_id, {Tag.HAND_OVER: app.topology.fingerprint})
         case Bury(run_id=run_id):
-            _bury(run_id, app, settings, instance)
+            _bury(run_id, app.name, settings, instance)
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case GiveUp() if now.get("gave_up") != last_id:
             now["gave_up"] = last_id
@@ -163,9 +166,9 @@ def _config(instance: dg.DagsterInstance, run_id: str) -> Mapping[str, Any]:
     return {"ops": {op: {"config": of} for op, of in kept.items() if of}}
 
 
-def _bury(run_id: str, app: LoadedApp, settings: Settings, instance: dg.DagsterInstance) -> None:
+def _bury(run_id: str, app: str, settings: Settings, instance: dg.DagsterInstance) -> None:
     """Record the end of a run whose worker is gone, and end its driver should that still be there."""
-    lease = leases.of_run(leases.read(settings, app.name), run_id)
+    lease = leases.of_run(leases.read(settings, app), run_id)
     if lease is not None and not lease.worker_lives and alive(lease.driver, lease.driver_birth):
         try:
             os.killpg(lease.driver, signal.SIGKILL)
