@@ -120,17 +120,39 @@ def test_what_a_restart_cannot_mend_is_not_restarted(error: str) -> None:
 
 
 def test_a_refused_second_run_disturbs_nothing() -> None:
-    refused = Attempt("r", Status.FAILED, ended=Ended.REFUSED)
-    assert act(refused, live()) == Leave("running")
-    assert isinstance(act(refused), Leave)
-    assert isinstance(act(refused, Attempt("x", Status.CANCELED)), Leave)
+    second = refused(by_person=True, started_at=NOW - 9)
+    assert act(second, live()) == Leave("running")
+    stopped = Attempt("x", Status.CANCELED, ended_at=NOW - 5)
+    assert isinstance(act(second, stopped), Leave)
+    assert isinstance(act(second, Attempt("never began", Status.CANCELED, ended_at=NOW - 10), stopped), Leave)
 
 
 SHUT_DOWN = Attempt("s", Status.CANCELED, ended=Ended.SHUTDOWN, ended_at=NOW - 1000)
 
 
-def refused(*, by_person: bool = False, ended_at: float = NOW - 1, words: str = "shop's lease belongs to another environment") -> Attempt:
-    return Attempt("r", Status.FAILED, by_person, Ended.REFUSED, ended_at=ended_at, crash=Crash("JobError", words))
+def refused(
+    *,
+    by_person: bool = False,
+    ended_at: float = NOW - 1,
+    words: str = "shop's lease belongs to another environment",
+    started_at: float = 0.0,
+) -> Attempt:
+    crash = Crash("JobError", words)
+    return Attempt("r", Status.FAILED, by_person, Ended.REFUSED, ended_at=ended_at, crash=crash, started_at=started_at)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [[], [Attempt("x", Status.CANCELED, ended_at=NOW - 10)], [crashed()] * CRASHES],
+    ids=["never launched", "stopped by a person", "given up"],
+)
+def test_what_a_person_launched_is_wanted_though_it_was_refused(before: list[Attempt]) -> None:
+    asked = refused(by_person=True, started_at=NOW - 9, words="shop is kept by run X")
+    assert act(asked, *before) == Wait(1, "refused at try 1: shop is kept by run X", refused=True)
+    assert isinstance(act(refused(), refused(), asked, *before), Wait)
+    assert isinstance(act(refused(ended_at=NOW - 9), refused(), asked, *before), Launch)
+    assert act(crashed(ended_at=NOW - 3), asked, *before) == Launch("crash 1 of 5")
+    assert isinstance(act(Attempt("t", Status.CANCELED, ended_at=NOW - 1), asked, *before), Leave)
 
 
 @pytest.mark.parametrize("before", [[SHUT_DOWN], [crashed(), SHUT_DOWN], []], ids=["shut down", "crashed", "out of sight"])
@@ -185,10 +207,13 @@ def test_there_is_never_a_second_run_and_never_one_after_a_persons_stop(history:
 
 
 @given(st.lists(attempts, max_size=8), st.data())
-def test_a_refused_run_of_a_persons_changes_no_decision(history: list[Attempt], data: st.DataObject) -> None:
-    with_it = list(history)
-    with_it.insert(data.draw(st.integers(0, len(history))), refused(by_person=True))
-    assert act(*with_it) == act(*history)
+def test_a_second_copy_that_a_person_launched_while_one_ran_changes_no_decision(history: list[Attempt], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(history)))
+    ran = data.draw(attempts.filter(lambda a: a.ended is not Ended.REFUSED))
+    second = refused(by_person=True, started_at=NOW - 501)  # before any has ended
+    later = data.draw(st.integers(0, place))
+    without = [*history[:place], ran, *history[place:]]
+    assert act(*without[:later], second, *without[later:]) == act(*without)
 
 
 @given(st.lists(attempts, max_size=8), st.integers(1, 40))

@@ -37,6 +37,7 @@ from watertable_platform.orchestration.supervisor import (
     Tag,
     Wait,
     decide,
+    telling,
 )
 from watertable_platform.orchestration.topics import Watched
 from watertable_platform.orchestration.translator import table_key
@@ -121,7 +122,7 @@ def _carry_out(
 ) -> dict[str, str]:
     """Do what was decided for one app, and return what has been told about it by now."""
     now = dict(told)
-    last = next((a for a in past if a.ended is not Ended.REFUSED), past[0] if past else None)
+    last = next(iter(telling(past) or past), None)
     last_id = last.run_id if last else ""
     outcome.says.append(f"{app.name}: {getattr(decision, 'reason', type(decision).__name__)}")
     match decision:

@@ -4,7 +4,8 @@ Dagster's run history is the desired state. Nobody ever launched the stream: sto
 it: stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it
 comes back, a crash with exponential backoff. Five crashes at one position are one: stopped, and the way out is a person's. A run that
 was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with backoff.
-What a run's status can't tell, its tags do: they are written by the run itself, or by the sensor that buries one whose worker is gone.
+One that a person launched while none ran is itself what is wanted. What a run's status can't tell, its tags do: they are written by
+the run itself, or by the sensor that buries one whose worker is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
+from math import inf
 from typing import Final
 
 CRASHES: Final = 5
@@ -183,17 +185,17 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
 
     A run that began after this code was loaded read the files later than we did: if they differ, we are the ones behind.
     """
-    known = [a for a in attempts if a.ended is not Ended.REFUSED]
+    known = telling(attempts)
     gone = next((a for a in attempts if a.worker_gone), None)
     if gone is not None:
         return Bury(gone.run_id)
-    live = next((a for a in known if a.status is Status.LIVE), None)
+    live = next((a for a in known if a.status is Status.LIVE and a.ended is not Ended.REFUSED), None)
     if live is not None:
         if live.fingerprint not in ("", loaded) and live.started_at < loaded_at and not live.handing_over:
             return Hold(live.run_id, breaking) if breaking else HandOver(live.run_id)
         return Leave("running")
     # Only what is to run is started by the supervisor: so its refused runs say that, even where they have pushed all others out of sight.
-    refused = [a for a in takewhile(lambda a: a.ended is Ended.REFUSED, attempts) if not a.by_person]
+    refused = [a for a in takewhile(lambda a: a.ended is Ended.REFUSED, attempts) if not a.by_person or a in known]
     last = next(iter(known or refused), None)
     if last is None:
         return Leave("stopped: nobody has launched it yet")
@@ -213,6 +215,19 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
         by = refused[0].crash.message if refused[0].crash else "another run or environment holds the app"
         return Wait(due - now, f"refused at try {len(refused)}: {by}", refused=True)
     return Launch(reason)
+
+
+def telling(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Leave out the refused runs that tell nothing of what is wanted: the supervisor's, and a person's that was launched while one ran."""
+    kept: list[Attempt] = []
+    ended = 0.0
+    for attempt in reversed(attempts):
+        if attempt.ended is not Ended.REFUSED:
+            ended = max(ended, inf if attempt.status is Status.LIVE else attempt.ended_at)
+        elif not attempt.by_person or attempt.started_at < ended:
+            continue
+        kept.append(attempt)
+    return kept[::-1]
 
 
 def streak(attempts: Sequence[Attempt]) -> int:
