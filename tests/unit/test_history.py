@@ -13,11 +13,13 @@ import pytest
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
+from watertable_platform.orchestration import supervisor
 from watertable_platform.orchestration.assembly import build_definitions
+from watertable_platform.orchestration.checks import Verdict, stream_alive
 from watertable_platform.orchestration.history import LOOK_BACK, attempts, breaking_code, job_name, own_tags, owned
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.sensors import build_reconcile_sensor
-from watertable_platform.orchestration.supervisor import CRASHES, Crash, Ended, GiveUp, Launch, Leave, Tag, decide
+from watertable_platform.orchestration.supervisor import CRASHES, LATE, Crash, Ended, GiveUp, Launch, Leave, Queued, Tag, decide
 
 APP = """
 import watertable as wt
@@ -215,3 +217,26 @@ def test_a_re_executed_run_whose_worker_is_gone_before_it_began_is_a_ghost_with_
         [attempt] = attempts(instance, settings, "shop")
         told = attempt.ended, attempt.position, attempt.fingerprint, attempt.crash, attempt.by_person
         assert told == (Ended.GHOST, "", "", None, True)
+
+
+def test_a_stream_that_waits_to_begin_is_a_warning_that_is_told_once(tmp_path: Path) -> None:
+    settings, _, sensor = supervised(tmp_path)
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def tick(cursor: str | None = None) -> tuple[list[tuple[bool, str | None]], str | None]:
+            result = sensor(dg.build_sensor_context(instance=instance, cursor=cursor))
+            assert isinstance(result, dg.SensorResult)
+            assert not result.run_requests
+            return [(e.passed, e.description) for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)], result.cursor
+
+        instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="waits", status=WAITS))
+        [attempt] = attempts(instance, settings, "shop")
+        assert not attempt.begun
+        assert tick()[0] == []
+        assert stream_alive(Queued("waits", LATE)) == Verdict(True, "starting", dg.AssetCheckSeverity.WARN)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(supervisor, "LATE", -1.0)
+            [(passed, says)], cursor = tick()
+            assert not passed
+            assert "run waits has waited for 0 min to begin" in str(says)
+            assert tick(cursor)[0] == []

@@ -18,6 +18,7 @@ from watertable_platform.orchestration.supervisor import (
     Hold,
     Launch,
     Leave,
+    Queued,
     Status,
     Wait,
     backoff,
@@ -47,6 +48,16 @@ def test_a_new_app_starts_stopped() -> None:
 
 def test_a_run_that_runs_is_left_alone() -> None:
     assert act(live()) == Leave("running")
+
+
+def test_a_run_that_has_not_begun_is_waited_for_and_is_not_taken_for_one_that_runs() -> None:
+    waits = live(begun=False, started_at=NOW - 150)
+    assert act(waits) == Queued("l", 150)
+    assert act(live(begun=False, started_at=NOW - 10), waits) == Queued("l", 150)
+    assert act(waits, live()) == Leave("running")
+    assert act(live(), waits) == Leave("running")
+    assert Queued("l", 10).reason == "starting"
+    assert Queued("l", 150).reason.startswith("not running: run l has waited for 2 min to begin; ")
 
 
 def test_a_run_goes_on_under_its_code_where_the_loaded_one_would_make_its_tables_wrong() -> None:
@@ -191,6 +202,7 @@ attempts = st.builds(
     fingerprint=st.sampled_from(["", "f1", "f2"]),
     ended_at=st.floats(NOW - 500, NOW),
     crash=st.none() | st.just(RECORD) | st.just(Crash("Fenced", "m", final=True)),
+    begun=st.booleans(),
     handing_over=st.booleans(),
     worker_gone=st.just(False),
 )

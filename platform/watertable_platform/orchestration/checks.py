@@ -22,7 +22,7 @@ from watertable.settings import Settings
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.history import attempts, breaking_code, recorded_code
 from watertable_platform.orchestration.lease import Lease
-from watertable_platform.orchestration.supervisor import Crash, Decision, GiveUp, HandOver, Hold, Leave, decide
+from watertable_platform.orchestration.supervisor import Crash, Decision, GiveUp, HandOver, Hold, Leave, Queued, decide
 from watertable_platform.orchestration.translator import table_key
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def stream_alive(decision: Decision) -> Verdict:
     match decision:
         case Leave(reason="running") | HandOver():
             return Verdict(True, "running")
+        case Queued():
+            return Verdict(not decision.late, decision.reason, dg.AssetCheckSeverity.WARN)
         case Hold():
             return Verdict(True, "running, under the code from before")
         case GiveUp(crash=crash):

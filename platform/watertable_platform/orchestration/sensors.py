@@ -33,6 +33,7 @@ from watertable_platform.orchestration.supervisor import (
     Hold,
     Launch,
     Leave,
+    Queued,
     Status,
     Tag,
     Wait,
@@ -141,6 +142,9 @@ def _carry_out(
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case GiveUp() if now.get("gave_up") != last_id:
             now["gave_up"] = last_id
+            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+        case Queued(run_id=run_id) if decision.late and now.get("late") != run_id:  # it can't tell itself
+            now["late"] = run_id
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case Wait(refused=True) if now.get("refused") != last_id:  # the run that was to tell never began
             now["refused"] = last_id

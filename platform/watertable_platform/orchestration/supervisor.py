@@ -21,6 +21,8 @@ from typing import Final
 CRASHES: Final = 5
 FIRST_WAIT: Final = 2.0
 LONGEST_WAIT: Final = 300.0
+LATE: Final = 60.0
+"""Seconds after which it is worth a warning that a run hasn't begun."""
 
 
 class Tag(StrEnum):
@@ -95,7 +97,10 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Hold what a past or present run of a stream tells. Times are in seconds since 1970; `ended_at` is 0 for one that runs."""
+    """Hold what a past or present run of a stream tells. Times are in seconds since 1970; `ended_at` is 0 for one that runs.
+
+    One that hasn't `begun` waits for Dagster, since `started_at`.
+    """
 
     run_id: str
     status: Status
@@ -106,6 +111,7 @@ class Attempt:
     ended_at: float = 0.0
     crash: Crash | None = None
     started_at: float = 0.0
+    begun: bool = True
     handing_over: bool = False
     worker_gone: bool = False
 
@@ -120,6 +126,27 @@ class Leave:
     """Do nothing: the stream runs, or is stopped as wanted."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Do nothing: a run waits for Dagster to begin it, for so many seconds by now."""
+
+    run_id: str
+    seconds: float
+
+    @property
+    def late(self) -> bool:
+        """Tell whether it has waited for longer than a start takes."""
+        return self.seconds > LATE
+
+    @property
+    def reason(self) -> str:
+        """Say how long it has waited, and for what."""
+        if not self.late:
+            return "starting"
+        room = "every stream takes one of the `max_concurrent_runs` in dagster.yaml"
+        return f"not running: run {self.run_id} has waited for {self.seconds // 60:.0f} min to begin; {room}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +202,7 @@ class GiveUp:
         return f"stopped: {again}{place}: {self.crash.error}: {self.crash.message} {way_out(self.crash)}"
 
 
-Decision = Leave | Wait | Launch | HandOver | Hold | Bury | GiveUp
+Decision = Leave | Queued | Wait | Launch | HandOver | Hold | Bury | GiveUp
 
 
 def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: float, breaking: str = "") -> Decision:
@@ -189,8 +216,11 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
     gone = next((a for a in attempts if a.worker_gone), None)
     if gone is not None:
         return Bury(gone.run_id)
-    live = next((a for a in known if a.status is Status.LIVE and a.ended is not Ended.REFUSED), None)
-    if live is not None:
+    runs = [a for a in known if a.status is Status.LIVE and a.ended is not Ended.REFUSED]
+    if runs:
+        live = next((a for a in runs if a.begun), None)
+        if live is None:
+            return Queued(runs[-1].run_id, now - runs[-1].started_at)
         if live.fingerprint not in ("", loaded) and live.started_at < loaded_at and not live.handing_over:
             return Hold(live.run_id, breaking) if breaking else HandOver(live.run_id)
         return Leave("running")
