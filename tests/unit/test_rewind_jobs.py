@@ -136,6 +136,26 @@ def test_a_refusal_fails_the_run_in_its_own_words_with_the_plan(
     assert "plan" in told.metadata
 
 
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (f"RewindRefused shop isn't promoted: {'red, ' * 200}or --despite-checks", None),
+        ("SettingsError no JVM starts:\n  its own words", None),
+        ("a warning\nRewindRefused no\nException ignored in: a finalizer", "RewindRefused no\nException ignored in: a finalizer"),
+        ("Traceback\nKeyError 'a': this is a mistake of watertable's", "KeyError 'a': this is a mistake of watertable's"),
+    ],
+    ids=["long", "several lines", "something is said after it", "a mistake of ours"],
+)
+def test_a_refusal_is_told_whole_with_its_way_out(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, says: str, why: str | None
+) -> None:
+    result, _ = launch(app, instance, monkeypatch, f"import sys; print({says!r}, file=sys.stderr); sys.exit(1)", dry_run=False, to="4")
+    (failure,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    told = failure.step_failure_data.user_failure_data
+    assert told is not None
+    assert told.description == (why or says)
+
+
 def test_an_act_whose_process_was_killed_says_so(app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "import os, sys; print('a line of its log', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
     result, _ = launch(app, instance, monkeypatch, dies, dry_run=False)

@@ -88,11 +88,15 @@ class Child:
         return self._process.wait()
 
     def tail(self) -> str:
-        """Give the last lines that weren't events: of stderr, else of stdout."""
+        """Give the last lines as they can be shown: none is wider than `WIDTH`."""
+        return "\n".join(line[:WIDTH] for line in self.last_lines())
+
+    def last_lines(self) -> list[str]:
+        """Give the last lines that weren't events, whole: of stderr, else of stdout."""
         with self.log.open("rb") as file:
             file.seek(max(self._log_start, self.log.stat().st_size - 16_384))
             lines = file.read().decode(errors="replace").splitlines()
-        return "\n".join(line[:WIDTH] for line in (lines or list(self._other))[-TAIL:])
+        return (lines or list(self._other))[-TAIL:]
 
     def __enter__(self) -> Self:
         return self
