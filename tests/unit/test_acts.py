@@ -119,6 +119,12 @@ def test_beside_a_stream_that_is_held_back_nothing_is_claimed_of_the_loaded_code
     assert not world.judge(new)[0]
 
 
+def test_what_a_person_reports_by_hand_hides_no_code_that_wrote_a_table(world: World) -> None:
+    world.instance.report_runless_asset_event(dg.AssetMaterialization(STOCK))  # the UI's Report materialization
+    assert recorded_code(world.instance, STOCK) == world.old.topology.table("stock").fingerprint
+    assert not world.judge(world.load(FILTERED))[0]
+
+
 def test_beside_a_stream_that_is_to_hand_over_a_table_is_left_to_it(world: World) -> None:
     result = world.materialize(world.load(more=COUNTS))
     assert result.success

@@ -60,9 +60,9 @@ def breaking_code(settings: Settings, app: LoadedApp) -> str:
 
 
 def recorded_code(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
-    """Return the code version of a table's last materialization."""
-    event = instance.get_latest_materialization_event(key)
-    return (event.tags or {}).get(CODE_VERSION_TAG) if event is not None else None
+    """Return the code version of a table's last materialization that tells one; what a person reports by hand in the UI doesn't."""
+    told = ((record.event_log_entry.tags or {}).get(CODE_VERSION_TAG) for record in instance.fetch_materializations(key, LOOK_BACK).records)
+    return next(filter(None, told), None)
 
 
 def own_tags(run: dg.DagsterRun) -> dict[str, str]:
