@@ -91,9 +91,14 @@ def not_null(column: str, *, severity: Severity = Severity.CRITICAL) -> Expectat
 
 
 def between(column: str, low: Number | None, high: Number | None, *, severity: Severity = Severity.CRITICAL) -> Expectation:
-    """Expect values from `low` to `high`, both included; None leaves a side open. Raises `DefinitionError` for two open sides, or NaN."""
+    """Expect values from `low` to `high`, both included; None leaves a side open.
+
+    Raises `DefinitionError` for two open sides, NaN, or the greater first.
+    """
     if (low is None and high is None) or any(isinstance(n, float) and not math.isfinite(n) for n in (low, high)):
         raise DefinitionError(f"between({column!r}, {low!r}, {high!r}): give at least one finite bound")
+    if low is not None and high is not None and low > high:
+        raise DefinitionError(f"between({column!r}, {low!r}, {high!r}): nothing is between these: the lower bound comes first")
     sides = [f"{_quoted(column)} >= {low!r}"] * (low is not None) + [f"{_quoted(column)} <= {high!r}"] * (high is not None)
     arguments = (("column", column), ("min_value", low), ("max_value", high))
     return Expectation(f"{column}_between", "ExpectColumnValuesToBeBetween", arguments, severity, " AND ".join(sides))
@@ -110,7 +115,12 @@ def in_set(column: str, values: Iterable[str | int], *, severity: Severity = Sev
 
 
 def unique(*columns: str, severity: Severity = Severity.CRITICAL) -> Expectation:
-    """Expect no two rows with the same values of these columns; about the whole table, so it is no condition on a row."""
+    """Expect no two rows with the same values of these columns; about the whole table, so it is no condition on a row.
+
+    Raises `DefinitionError` when there are none, or one is named twice.
+    """
+    if not columns or len(set(columns)) < len(columns):
+        raise DefinitionError(f"unique({', '.join(map(repr, columns))}): name at least one column, each once")
     for column in columns:
         check_identifier(column, "column")
     name = "_".join((*columns, "unique"))
@@ -120,9 +130,11 @@ def unique(*columns: str, severity: Severity = Severity.CRITICAL) -> Expectation
 
 
 def row_count(low: int | None = None, high: int | None = None, *, severity: Severity = Severity.CRITICAL) -> Expectation:
-    """Expect so many rows in the table. Raises `DefinitionError` when both sides are open."""
+    """Expect so many rows in the table. Raises `DefinitionError` when both sides are open, or the greater comes first."""
     if low is None and high is None:
         raise DefinitionError("row_count(): give at least one bound")
+    if low is not None and high is not None and low > high:
+        raise DefinitionError(f"row_count({low!r}, {high!r}): no count is between these: the lower bound comes first")
     return Expectation("row_count", "ExpectTableRowCountToBeBetween", (("min_value", low), ("max_value", high)), severity)
 
 

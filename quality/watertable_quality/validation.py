@@ -65,7 +65,10 @@ def _judge(batch: Any, expectation: Expectation) -> Outcome:
     import great_expectations.expectations as gxe
 
     arguments = {name: list(value) if isinstance(value, tuple) else value for name, value in expectation.arguments}
-    found = batch.validate(getattr(gxe, expectation.gx)(**arguments, severity=expectation.severity.value), result_format="BASIC")
+    try:
+        found = batch.validate(getattr(gxe, expectation.gx)(**arguments, severity=expectation.severity.value), result_format="BASIC")
+    except Exception as error:  # the others of the suite are judged all the same
+        return Outcome(expectation, False, {}, f"{type(error).__name__}: {error}")
     raised = _raised(found.exception_info)
     if raised:
         return Outcome(expectation, False, {}, raised)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import logging
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,7 @@ from watertable.errors import DefinitionError, SettingsError
 from watertable.plan.plan import Topology
 from watertable.settings import Settings
 
+_log: Final = logging.getLogger(__name__)
 _OURS: Final = "__watertable_assets__"
 """Marks the packages that stand for assets folders, so that a later load may replace them and nothing else."""
 
@@ -68,7 +71,7 @@ class Batch:
     def load(self) -> tuple[ModuleType, ...] | Broken:
         """Import them; give `Broken` when one can't be."""
         try:
-            return tuple(importlib.import_module(name) for name in self.modules)
+            return tuple(_imported(name) for name in self.modules)
         except (Exception, SystemExit) as error:
             return Broken.of(self.folder, error)
 
@@ -117,7 +120,7 @@ def load_apps(settings: Settings) -> Project:
                 raise SettingsError(f"two assets folders hold a folder {folder.name!r}: rename {folder}")
             files = [_File.read(file, f"{package}.{folder.name}.{file.stem}") for file in _python_files(folder)]
             try:
-                modules = [importlib.import_module(file.module) for file in files if not file.batch]
+                modules = [_imported(file.module) for file in files if not file.batch]
                 found += [LoadedApp(t.app, t, folder) for t in _topologies(modules, settings.env)]
             except (Exception, SystemExit) as error:
                 project.broken[folder.name] = Broken.of(folder, error)
@@ -126,6 +129,11 @@ def load_apps(settings: Settings) -> Project:
                 project.batch[folder.name] = Batch(folder, tuple(file.module for file in files if file.batch))
     _refuse_duplicates(project, found)
     project.apps.update((app.name, app) for app in found if app.folder.name not in project.broken)
+    prefix = f"{settings.env}_" if settings.env else ""
+    for name in sorted(settings.days):
+        if f"{prefix}{name}" not in project.apps and not project.broken:  # it may be an app of a folder that doesn't load
+            there = ", ".join(sorted(app.removeprefix(prefix) for app in project.apps)) or "none"
+            _log.warning("[tool.watertable] days: no app is called %r; there are: %s. Tables get no daily partitions by it", name, there)
     return project
 
 
@@ -139,6 +147,12 @@ class _File:
         """Tell a file of batch assets by its imports, without running it."""
         tree = _parsed(file)
         return cls(module, batch="dagster" in set(_imports(tree.body)) and _makes_app(tree) is None)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a file; what it prints while it loads is no part of what a command answers."""
+    with redirect_stdout(sys.stderr):
+        return importlib.import_module(module)
 
 
 def _python_files(folder: Path) -> list[Path]:

@@ -14,8 +14,10 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -135,6 +137,7 @@ class Settings(BaseSettings):
         setting that is unknown or wrong, and the file it stands in.
         """
         found = Path(project) if project is not None else find_project()
+        _refuse_misspelt(os.environ, cls.model_fields)
         try:
             return cls(project=found.resolve(), **overrides)
         except ValidationError as error:
@@ -242,6 +245,14 @@ def zeroing(processor: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:  # no Linux
         return ""
     return _FAST_ZEROS if "GenuineIntel" in told and re.search(r"\berms\b", told) else ""
+
+
+def _refuse_misspelt(environment: Iterable[str], settings: Iterable[str]) -> None:
+    """Raise `SettingsError` for a variable that is nearly a setting's: it would be passed over, as those of others are."""
+    names = {f"WATERTABLE_{name.upper()}" for name in settings}
+    for variable in sorted(v for v in environment if v.startswith("WATERTABLE_") and v not in names):
+        if near := get_close_matches(variable, names, 1, cutoff=0.93):
+            raise SettingsError(f"{variable} in the environment is no setting; did you mean {near[0]}?")
 
 
 def find_project(start: Path | None = None) -> Path:

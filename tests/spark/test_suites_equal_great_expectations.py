@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from watertable_quality import Severity, Suite, between, in_set, not_null, row_count, unique
+from watertable_quality.suites import Expectation
 from watertable_quality.validation import validate
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def test_whole_tables_are_judged_and_what_cannot_be_is_an_error(spark: SparkSess
         "k_unique": (False, False), "k_n_unique": (True, False), "row_count": (True, False), "gone_not_null": (False, True),
         "few": (True, False),
     }  # fmt: skip
+
+
+def test_one_that_great_expectations_cannot_make_leaves_the_others_judged(spark: SparkSession) -> None:
+    wrong = Expectation("rows", "ExpectTableRowCountToBeBetween", (("min_value", 2), ("max_value", 1)))
+    first, second = validate(Suite("shop.stock", wrong, not_null("id")), spark.range(1))
+    assert (first.holds, "min" in first.error, second.holds) == (False, True, True)
 
 
 def row_count_info():  # type: ignore[no-untyped-def]

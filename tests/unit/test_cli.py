@@ -313,3 +313,14 @@ def _shown(view: Progress) -> str:
     console.print(view._render())
     time.sleep(0)
     return out.getvalue()
+
+
+def test_a_time_of_no_zone_is_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert show._plain(datetime(2020, 1, 1)) == "2020-01-01T00:00:00"
+        assert show._plain(datetime(2020, 1, 1, tzinfo=UTC)) == "2020-01-01T00:00:00Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -51,6 +51,26 @@ def test_a_folder_is_an_app_and_a_broken_one_leaves_the_others_running(tmp_path:
         project.app("column")
 
 
+def test_days_of_an_app_that_is_not_there_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = write(tmp_path, good__app=APP.format(name="good"))
+    load_apps(settings.model_copy(update={"days": {"good": "2026-01-01/.."}}))
+    assert not caplog.messages
+    load_apps(settings.model_copy(update={"days": {"goood": "2026-01-01/.."}}))
+    assert "days: no app is called 'goood'; there are: good" in caplog.text
+
+
+def test_what_a_file_prints_while_it_loads_is_no_part_of_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = load_apps(
+        write(
+            tmp_path,
+            good__app=f"print('loading')\n{textwrap.dedent(APP.format(name='good'))}",
+            good__batch="import dagster\nprint('batch')",
+        )
+    )
+    project.batch["good"].load()
+    assert capsys.readouterr() == ("", "loading\nbatch\n")
+
+
 def test_an_app_that_has_no_folder_of_its_own_is_told_where_to_go(tmp_path: Path) -> None:
     settings = write(tmp_path, good__app=APP.format(name="good"))
     (tmp_path / "assets" / "shop.py").write_text(textwrap.dedent(APP.format(name="other")))

@@ -174,6 +174,8 @@ def test_programs_get_json_and_what_is_wrong_is_one_message(project: Path, capsy
     assert main(["plan", "--from", "nowhere"]) == 2
     assert "takes a commit, a branch or a tag" in capsys.readouterr().err
     edit(project, ('"qty"', '"quantity"'))
+    assert main(["plan", "--from", "main"]) == 2, "a check of pull requests goes by that"
+    assert "**A folder doesn't load**" in capsys.readouterr().out
     git(project, "commit", "-q", "-a", "-m", "a mistake")
     with pytest.raises(SettingsError, match=r"at HEAD not all apps load.*app\.py"):
         outlines_at(Settings.load(project), "HEAD")

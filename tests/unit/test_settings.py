@@ -170,3 +170,13 @@ def test_this_machines_java_takes_the_option_for_its_processor_without_a_word_ag
     said = subprocess.run([find_java().launcher, *options, "-version"], capture_output=True, text=True, check=True)
     assert "warning" not in said.stderr
     assert zeroing() not in Settings.load(tmp_path).spark_conf()["spark.executor.extraJavaOptions"].split()  # they run on any machine
+
+
+def test_a_variable_that_is_nearly_a_settings_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATERTABLE_PLANS", "3")  # another's
+    Settings.load(project)
+    monkeypatch.setenv("WATERTABLE_HORIZON_DAY", "3")
+    with pytest.raises(
+        SettingsError, match="WATERTABLE_HORIZON_DAY in the environment is no setting; did you mean WATERTABLE_HORIZON_DAYS"
+    ):
+        Settings.load(project)

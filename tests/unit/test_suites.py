@@ -48,6 +48,10 @@ def test_row_expectations_are_conditions_that_a_stream_takes() -> None:
         lambda: in_set("a", []),
         lambda: in_set("a", [1, "b"]),
         lambda: row_count(),
+        lambda: row_count(10, 5),
+        lambda: between("a", 2, 1),
+        lambda: unique(),
+        lambda: unique("a", "a"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: object) -> None:

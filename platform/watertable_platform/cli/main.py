@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from watertable.errors import KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
+from watertable.errors import DefinitionError, KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, AtOfApp, Key, Limit, TableName, Window
@@ -106,9 +105,11 @@ def plan_(
     """Print what a merge would do to each table, as Markdown for a pull request; neither Spark nor Kafka is needed."""
     from watertable_platform.cli.review import review
 
-    with terminal.err.status(f"loading the apps of {_escaped(ref)}", spinner="dots"), redirect_stdout(sys.stderr):
+    with terminal.err.status(f"loading the apps of {_escaped(ref)}", spinner="dots"):
         found = review(_settings(), ref)
     print(found.to_json() if as_json else found.markdown())
+    if found.broken:  # the tables of these folders would be missing in what a pull request goes by
+        raise typer.Exit(exit_code(DefinitionError()))
 
 
 @app.command("outline", hidden=True)
@@ -116,9 +117,7 @@ def outline() -> None:
     """Print the outlines of all apps as JSON: what `plan` asks another version of the project for."""
     from watertable_platform.cli.review import outlines
 
-    with redirect_stdout(sys.stderr):  # definitions may print while they load, here as in `plan`
-        told = outlines(_settings())
-    print(told)
+    print(outlines(_settings()))
 
 
 @app.command(rich_help_panel="Tables")

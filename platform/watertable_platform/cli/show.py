@@ -627,6 +627,8 @@ def _bytes(value: object) -> Text:
 
 def _plain(value: object) -> object:
     match value:
+        case datetime(tzinfo=None):
+            return value.isoformat()  # a TIMESTAMP_NTZ, which is of no zone
         case datetime():
             return f"{value.astimezone(UTC).isoformat().removesuffix('+00:00')}Z"
         case date():

@@ -11,9 +11,11 @@ name is looked up in the value first, then in the key, and can be qualified (`ke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from watertable.dsl.definitions import (
     check_columns,
@@ -37,12 +39,14 @@ from watertable.plan.places import check_room
 from watertable.plan.plan import CHANGELOG, Sink, TableDef, Topology
 from watertable.plan.windows import check_duration
 
+_OWNER: Final = re.compile(r"team:\S.*|[^@\s]+@[^@\s]+\.[^@\s]+")
+
 
 class App:
     """Collect the topics, tables and output topics that are deployed and committed as one unit.
 
     `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier,
-    or is `topics`, `DefinitionError` for an owner that is no text.
+    or is `topics`, `DefinitionError` for an owner that is neither.
     """
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
@@ -50,7 +54,7 @@ class App:
         self.name = identifier(name, "app", self.location)
         if name == "topics":
             raise SchemaError(f"{self.location}: an app can't be called 'topics': the warehouse keeps the archives of topics there")
-        if not isinstance(owner, str | None):
+        if owner is not None and not (isinstance(owner, str) and _OWNER.fullmatch(owner)):
             raise DefinitionError(f"{self.location}: owner= wants an e-mail address or team:name; got {owner!r}")
         self.owner = owner
         self.description = description
