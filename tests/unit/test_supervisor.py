@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,18 +93,29 @@ def test_a_crash_comes_back_after_its_backoff() -> None:
 def test_five_crashes_at_one_position_stop_it_and_name_the_record() -> None:
     decision = act(*[crashed()] * (CRASHES - 1), crashed(by_person=True))
     assert isinstance(decision, GiveUp)
-    for part in ("5 crashes", "topic sales, partition 2, offset 41", "app.py:9", "shop@1.7", "Way out"):
+    for part in ("5 crashes at one record", "topic sales, partition 2, offset 41", "app.py:9", "shop@1.7", "Way out"):
         assert part in decision.reason
 
 
-def test_progress_between_crashes_begins_a_new_streak() -> None:
-    assert streak([crashed("shop@1.8"), *[crashed("shop@1.7")] * 4]) == 1
-    assert isinstance(act(crashed("shop@1.8"), *[crashed("shop@1.7")] * 4), Launch)
+@pytest.mark.parametrize("crash", [None, replace(RECORD, offset=42), replace(RECORD, partition=3), replace(RECORD, topic="clicks")])
+def test_progress_between_crashes_begins_a_new_streak(crash: Crash | None) -> None:
+    assert streak([crashed("shop@1.8", crash=crash), *[crashed("shop@1.7")] * 4]) == 1
+    assert isinstance(act(crashed("shop@1.8", crash=crash), *[crashed("shop@1.7")] * 4), Launch)
+
+
+def test_one_record_stops_it_though_other_partitions_are_read_on_between_the_crashes() -> None:
+    crashes = [crashed(f"shop@1.{7 + n}") for n in reversed(range(CRASHES))]
+    assert streak(crashes) == CRASHES
+    decision = act(*crashes)
+    assert isinstance(decision, GiveUp)
+    assert decision.reason.startswith("stopped: 5 crashes at one record (topic sales, partition 2, offset 41, at app.py:9, after shop@1.7)")
+    assert isinstance(act(*crashes[1:]), Wait | Launch)
+    assert streak([*crashes[:2], crashed("", crash=None), crashed("shop@1.10"), crashed("shop@1.10", crash=None)]) == 5
 
 
 def test_a_crash_before_the_position_is_known_counts_to_the_one_before() -> None:
     assert streak([crashed(""), crashed("shop@1.7"), crashed("")]) == 3
-    assert streak([crashed(""), crashed("shop@1.7"), crashed(""), crashed("shop@1.6")]) == 3
+    assert streak([crashed(""), crashed("shop@1.7"), crashed(""), crashed("shop@1.6", crash=None)]) == 3
 
 
 def test_a_persons_launch_begins_a_new_streak() -> None:

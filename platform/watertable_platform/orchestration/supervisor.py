@@ -2,8 +2,8 @@
 
 Dagster's run history is the desired state. Nobody ever launched the stream: stopped. A person launched it: running. A person terminated
 it: stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it
-comes back, a crash with exponential backoff. Five crashes at one position are one: stopped, and the way out is a person's. A run that
-was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with backoff.
+comes back, a crash with exponential backoff. Five crashes at one position, or at one record, are one: stopped, and the way out is a
+person's. A run that was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with backoff.
 One that a person launched while none ran is itself what is wanted. What a run's status can't tell, its tags do: they are written by
 the run itself, or by the sensor that buries one whose worker is gone.
 """
@@ -76,6 +76,11 @@ class Crash:
     offset: int | None = None
     location: str | None = None
     final: bool = False
+
+    @property
+    def record(self) -> tuple[str, int | None, int | None] | None:
+        """Give the topic, the partition and the offset of the record to blame, None where there is none."""
+        return None if self.topic is None else (self.topic, self.partition, self.offset)
 
     def place(self) -> str:
         """Name the record, the operator and the position, as far as they are known."""
@@ -197,7 +202,8 @@ class GiveUp:
     @property
     def reason(self) -> str:
         """Say what happened, where, and the way out."""
-        again = "starting again can't mend it" if self.crash.final else f"{self.crashes} crashes at one position"
+        where = "position" if self.crash.record is None else "record"
+        again = "starting again can't mend it" if self.crash.final else f"{self.crashes} crashes at one {where}"
         place = f" ({self.crash.place()})" if self.crash.place() else ""
         return f"stopped: {again}{place}: {self.crash.error}: {self.crash.message} {way_out(self.crash)}"
 
@@ -261,16 +267,18 @@ def telling(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def streak(attempts: Sequence[Attempt]) -> int:
-    """Count the crashes at the newest one's position since somebody last launched the stream, hand-overs and shutdowns aside.
+    """Count the crashes at the newest one's position, or record, since somebody last launched the stream, hand-overs and shutdowns aside.
 
-    A run that committed something moves the position and so begins a new streak; one that died before it knew its position doesn't.
+    A run that committed something moves the position and so begins a new streak; one that died before it knew its position doesn't. Nor
+    does one that the same record stopped: what other partitions brought meanwhile was committed, and that record is still in the way.
     """
-    count, position = 0, ""
+    count, position, record = 0, "", None
     for attempt in attempts:
         if attempt.crashed:
-            if position and attempt.position and attempt.position != position:
+            blamed = attempt.crash.record if attempt.crash else None
+            if position and attempt.position and attempt.position != position and (blamed is None or blamed != record):
                 break
-            position = position or attempt.position
+            position, record = attempt.position or position, blamed or record
             count += 1
         elif attempt.ended is not Ended.SHUTDOWN:
             break
