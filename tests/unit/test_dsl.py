@@ -167,6 +167,8 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: a.topic("sales", value="x INT"), DuplicateName, "reuse that object", id="a topic twice"),
         pytest.param(lambda a, s, t: wt.App("topics"), SchemaError, "the archives of topics", id="an app in the archives' place"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INTEGERS"), SchemaError, "INTEGERS", id="a bad DDL"),
+        pytest.param(lambda a, s, t: a.topic("x", key="", value="x INT"), SchemaError, "key= wants at least one column", id="no key"),
+        pytest.param(lambda a, s, t: a.topic("x", value=" "), SchemaError, "value= wants at least one column; value='body", id="no value"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="x"), SchemaError, "must name a TIMESTAMP column", id="no time"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="y"), SchemaError, "it has x INT", id="a time that isn't there"),
         pytest.param(lambda a, s, t: a.topic("x/y", value="x INT"), SchemaError, "no Kafka topic name", id="a slash in a topic"),

@@ -109,6 +109,12 @@ class App:
                     f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
                 )
         keys, values = declared(key, where, "key"), declared(value, where, "value")
+        for part, columns, instead in (
+            ("key", keys, "leave key= out where records have none: a STRING may be null"),
+            ("value", values, "value='body BINARY', value_format='bytes' reads whatever there is"),
+        ):
+            if not columns:
+                raise SchemaError(f"{where}: {part}= wants at least one column; {instead}")
         read = declared_headers(headers or {}, values, where)
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
