@@ -1,13 +1,20 @@
-"""A cluster that wants TLS and a password: one set of options opens it for the admin, the publisher and Spark, and a wrong one for none."""
+"""A cluster that wants TLS and a login: one set of options opens it for the admin, the publisher and Spark, and a wrong one for none."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -24,6 +31,47 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 PASSWORD = 'sp"am; \\eggs'
+SIGNED_WITH = b"what the token endpoint and the broker know, and nobody else"
+
+
+def base64url(of: bytes) -> str:
+    return base64.urlsafe_b64encode(of).decode().rstrip("=")
+
+
+class Tokens(BaseHTTPRequestHandler):
+    """Give who asks with the client's secret a signed token, and write down who did."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        known = self.headers["Authorization"] == f"Basic {base64.b64encode(b'me:s3cret').decode()}"
+        self.asked.append(f"{'Java' if 'Java' in self.headers.get('User-Agent', '') else 'librdkafka'} {known}")
+        now = int(time.time())
+        parts = ({"alg": "HS256", "typ": "JWT"}, {"sub": "me", "iat": now, "exp": now + 3600})
+        signed = ".".join(base64url(json.dumps(part).encode()) for part in parts)
+        token = f"{signed}.{base64url(hmac.digest(SIGNED_WITH, signed.encode(), hashlib.sha256))}"
+        answer = json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 3600} if known else {"error": "invalid_client"})
+        self.send_response(200 if known else 401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """Serve tokens; give the address."""
+    Tokens.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tokens) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/token"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +100,8 @@ def port(folder: Path) -> Iterator[int]:
     (folder / "ca.pem").write_bytes(certificate)
     secret = PASSWORD.replace("\\", "\\\\").replace('"', '\\"').replace("\\", "\\\\")  # once for JAAS, once for the properties file
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    bearer = "org.apache.kafka.common.security.oauthbearer"
+    (folder / "keys.json").write_text(json.dumps({"keys": [{"kty": "oct", "alg": "HS256", "k": base64url(SIGNED_WITH)}]}))
     (folder / "server.properties").write_text(
         f"""process.roles=broker,controller
 node.id=1
@@ -61,8 +111,11 @@ listener.security.protocol.map=CLIENT:SASL_SSL,INNER:PLAINTEXT,CONTROLLER:PLAINT
 inter.broker.listener.name=INNER
 controller.listener.names=CONTROLLER
 controller.quorum.voters=1@127.0.0.1:{controller}
-listener.name.client.sasl.enabled.mechanisms=PLAIN
+listener.name.client.sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
 listener.name.client.plain.sasl.jaas.config={login} user_me="{secret}";
+listener.name.client.oauthbearer.sasl.jaas.config={bearer}.OAuthBearerLoginModule required;
+listener.name.client.oauthbearer.sasl.server.callback.handler.class={bearer}.OAuthBearerValidatorCallbackHandler
+listener.name.client.oauthbearer.sasl.oauthbearer.jwks.endpoint.url={(folder / "keys.json").as_uri()}
 listener.name.client.ssl.keystore.location={folder / "server.p12"}
 listener.name.client.ssl.keystore.type=PKCS12
 listener.name.client.ssl.keystore.password=changeit
@@ -75,7 +128,8 @@ transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=1
 """
     )
-    run = [java, "-Xmx384m", "-XX:+UseSerialGC", "-cp", os.pathsep.join(map(str, broker_classpath()))]
+    allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={(folder / 'keys.json').as_uri()}"
+    run = [java, "-Xmx384m", allowed, "-XX:+UseSerialGC", "-cp", os.pathsep.join(map(str, broker_classpath()))]
     properties = str(folder / "server.properties")
     subprocess.run(
         [*run, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", properties], check=True, capture_output=True
@@ -124,3 +178,45 @@ def test_wrong_options_open_it_for_nobody(folder: Path, port: int, monkeypatch: 
     Admin(cluster(folder, port), timeout=60).topics()  # it's there
     with pytest.raises(KafkaError, match="can't list the topics"):
         Admin(cluster(folder, port, **changed), timeout=3).topics()
+
+
+def with_token(folder: Path, port: int, endpoint: str, **login: str) -> Cluster:
+    options = {
+        "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": endpoint,
+        "ssl.truststore.type": "PEM", "ssl.truststore.location": str(folder / "ca.pem"),
+    }  # fmt: skip
+    return Cluster(f"127.0.0.1:{port}", options | {name.replace("_", "."): value for name, value in login.items()})
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"sasl_oauthbearer_client_id": "me", "sasl_oauthbearer_client_secret": "env:SECURED_SECRET"},
+        {"sasl_jaas_config": "env:SECURED_JAAS"},
+    ],
+    ids=["a client and its secret", "a JAAS line"],
+)
+def test_all_three_clients_ask_the_token_endpoint(
+    spark: SparkSession, folder: Path, port: int, endpoint: str, monkeypatch: pytest.MonkeyPatch, login: dict[str, str]
+) -> None:
+    monkeypatch.setenv("SECURED_SECRET", "s3cret")
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    monkeypatch.setenv("SECURED_JAAS", f'{module} required clientId="me" clientSecret="s3cret";')
+    cluster = with_token(folder, port, endpoint, **login)
+    topic = f"tokens_{len(login)}"
+    Admin(cluster, timeout=60).create_topic(topic, 1)
+    row = OutboxRow(Place(1, 0, 0), topic, b"k", b"v", datetime(2010, 12, 1, tzinfo=UTC))
+    assert OutboxPublisher(cluster, f"app_{topic}", timeout=60).publish([row]) == 1
+    (read,) = read_range(spark, cluster, {(topic, 0): 0}, {(topic, 0): 1}).collect()
+    assert bytes(read.value) == b"v"
+    assert {"librdkafka True", "Java True"} == set(Tokens.asked)
+
+
+def test_a_client_that_the_token_endpoint_does_not_know_gets_nowhere(
+    folder: Path, port: int, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECURED_SECRET", "another")
+    cluster = with_token(folder, port, endpoint, sasl_oauthbearer_client_id="me", sasl_oauthbearer_client_secret="env:SECURED_SECRET")
+    with pytest.raises(KafkaError, match="can't list the topics"):
+        Admin(cluster, timeout=3).topics()
+    assert set(Tokens.asked) == {"librdkafka False"}

@@ -51,6 +51,43 @@ def test_a_scram_mechanism_gets_its_own_login_module() -> None:
     assert "scram.ScramLoginModule required" in cluster.spark_options()["kafka.sasl.jaas.config"]
 
 
+ENDPOINT = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/token"}
+OAUTH = "org.apache.kafka.common.security.oauthbearer"
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"sasl.oauthbearer.client.id": "c", "sasl.oauthbearer.client.secret": "env:PASSWORD", "sasl.oauthbearer.scope": "k"},
+        {"sasl.jaas.config": "env:JAAS"},
+        {"sasl.jaas.config": "env:JAAS", "sasl.login.callback.handler.class": f"{OAUTH}.OAuthBearerLoginCallbackHandler"},
+    ],
+    ids=["a client and its secret", "a JAAS line", "Java's handler too"],
+)
+def test_both_sides_ask_a_token_endpoint_as_one_client(login: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    jaas = f'{OAUTH}.OAuthBearerLoginModule required clientId="c" clientSecret="p\\"w;d" scope="k";'
+    monkeypatch.setenv("JAAS", jaas)
+    cluster = Cluster("b:1", ENDPOINT | login)
+    assert cluster.spark_options() == {
+        "kafka.bootstrap.servers": "b:1", "kafka.sasl.mechanism": "OAUTHBEARER", "kafka.sasl.jaas.config": jaas,
+        "kafka.sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/token",
+        "kafka.sasl.login.callback.handler.class": f"{OAUTH}.OAuthBearerLoginCallbackHandler",
+    }  # fmt: skip
+    assert client(**ENDPOINT | login) == ENDPOINT | {
+        "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "c", "sasl.oauthbearer.client.secret": 'p"w;d',
+        "sasl.oauthbearer.scope": "k",
+    }  # fmt: skip
+    AdminClient(cluster.client_config() | {"security.protocol": "SASL_SSL"})  # librdkafka knows them all
+
+
+def test_a_handler_of_the_users_own_asks_an_endpoint_for_java_and_nothing_else_for_librdkafka() -> None:
+    own = {"sasl.login.callback.handler.class": "com.example.Handler"}
+    assert Cluster("b:1", ENDPOINT | own).spark_options()["kafka.sasl.login.callback.handler.class"] == "com.example.Handler"
+    assert client(**ENDPOINT | own) == ENDPOINT | {"sasl.oauthbearer.method": "oidc"}
+    with pytest.raises(SettingsError, match=r"'sasl\.login\.callback\.handler\.class' has no counterpart"):
+        client(sasl_mechanism="OAUTHBEARER", **own)
+
+
 def test_a_jaas_line_becomes_the_user_and_password_that_librdkafka_wants() -> None:
     assert client(sasl_mechanism="PLAIN", sasl_jaas_config="env:JAAS") == {
         "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'p"w;d',
@@ -112,7 +149,8 @@ def test_stores_and_time_limits_are_translated(options: dict[str, str], config: 
     [
         ({"ssl_truststore_location": "/ca.jks"}, r"ssl\.truststore\.type is JKS.*set ssl\.truststore\.type to PEM"),
         ({"ssl_truststore_location": "/ca.p12", "ssl_truststore_type": "PKCS12"}, r"is PKCS12, which librdkafka can't read"),
-        ({"fetch_max_bytes": "1"}, r"'fetch\.max\.bytes' has no counterpart"),
+        ({"fetch_max_bytes": "1"}, r"'fetch\.max\.bytes' has no counterpart.*: leave it out$"),
+        ({"ssl_enabled_protocols": "TLSv1.3"}, r"'ssl\.enabled\.protocols' has no counterpart.*: leave it out$"),
     ],
     ids=str,
 )

@@ -37,6 +37,15 @@ _STORES: Final = {  # (store, its type) → librdkafka's name for the file
     ("truststore", "PEM"): "ssl.ca.location",
     ("keystore", "PKCS12"): "ssl.keystore.location",
 }
+_PASSWORD: Final = {"username": "sasl.username", "password": "sasl.password"}
+_CLIENT: Final = {  # a JAAS line's words → librdkafka's names
+    "clientId": "sasl.oauthbearer.client.id",
+    "clientSecret": "sasl.oauthbearer.client.secret",
+    "scope": "sasl.oauthbearer.scope",
+}
+_HANDLER: Final = "sasl.login.callback.handler.class"
+_ASKS_ENDPOINT: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+"""What a Java client gets its token with; by default it makes up one, unsigned. librdkafka asks the endpoint by itself."""
 _HANDLED: Final = re.compile(r"ssl\.(trust|key)store\.(location|type|password)|sasl\.jaas\.config|sasl\.(username|password)")
 _JAAS: Final = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
 
@@ -48,7 +57,8 @@ ClientConfig = dict[str, str | int | float | bool]
 class Cluster:
     """Name a Kafka cluster: bootstrap servers and client options by their Java names, secrets as "env:NAME".
 
-    SASL credentials are either `sasl.jaas.config` whole, or `sasl.username` with `sasl.password`, from which the JAAS line is made.
+    SASL credentials are either `sasl.jaas.config` whole, or what the JAAS line is made from: `sasl.username` with `sasl.password`; for
+    OAUTHBEARER `sasl.oauthbearer.client.id` with `sasl.oauthbearer.client.secret`, and `sasl.oauthbearer.token.endpoint.url` in both cases.
 
     >>> Cluster("broker:9093", {"security.protocol": "SSL"}).spark_options()
     {'kafka.bootstrap.servers': 'broker:9093', 'kafka.security.protocol': 'SSL'}
@@ -74,9 +84,12 @@ class Cluster:
         Raises `SettingsError` where a secret isn't in the environment.
         """
         found = self._resolved()
-        username, password = found.pop("sasl.username", None), found.pop("sasl.password", None)
-        if username is not None and password is not None and "sasl.jaas.config" not in found:
-            found["sasl.jaas.config"] = _jaas(found.get("sasl.mechanism", "GSSAPI"), username, password)
+        mechanism = found.get("sasl.mechanism", "GSSAPI")
+        words = _CLIENT if mechanism == "OAUTHBEARER" else _PASSWORD
+        if login := {word: found.pop(name) for word, name in words.items() if name in found}:
+            found.setdefault("sasl.jaas.config", _jaas(mechanism, login))
+        if _asks_endpoint(found):
+            found.setdefault(_HANDLER, _ASKS_ENDPOINT)
         return {f"kafka.{name}": value for name, value in {"bootstrap.servers": self.bootstrap, **found}.items()}
 
     def client_config(self) -> ClientConfig:
@@ -89,6 +102,9 @@ class Cluster:
             "bootstrap.servers": self.bootstrap,
             "log_level": "2",
         }  # what fails is raised; its log would repeat each attempt
+        if _asks_endpoint(found):
+            config["sasl.oauthbearer.method"] = "oidc"
+            found.pop(_HANDLER, None)
         for name, value in found.items():
             if _SAME.fullmatch(name):
                 config[name] = value
@@ -96,11 +112,8 @@ class Cluster:
                 config[_RENAMED[name]] = value
             elif not _HANDLED.fullmatch(name):
                 raise SettingsError(
-                    f"kafka option {name!r} has no counterpart in librdkafka, which the admin and the publisher use. "
-                    "Leave it out, or set it for Spark's source alone on the topic."
+                    f"kafka option {name!r} has no counterpart in librdkafka, which the admin and the publisher use: leave it out"
                 )
-        if config.get("sasl.mechanism") == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in config:
-            config.setdefault("sasl.oauthbearer.method", "oidc")
         config |= _credentials(found) | _stores(found)
         if config.get("ssl.endpoint.identification.algorithm") == "":
             config["ssl.endpoint.identification.algorithm"] = "none"  # how Java writes it, and how librdkafka does
@@ -111,10 +124,16 @@ class Cluster:
         return {name: value.reveal() if isinstance(value, Secret) else value for name, value in resolved.items()}
 
 
-def _jaas(mechanism: str, username: str, password: str) -> str:
-    module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
-    escaped = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (username, password)]
-    return f'org.apache.kafka.common.security.{module} required username="{escaped[0]}" password="{escaped[1]}";'
+def _asks_endpoint(options: Options) -> bool:
+    return options.get("sasl.mechanism") == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in options
+
+
+def _jaas(mechanism: str, login: Mapping[str, str]) -> str:
+    kind = mechanism.partition("-")[0]
+    module = {"SCRAM": "scram.ScramLoginModule", "OAUTHBEARER": "oauthbearer.OAuthBearerLoginModule"}.get(kind, "plain.PlainLoginModule")
+    escaped = {word: value.replace("\\", "\\\\").replace('"', '\\"') for word, value in login.items()}
+    said = "".join(f' {word}="{value}"' for word, value in escaped.items())
+    return f"org.apache.kafka.common.security.{module} required{said};"
 
 
 def _credentials(options: Options) -> dict[str, str]:
@@ -127,14 +146,8 @@ def _credentials(options: Options) -> dict[str, str]:
     match said:
         case {"username": username, "password": password}:
             return {"sasl.username": username, "sasl.password": password}
-        case {"clientId": client, "clientSecret": secret}:
-            scope = {"sasl.oauthbearer.scope": said["scope"]} if "scope" in said else {}
-            return {
-                "sasl.oauthbearer.method": "oidc",
-                "sasl.oauthbearer.client.id": client,
-                "sasl.oauthbearer.client.secret": secret,
-                **scope,
-            }
+        case {"clientId": _, "clientSecret": _}:
+            return {"sasl.oauthbearer.method": "oidc"} | {name: said[word] for word, name in _CLIENT.items() if word in said}
         case {"keyTab": keytab, "principal": principal}:
             return {"sasl.kerberos.keytab": keytab, "sasl.kerberos.principal": principal}
     raise SettingsError(
