@@ -52,8 +52,10 @@ BATCH_RECORDS: Final = 1_000_000
 LEFT_OUT: Final = "spark.sql.optimizer.excludedRules"
 REGROUPS: Final = "org.apache.spark.sql.catalyst.optimizer.ReorderAssociativeOperator"
 """Spark's rule that makes `a + 1 + -2` into `a + -1`, and a try_add in a sum into one that fails: they overflow elsewhere or nowhere."""
-_SECRET_NAME: Final = re.compile(r"password|secret|jaas|token|credential|access\.key$|account\.key|key\.pem$", re.I)
-_NOT_SECRET: Final = re.compile(r"\.(file|location|url|uri|class|type|seconds|ms|path|enabled|provider)$", re.I)
+_SECRET_NAME: Final = re.compile(
+    r"password|passphrase|secret|jaas|token|credential|account\.key|\.sas\.|(access|private|encryption|keystore|api)\.key$|key\.pem$", re.I
+)
+_NOT_SECRET: Final = re.compile(r"\.(file|location|url|uri|class|type|seconds|ms|period|path|enabled|provider)$", re.I)
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*:/", re.I)
 
 
@@ -95,7 +97,7 @@ class Settings(BaseSettings):
     Spark, the admin and the Python client alike. `spark` are `spark.*` settings and win over ours.
     """
 
-    model_config = SettingsConfigDict(env_prefix="WATERTABLE_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="WATERTABLE_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     project: Path = Field(default_factory=lambda: Path.cwd(), description="the folder that relative paths are relative to")
     assets: tuple[str, ...] = Field(default=("assets",), description="folders whose apps and assets are loaded")
@@ -170,6 +172,13 @@ class Settings(BaseSettings):
             if _SECRET_NAME.search(name) and not _NOT_SECRET.search(name) and not value.startswith("env:"):
                 raise ValueError(f'{name} is a secret: put it in the environment and write "env:NAME" here')
         return {name.removeprefix("kafka."): value for name, value in options.items()}
+
+    def with_spark(self, options: dict[str, str]) -> Self:
+        """Give these settings with more `spark.*` settings, over its own; raise `SettingsError` for a secret that is written down."""
+        try:
+            return self.model_copy(update={"spark": {**self.spark, **self._no_literal_secrets(options)}})
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
 
     @property
     def home_folder(self) -> Path:

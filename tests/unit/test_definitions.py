@@ -13,11 +13,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from watertable.errors import SettingsError
 from watertable.plan.nodes import Topic
 from watertable.plan.plan import Sink, TableDef
 from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration.assembly import build_definitions
+from watertable_platform.orchestration.spark_resource import build_spark_resource
 from watertable_platform.orchestration.translator import OutputData, TableData, TopicData, Translated, WatertableTranslator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,6 +272,18 @@ def load(root: Path, code: str) -> dict[str, float]:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], env=env, check=True, capture_output=True, text=True, timeout=120)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
+
+
+def test_a_secret_in_a_runs_config_is_refused_and_not_repeated(settings: Settings) -> None:
+    pyspark = build_spark_resource(settings).resource_fn
+
+    def started_with(options: dict[str, str]) -> object:
+        return pyspark(dg.build_init_resource_context(config={"spark_config": options}))
+
+    with pytest.raises(SettingsError, match=r"spark\.hadoop\.fs\.s3a\.secret\.key is a secret.*env:NAME") as refused:
+        started_with({"spark.hadoop.fs.s3a.secret.key": "hunter2"})
+    assert "hunter2" not in str(refused.value)
+    assert started_with({"spark.hadoop.fs.s3a.secret.key": "env:S3_SECRET", "spark.sql.shuffle.partitions": "7"})
 
 
 def test_definitions_start_nothing_and_load_in_three_seconds(settings: Settings) -> None:

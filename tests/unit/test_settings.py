@@ -82,19 +82,26 @@ def test_a_project_file_that_is_no_text_is_named(project: Path) -> None:
         {"kafka_options": {"kafka.sasl.jaas.config": "PlainLoginModule required password=x;"}},
         {"kafka_options": {"ssl.keystore.password": "hunter2"}},
         {"spark": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}},
+        {"kafka_options": {"ssl.keystore.key": "hunter2"}},
         {"spark": {"spark.hadoop.fs.azure.account.key.me.dfs.core.windows.net": "hunter2"}},
+        {"spark": {"spark.hadoop.fs.azure.sas.box.me.blob.core.windows.net": "hunter2"}},
+        {"spark": {"spark.hadoop.fs.gs.auth.service.account.private.key": "hunter2"}},
+        {"spark": {"spark.hadoop.fs.s3a.encryption.key": "hunter2"}},
     ],
     ids=str,
 )
 def test_a_secret_written_down_is_refused_and_not_repeated(tmp_path: Path, options: dict[str, dict[str, str]]) -> None:
-    with pytest.raises(SettingsError, match="env:NAME") as refused:
-        Settings.load(tmp_path, **options)
-    assert "hunter2" not in str(refused.value)
+    for make in (Settings.load, lambda project, **options: Settings(project=project, **options)):
+        with pytest.raises(ValueError, match="env:NAME") as refused:
+            make(tmp_path, **options)
+        assert "hunter2" not in str(refused.value)
 
 
 def test_what_is_no_secret_may_be_written_down(tmp_path: Path) -> None:
     options = {"ssl.truststore.location": "/ca.pem", "sasl.oauthbearer.token.endpoint.url": "https://idp/token"}
     assert Settings.load(tmp_path, kafka_options=options).kafka_options == options
+    spark = {"spark.hadoop.fs.azure.sas.expiry.period": "90d", "spark.hadoop.fs.gs.auth.service.account.private.key.id": "1"}
+    assert Settings.load(tmp_path, spark=spark).spark == spark
 
 
 def test_a_secret_shows_nowhere_until_it_is_revealed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +116,13 @@ def test_a_secret_shows_nowhere_until_it_is_revealed(project: Path, monkeypatch:
     monkeypatch.delenv("KAFKA_PASSWORD")
     with pytest.raises(SettingsError, match=r"sasl\.password = 'env:KAFKA_PASSWORD', but KAFKA_PASSWORD is not set"):
         cluster.client_config()
+
+
+def test_more_settings_of_sparks_go_over_the_projects_and_are_held_to_the_same(project: Path) -> None:
+    more = Settings.load(project).with_spark({"spark.sql.shuffle.partitions": "3"})
+    assert more.spark == {"spark.sql.shuffle.partitions": "3", "spark.hadoop.fs.s3a.secret.key": "env:S3_SECRET"}
+    with pytest.raises(SettingsError, match=r"^spark\.hadoop\.fs\.s3a\.secret\.key is a secret"):
+        more.with_spark({"spark.hadoop.fs.s3a.secret.key": "hunter2"})
 
 
 def test_spark_gets_our_settings_and_the_users_over_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 
 def build_spark_resource(settings: Settings) -> dg.ResourceDefinition:
-    """Make the resource `pyspark`; its config, `spark_config`, goes over the project's `spark.*` settings."""
+    """Make the resource `pyspark`; its config, `spark_config`, goes over the project's `spark.*` settings.
+
+    Dagster keeps a run's config, and shows it: a secret is "env:NAME" there too, or a `SettingsError`.
+    """
 
     @dg.resource(
-        config_schema={"spark_config": dg.Field(dict, default_value={}, description="spark.* settings over those of the project")},
+        config_schema={
+            "spark_config": dg.Field(dict, default_value={}, description="spark.* settings over those of the project; secrets as env:NAME")
+        },
         description="dagster-pyspark's resource on this project's Spark settings; the session starts when it is first read.",
     )
     def pyspark(context: dg.InitResourceContext) -> LazyPySparkResource:
@@ -35,12 +40,13 @@ def _resource(settings: Settings, conf: dict[str, str]) -> LazyPySparkResource:
 
     from watertable.session import spark_session
 
+    ours = settings.with_spark(conf)
+
     class WatertableSpark(LazyPySparkResource):
         """Start the session as the engine does: secrets travel in a file, jars are the pinned ones."""
 
         def _init_session(self) -> None:
             if self._spark_session is None:
-                ours = settings.model_copy(update={"spark": {**settings.spark, **self.spark_config}})
                 self._spark_session = spark_session(ours, app="watertable batch")
 
     return WatertableSpark(spark_config=conf)

@@ -33,12 +33,12 @@ Offsets = Mapping[Partition, int]
 T = TypeVar("T")
 
 
-def connected(kind: Callable[[ClientConfig], T], config: ClientConfig) -> T:
-    """Make a client; raise `SettingsError` where a value among its options is wrong."""
+def connected(kind: Callable[[ClientConfig], T], config: ClientConfig, cluster: Cluster) -> T:
+    """Make a client of a cluster; raise `SettingsError` where a value among its options is wrong."""
     try:
         return kind(config)
     except KafkaException as error:
-        raise SettingsError(f"kafka_options: the Kafka client refuses them: {error.args[0].str()}") from None
+        raise SettingsError(f"kafka_options: the Kafka client refuses them: {cluster.hide(error.args[0].str())}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Admin:
     def __init__(self, cluster: Cluster, timeout: float = TIMEOUT) -> None:
         self._cluster = cluster
         self._timeout = timeout
-        self._client = connected(AdminClient, cluster.client_config())
+        self._client = connected(AdminClient, cluster.client_config(), cluster)
         self._groups: dict[str, Consumer] = {}
 
     def cluster_id(self) -> str:
@@ -188,7 +188,7 @@ class Admin:
         # A consumer that never joins: the admin's own calls for group offsets crash in librdkafka 2.16 when a coordinator moves.
         if app not in self._groups:
             config = self._cluster.client_config() | {"group.id": f"watertable.{app}", "enable.auto.commit": False}
-            self._groups[app] = connected(Consumer, config)
+            self._groups[app] = connected(Consumer, config, self._cluster)
         return self._groups[app]
 
     def check_topics(self, expected: Mapping[str, TopicState], position: Offsets) -> None:
@@ -258,7 +258,7 @@ class Admin:
 
     def _connect_anew(self) -> None:
         """Go on with a client that has learned nothing yet: one goes for minutes by who led a partition before an election."""
-        self._client = connected(AdminClient, self._cluster.client_config())
+        self._client = connected(AdminClient, self._cluster.client_config(), self._cluster)
 
     def _group_result(self, what: str, ask: Callable[[], T]) -> T:
         """Ask a group's coordinator, again while it moves or loads: it does so whenever a broker starts."""

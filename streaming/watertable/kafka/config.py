@@ -47,6 +47,7 @@ _HANDLER: Final = "sasl.login.callback.handler.class"
 _ASKS_ENDPOINT: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 """What a Java client gets its token with; by default it makes up one, unsigned. librdkafka asks the endpoint by itself."""
 _HANDLED: Final = re.compile(r"ssl\.(trust|key)store\.(location|type|password)|sasl\.jaas\.config|sasl\.(username|password)")
+_PAIRED: Final = ("username", "password", "clientId", "clientSecret", "keyTab", "principal")
 _JAAS: Final = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""")
 
 Options = Mapping[str, str]
@@ -119,9 +120,18 @@ class Cluster:
             config["ssl.endpoint.identification.algorithm"] = "none"  # how Java writes it, and how librdkafka does
         return config
 
+    def hide(self, text: str) -> str:
+        """Put *** for each secret in what a client says: librdkafka repeats a value that it can't use."""
+        for value in self._looked_up().values():
+            if isinstance(value, Secret) and value.reveal():
+                text = text.replace(value.reveal(), str(value))
+        return text
+
+    def _looked_up(self) -> dict[str, str | Secret]:
+        return {name: resolve(f"kafka option {name}", value) for name, value in self.options.items()}
+
     def _resolved(self) -> dict[str, str]:
-        resolved = {name: resolve(f"kafka option {name}", value) for name, value in self.options.items()}
-        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in resolved.items()}
+        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self._looked_up().items()}
 
 
 def _asks_endpoint(options: Options) -> bool:
@@ -150,9 +160,10 @@ def _credentials(options: Options) -> dict[str, str]:
             return {"sasl.oauthbearer.method": "oidc"} | {name: said[word] for word, name in _CLIENT.items() if word in said}
         case {"keyTab": keytab, "principal": principal}:
             return {"sasl.kerberos.keytab": keytab, "sasl.kerberos.principal": principal}
+    halves = [word for word in _PAIRED if word in said]  # and no other: of a line with a quote too few, a word may be a secret
     raise SettingsError(
-        "sasl.jaas.config names none of username and password, clientId and clientSecret, keyTab and principal: "
-        f"librdkafka needs one of these pairs; it names {', '.join(sorted(said)) or 'nothing'}"
+        "sasl.jaas.config holds none of username and password, clientId and clientSecret, keyTab and principal: "
+        f"librdkafka needs one of these pairs; it names {', '.join(halves) or 'none of them'}"
     )
 
 

@@ -55,7 +55,7 @@ def begin(cluster: Cluster, topics: Mapping[str, int]) -> dict[Partition, int]:
 def check(cluster: Cluster, last: Iterable[Record]) -> None:
     """Compare records with those at their places; raise `KafkaError` at the first that differs: somebody else writes there."""
     client = cluster.client_config() | {"group.id": "watertable.feed", "enable.auto.commit": "false", "auto.offset.reset": "error"}
-    consumer = connected(Consumer, client)
+    consumer = connected(Consumer, client, cluster)
     try:
         for record in last:
             consumer.assign([TopicPartition(record.topic, record.partition, record.offset)])
@@ -99,7 +99,7 @@ def feed(
         "compression.type": "lz4",
         "queue.buffering.max.messages": "200000",
     }
-    producer = connected(Producer, config)
+    producer = connected(Producer, config, cluster)
     sent, told, began, at = 0, 0.0, time.monotonic(), None
     try:
         for record in records:

@@ -128,7 +128,7 @@ class OutboxPublisher:
             "compression.type": "lz4",
             "linger.ms": 5,
         }
-        self._producer = connected(Producer, config)
+        self._producer = connected(Producer, config, cluster)
         self._attempt("take over from earlier publishers", lambda: self._producer.init_transactions(timeout))
         self._done = _last_committed(cluster, app, changelog, timeout)
 
@@ -277,7 +277,7 @@ def _last_committed(cluster: Cluster, app: str, changelog: str, timeout: float) 
         "enable.partition.eof": True,
         "isolation.level": "read_committed",
     }
-    consumer = connected(Consumer, config)
+    consumer = connected(Consumer, config, cluster)
     try:
         first, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=timeout)
         step = 100

@@ -33,7 +33,7 @@ def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Rec
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
     }
-    consumer = connected(Consumer, config)
+    consumer = connected(Consumer, config, cluster)
     try:
         consumer.assign([TopicPartition(*partition, begin[partition]) for partition in left])
         silent = 0.0
