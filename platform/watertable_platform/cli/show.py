@@ -96,9 +96,9 @@ def find_table(project: Project, name: str) -> tuple[Topology, TableDef]:
 
 
 def parse_at(text: str) -> At:
-    """Read where to look: a position (retail@1.17), a version of the table (12), a commit time (ISO, with its offset), or event:TIME.
+    """Read where to look: a position (retail@1.17), a version of the table (12), a commit time, or event:TIME.
 
-    Raises `UnknownPosition` for anything else.
+    Times are ISO, and UTC where they name no offset, as all are that a person types. Raises `UnknownPosition` for anything else.
     """
     from watertable.store.reader import event_time
 
