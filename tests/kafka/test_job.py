@@ -374,3 +374,18 @@ def test_a_topic_that_changed_stops_the_run_and_says_what_is_lost(world: World, 
     assert isinstance(caught.value, TopicChanged)
     assert errors.exit_code(caught.value) == 4
     assert world.stock() == {"a": (1, 1), "b": (1, 1)}, "the tables stand as they were"
+
+
+def test_a_topic_that_is_made_anew_while_a_batch_is_about_to_be_read_is_not_taken_for_the_one_before(world: World) -> None:
+    world.produce(("a", 1), ("b", 1))
+    world.run()
+    world.produce(("a", 2))
+
+    def make_anew() -> None:
+        world.admin.delete_topic(world.moves)
+        world.admin.create_topic(world.moves, 2)
+        world.produce(("a", 10), ("a", 20), ("a", 30), ("b", 40))
+
+    with failpoints.armed("job.batch.begin", make_anew), pytest.raises(TopicChanged, match="was re-created"):
+        world.run()
+    assert world.stock() == {"a": (1, 1), "b": (1, 1)}, "nothing of the new one is counted under the old one's id"
