@@ -1,11 +1,11 @@
 """Decide, from an app's past runs alone, whether its stream should run: a pure function, and nothing to keep in step.
 
-Dagster's run history is the desired state. Nobody ever launched the stream: stopped. A person launched it: running. A person terminated
-it: stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it
-comes back, a crash with exponential backoff. Five crashes at one position, or at one record, are one: stopped, and the way out is a
-person's. A run that was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with backoff.
-One that a person launched while none ran is itself what is wanted. What a run's status can't tell, its tags do: they are written by
-the run itself, or by the sensor that buries one whose worker is gone.
+Dagster's run history is the desired state. Nobody ever launched the stream: stopped. A person launched it: running. A person terminated it:
+stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it comes back,
+a crash with exponential backoff. Five crashes at one position, or at one record, are one: stopped, and the way out is a person's. A run
+that was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with
+backoff. One that a person launched while none ran is itself what is wanted. What a run's status can't tell, its tags do: they are written
+by the run itself, or by the sensor that buries one whose worker is gone.
 """
 
 from __future__ import annotations
