@@ -19,7 +19,9 @@ from tests.unit.test_rewind import planned
 from tests.unit.test_rewind_jobs import DIFF
 from watertable.errors import SettingsError
 from watertable.project import load_apps
+from watertable.runtime.events import DaysTouched, as_json
 from watertable.settings import Settings
+from watertable.store.commits import CommitInfo, Lineage, Position
 from watertable_platform.orchestration import acts, rewind_jobs
 from watertable_platform.orchestration import lease as leases
 from watertable_platform.orchestration.days import Days
@@ -102,8 +104,14 @@ def told(instance: dg.DagsterInstance) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def days(position: str, stream_time: str, **tables: dict[str, str]) -> dict[str, Any]:
-    return {"event": "days", "position": position, "stream_time": f"{stream_time}:00+00:00", "days": tables}
+def days(position: str, stream_time: str, *acts: CommitInfo, **tables: dict[str, str]) -> dict[str, Any]:
+    """Give what a driver says: these acts, oldest first, have led to the position."""
+    lineage = Lineage.of(Position.parse(position).epoch, acts)
+    return json.loads(as_json(DaysTouched(position=position, stream_time=at(stream_time), days=tables, lineage=lineage)))  # type: ignore[no-any-return]
+
+
+def act_of(epoch: int, parent: int, fork: int, *rebuilt: str, **more: Any) -> CommitInfo:
+    return CommitInfo(kind="epoch", epoch=epoch, parent=parent, fork=fork, counters={f"of:{name}": 1 for name in rebuilt} | more)
 
 
 def test_each_closed_day_is_reported_once_whatever_restarts(settings: Settings) -> None:
@@ -140,6 +148,63 @@ def test_a_rewind_reports_again_exactly_the_closed_days_that_its_replay_touched(
         after = told(instance)["stock"]
     assert before == [(f"2011-01-0{n}", f"shop@1.{n}") for n in (1, 2, 3)]
     assert after == [*before, ("2011-01-03", "shop@2.4")]
+
+
+REWIND = act_of(2, 1, 1)
+UNDO = act_of(3, 1, 9)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["the same run", "the next run"])
+def test_a_closed_day_that_a_rewind_has_emptied_is_reported_again_and_is_so_once(settings: Settings, restarts: bool) -> None:
+    topology = load_apps(settings).app("shop").topology
+    before = {"2011-01-01": "shop@1.1", "2011-01-02": "shop@1.2"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+
+        def said(event: dict[str, Any]) -> dict[str, str]:
+            """Give what is recorded of the days once a run in a new epoch, or the same one that was moved there, has heard so much."""
+            nonlocal reporter
+            if restarts:
+                reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+            elif reporter._at and Position.parse(event["position"]).epoch != Position.parse(reporter._at).epoch:
+                reporter.moved(event["position"])
+            reporter.touched(event)
+            reporter.close_days()
+            return dict(told(instance)["hourly"])
+
+        assert said(days("shop@1.9", "2011-01-04T03:00", hourly=before)) == before | {"2011-01-03": "untouched"}
+        emptied = {"2011-01-01": "shop@1.1", "2011-01-02": "untouched shop@2.2", "2011-01-03": "untouched"}
+        assert said(days("shop@2.2", "2011-01-04T03:00", REWIND, hourly={"2011-01-01": "shop@1.1"})) == emptied
+        number = len(told(instance)["hourly"])
+        assert said(days("shop@2.5", "2011-01-04T03:00", REWIND, hourly={"2011-01-01": "shop@1.1"})) == emptied
+        assert len(told(instance)["hourly"]) == number, "what is as it was is not told again"
+        assert said(days("shop@3.9", "2011-01-04T03:00", REWIND, UNDO, hourly=before)) == before | {"2011-01-03": "untouched"}
+
+
+def test_a_day_of_trimmed_commits_keeps_its_version_until_an_act_leaves_them(settings: Settings) -> None:
+    topology = load_apps(settings).app("shop").topology
+    anew = act_of(3, 1, 9, "hourly", **{"days:first": at("2011-01-02").toordinal(), "days:last": at("2011-01-02").toordinal()})
+    for led, empties in (((), ()), ((act_of(3, 1, 9),), ()), ((REWIND, act_of(3, 2, 9)), ("2011-01-02",)), ((anew,), ("2011-01-02",))):
+        with dg.DagsterInstance.ephemeral() as instance:
+            reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+            reporter.touched(days("shop@1.9", "2011-01-03T03:00", hourly={"2011-01-01": "shop@1.1", "2011-01-02": "shop@1.2"}))
+            reporter.close_days()
+            after = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+            after.touched(days(f"shop@{3 if led else 1}.11", "2011-01-03T03:00", *led))
+            after.close_days()
+            found = dict(told(instance)["hourly"])
+        assert {day for day, version in found.items() if "untouched" in version} == set(empties), led
+
+
+def test_a_fold_that_ends_behind_a_rewind_says_nothing_of_what_comes_then(settings: Settings) -> None:
+    topology = load_apps(settings).app("shop").topology
+    with dg.DagsterInstance.ephemeral() as instance:
+        reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
+        reporter.moved("shop@2.1")
+        reporter.touched(days("shop@1.9", "2011-01-01T12:00", hourly={"2011-01-01": "shop@1.1", "2011-01-02": "shop@1.2"}))
+        reporter.touched(days("shop@2.2", "2011-01-03T03:00", REWIND, hourly={"2011-01-01": "shop@1.1"}))
+        reporter.close_days()
+        assert dict(told(instance)["hourly"]) == {"2011-01-01": "shop@1.1", "2011-01-02": "untouched"}
 
 
 def test_days_are_reported_some_at_a_time(settings: Settings) -> None:

@@ -24,14 +24,16 @@ from dagster._core.definitions.data_version import (
     get_input_event_pointer_tag,
 )
 
+from watertable.errors import UnknownPosition
 from watertable.plan.plan import TableDef, Topology
+from watertable.store.commits import Lineage, Position
 from watertable_platform.orchestration.checks import Verdict
 from watertable_platform.orchestration.days import Days, moment
 from watertable_platform.orchestration.translator import TOPICS, inputs_of, table_key
 
 UNKNOWN: Final = DEFAULT_DATA_VERSION.value
 UNTOUCHED: Final = "untouched"
-"""The data version of a closed day of which there is no record."""
+"""The data version of a closed day of which there is no record; of one that a rewind has emptied, with the position where that was seen."""
 
 
 class Log(Protocol):
@@ -114,6 +116,7 @@ class Reporter:
         self._touched: dict[str, dict[str, str]] = {}
         self._reached: datetime | None = None
         self._at = ""
+        self._lineage: Lineage | None = None
         self._replay: Progress | None = None
         self._tables = {table.name: table for table in topology.tables}
         self._since: dict[str, _Since] = {}
@@ -149,7 +152,11 @@ class Reporter:
         self._lag(event)
 
     def touched(self, event: Mapping[str, Any]) -> None:
-        """Take in which days were touched, by which commit last, as far as everything is folded."""
+        """Take in which days were touched, by which commit last, as far as everything is folded; at first, and in a new epoch, all."""
+        lineage = Lineage.read(event["lineage"])
+        if self._lineage is None or self._lineage.epoch != lineage.epoch:
+            self._touched.clear()
+        self._lineage = lineage
         self._at, self._reached = event["position"], moment(event["stream_time"])
         for name, days in event["days"].items():
             self._touched.setdefault(name, {}).update(days)
@@ -204,7 +211,7 @@ class Reporter:
                 self._told[name] = recorded_days(self._instance, key)
             told, touched = self._told[name], self._touched.get(name, {})
             closed = self._days.closed(table, self._reached)
-            versions = {day: touched.get(day) or told.get(day, UNTOUCHED) for day in closed}
+            versions = {day: touched.get(day) or self._otherwise(name, day, told.get(day, UNTOUCHED)) for day in closed}
             fresh = {day: version for day, version in versions.items() if told.get(day) != version}
             if fresh and most > 0:
                 tags = provenance(self._instance, table, self._topology.app, self._at)
@@ -215,6 +222,21 @@ class Reporter:
             if most < 0:
                 return ""
         return self._at
+
+    def _otherwise(self, table: str, day: str, told: str) -> str:
+        """Give the version of a day of which nothing is said: as it was told, unless the commit that it names is the table's no more.
+
+        Where it is, what it did is trimmed. Where it isn't, nothing is left of it: that is a change, too.
+        """
+        try:
+            last = Position.parse(told.rpartition(" ")[2])
+        except UnknownPosition:  # it was never touched
+            return told
+        assert self._lineage is not None
+        upto = Position.parse(self._at).seq
+        if self._lineage.passes(last.epoch, last.seq) and not self._lineage.leaves(table, day, last.seq, upto):
+            return told
+        return f"{UNTOUCHED} {self._at}"
 
     def check(self, name: str, judge: Callable[[TableDef], Verdict], *, always: bool = False) -> None:
         """Report a check of every table, for those where the verdict is new; `always`: for all."""

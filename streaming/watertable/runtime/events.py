@@ -12,8 +12,10 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from typing import ClassVar
+
+from watertable.store.commits import Lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +79,15 @@ class Folded:
 class DaysTouched:
     """Days of tables were touched, as far as `position`: `days` gives for each table and day the position that touched it last.
 
-    `stream_time` is what every partition has reached there. Said of apps whose days are declared, after each fold.
+    `stream_time` is what every partition has reached there, `lineage` what has led there: a day that was touched by no commit of it any
+    more, though one had once, lost its rows in a rewind. Said of apps whose days are declared, after each fold.
     """
 
     event: ClassVar[str] = "days"
     position: str
     stream_time: datetime | None
     days: Mapping[str, Mapping[str, str]]
+    lineage: Lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,8 @@ def as_json(event: Event) -> str:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, datetime):
+    if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, frozenset):
+        return sorted(value)
     raise TypeError(f"{type(value).__name__} is not part of an event")

@@ -202,7 +202,7 @@ class Folding(Worker):
             with self._group("days"):
                 days = self._touched.upto(known.position, known.head.lineage)
             reached = self._touched.reached(known.head.last)
-            self._emit(DaysTouched(position=str(known.position), stream_time=reached, days=days))
+            self._emit(DaysTouched(position=str(known.position), stream_time=reached, days=days, lineage=known.head.lineage))
 
     def _group(self, what: str) -> contextlib.AbstractContextManager[object]:
         return job_group(self._store.spark, self._group_id, what, UPKEEP_POOL)

@@ -307,6 +307,31 @@ class Lineage:
         begins = anew.after
         return Lineage(tuple(Span(s.epoch, max(s.after, begins), s.upto) for s in self.spans if s.upto is None or s.upto > begins))
 
+    def leaves(self, table: str, day: str, seq: int, upto: int) -> bool:
+        """Tell whether a table was begun anew, for a day, behind the commit that touched it: it isn't the table's any more."""
+        return any(
+            table in anew.tables
+            and seq <= anew.after < upto
+            and (anew.days is None or anew.days[0] <= date.fromisoformat(day) <= anew.days[1])
+            for anew in self.rebuilt
+        )
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Lineage:
+        """Read what an event says of a lineage.
+
+        >>> found = {"spans": [{"epoch": 1, "after": 0, "upto": None}], "rebuilt": [{"after": 7, "tables": ["stock"], "days": None}]}
+        >>> Lineage.read(found)
+        Lineage(spans=(Span(epoch=1, after=0, upto=None),), rebuilt=(Anew(after=7, tables=frozenset({'stock'}), days=None),))
+        """
+        rebuilt = [(anew["after"], frozenset(anew["tables"]), anew["days"]) for anew in found["rebuilt"]]
+        return cls(
+            tuple(Span(**span) for span in found["spans"]),
+            tuple(
+                Anew(after, tables, days and (date.fromisoformat(days[0]), date.fromisoformat(days[1]))) for after, tables, days in rebuilt
+            ),
+        )
+
     @property
     def after(self) -> int:
         """Give the commit behind which it begins."""

@@ -104,7 +104,7 @@ class Touched:
         for table in self.tables:
             if windowed(table):
                 days = found.get((TABLE, table.name), {})
-                yield table.name, {day: seq for day, seq in days.items() if not _left(lineage, table.name, day, seq, upto)}
+                yield table.name, {day: seq for day, seq in days.items() if not lineage.leaves(table.name, day, seq, upto)}
             else:
                 anew = lineage.anew(table.name, upto)
                 days = _latest(*(found.get((TOPIC, topic.name), {}) for topic in topics_of(table.node)))
@@ -190,14 +190,6 @@ def _latest(*several: Mapping[str, int]) -> dict[str, int]:
     for days in several:
         found |= {day: max(seq, found.get(day, 0)) for day, seq in days.items()}
     return found
-
-
-def _left(lineage: Lineage, table: str, day: str, seq: int, upto: int) -> bool:
-    """Tell whether a table was begun anew, for a day, behind the commit that touched it: it isn't the table's any more."""
-    return any(
-        table in anew.tables and seq <= anew.after < upto and (anew.days is None or anew.days[0] <= date.fromisoformat(day) <= anew.days[1])
-        for anew in lineage.rebuilt
-    )
 
 
 def _touching(lineage: Lineage, table: str, after: int, upto: int, day: str) -> str:
