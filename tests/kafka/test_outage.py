@@ -120,6 +120,7 @@ def test_an_outage_at_a_start_or_while_a_rewind_is_followed_is_waited_out_and_co
         wait(lambda: any(isinstance(e, Rewound) for e in said))
         world.produce(("a", -1))
         wait(lambda: len(world.published()) == 3)
+    assert not any(e.lag for e in said if isinstance(e, Idle) and e.problem == "the cluster is away"), "who can't ask doesn't know"
     assert store.head().generation == 3
     assert world.stock() == {"a": (-2, 2), "b": (-1, 1)}
 

@@ -162,6 +162,20 @@ def test_code_that_a_launch_would_refuse_is_told_with_its_way_out(world: World) 
     assert "`watertable rewind shop --to earliest --apply`" in says
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_act_takes_over_since_when_records_wait_and_says_how_many_do(world: World, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    before = {"lag": {"sales": 5_000_000}, "behind_since": 10_000.0}
+    leases.renew(world.settings, world.run(world.old.topology.fingerprint), environment="", released=True, **before)
+    batch = {"event": "batch", "position": "shop@1.8", "records": 1, "rows": {"stock": 1}, "lag": {"sales": 4_000_000}}
+    says = f"import sys; {f'print({json.dumps(batch)!r}, flush=True)' if reads else ''}; sys.exit(1)"
+    monkeypatch.setattr(acts, "run_command", lambda *_: [sys.executable, "-c", says])
+    assert not world.materialize(world.old).success
+    held = leases.read(world.settings, "shop")
+    assert held is not None
+    assert (held.lag, held.behind_since) == ({"sales": 4_000_000 if reads else 5_000_000}, 10_000.0)
+    assert not checks.freshness(held).passed
+
+
 @pytest.mark.parametrize(("code", "waits"), [(0, False), (1, True)])
 def test_what_an_act_commits_waits_for_its_fold_until_the_act_has_ended_well(
     world: World, monkeypatch: pytest.MonkeyPatch, code: int, waits: bool

@@ -158,6 +158,59 @@ def test_refused_records_are_a_warning_that_is_told_once_and_goes_with_a_rewind(
     assert verdicts(instance, result, "quarantine") == [warned, quiet], "the next run knows of it, and a rewind leaves them behind"
 
 
+WAITED = {"lag": {"sales": 5_000_000}, "behind_since": 10_000.0, "beat": 17_200.0}
+HEAD = (True, "at the head of its topics")
+
+
+def test_records_that_waited_when_a_run_ended_have_waited_since_for_the_next(
+    run: Run, settings: Settings, instance: dg.DagsterInstance
+) -> None:
+    leases.renew(settings, Lease(app="shop", run_id="before", environment="e", released=True, **WAITED))
+    result = run("started(); batch(4, stock=5); idle(); sys.exit(1)")
+    *late, last = verdicts(instance, result, "freshness")
+    assert len(late) == 1
+    assert re.fullmatch(r"there were unread records for \d+ min", late[0][1])
+    assert last == HEAD
+    assert leases.read(settings, "shop").behind_since == 0.0  # type: ignore[union-attr]
+
+
+def test_that_a_stream_was_at_the_head_says_nothing_of_the_next_run_until_it_has_looked(
+    run: Run, settings: Settings, instance: dg.DagsterInstance
+) -> None:
+    result = run("started(); idle(); sys.exit(1)")
+    assert verdicts(instance, result, "freshness") == [HEAD]
+    result = run("started(); sys.exit(1)")
+    assert verdicts(instance, result, "freshness") == []
+    held = dataclasses.replace(leases.read(settings, "shop"), released=False)  # type: ignore[type-var]
+    assert held.lag == {}
+    assert checks.freshness(held).says == "how many records wait isn't known yet"
+    assert checks.freshness(dataclasses.replace(held, released=True)).says == "unknown: the stream doesn't run"
+
+
+def test_a_cluster_that_does_not_answer_leaves_a_stream_fresh_no_longer_than_it_may_be_behind() -> None:
+    held = Lease(app="shop", run_id="r", environment="e", lag={"sales": 0})
+    away = dataclasses.replace(held, **held.reading({}, "the cluster is away"))
+    since = away.behind_since
+    assert since > 0
+    assert dataclasses.replace(away, **away.reading({}, "the cluster is away")).behind_since == since
+    for seconds, holds, says in (
+        (290, True, "how many records wait isn't known"),
+        (361, False, "how many records wait isn't known, for 6 min"),
+    ):
+        verdict = checks.freshness(dataclasses.replace(away, beat=since + seconds))
+        assert (verdict.passed, verdict.says, (verdict.metadata or {})["problem"]) == (holds, says, "the cluster is away")
+    back = dataclasses.replace(away, **away.reading({"sales": 9}))
+    assert (back.behind_since, back.problem) == (since, "")
+
+
+def test_a_rewind_forgets_how_much_was_unread_and_not_that_something_was(run: Run, settings: Settings) -> None:
+    leases.renew(settings, Lease(app="shop", run_id="before", environment="e", released=True, **WAITED))
+    run("started(); say('rewound', position='shop@2.1', before='shop@1.5', by='rewind', generation=3); sys.exit(1)")
+    held = leases.read(settings, "shop")
+    assert held is not None
+    assert (held.lag, held.behind_since) == ({}, 10_000.0)
+
+
 @pytest.mark.parametrize(("every", "age", "holds"), [(30.0, 60.0, True), (30.0, 61.0, False), (300.0, 600.0, True), (300.0, 601.0, False)])
 def test_folds_that_come_seldom_may_be_late_by_as_much(every: float, age: float, holds: bool) -> None:
     held = Lease(app="shop", run_id="r", environment="e", beat=10_000.0, unfolded_since=10_000.0 - age)

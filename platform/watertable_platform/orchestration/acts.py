@@ -301,11 +301,8 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
             app=app.name,
             run_id=run_id,
             environment=environment(settings, instance),
-            stream_time=before.stream_time if before else "",
-            unfolded_since=before.unfolded_since if before else 0.0,
-            refused_since=before.refused_since if before and act.replay is None else 0.0,
-            refused_at=before.refused_at if before and act.replay is None else 0.0,
             act=True,
+            **(before.handed_on if before else {}) | ({"refused_since": 0.0, "refused_at": 0.0} if act.replay else {}),
         )
         held = leases.take(settings, ours)
     except WatertableError as error:
@@ -324,7 +321,8 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
                     held = leases.renew(settings, held)
                     continue
                 last = event
-                held = leases.renew(settings, held, position=event.get("position") or held.position)
+                read = held.reading(event["lag"], event.get("problem", "")) if "lag" in event else {}
+                held = leases.renew(settings, held, position=event.get("position") or held.position, **read)
                 if event["event"] == "batch":
                     refused = held.refusing(event.get("quarantined", 0))
                     waits = held.unfolded_since or time.time()  # until its end, when it folds

@@ -147,17 +147,21 @@ def held_back(reason: str) -> Verdict:
 
 
 def freshness(held: Lease | None) -> Verdict:
-    """Judge by lag alone: how long the stream has had records that it hasn't read."""
+    """Judge by lag alone: how long the stream has had records that it hasn't read, or may have had, where that isn't known."""
     if held is None:
         return Verdict(False, "the stream has never run", dg.AssetCheckSeverity.WARN)
     lag = sum(held.lag.values())
     behind = held.beat - held.behind_since if held.behind_since else 0.0
     if not held.is_held:
-        return Verdict(False, f"unknown: the stream doesn't run; it was {lag} records behind", dg.AssetCheckSeverity.WARN, {"lag": lag})
+        was = f"; it was {lag} records behind" if held.lag else ""
+        return Verdict(False, f"unknown: the stream doesn't run{was}", dg.AssetCheckSeverity.WARN, {"lag": lag} if held.lag else None)
     says = f"{lag} records behind, for {behind:.0f} s" if lag else "at the head of its topics"
+    if not held.lag:
+        says = f"how many records wait isn't known{' yet' * (not held.problem)}"
     if behind > BEHIND:  # a verdict is told when it is new: so once a minute
-        says = f"there were unread records for {behind // 60:.0f} min"
-    return Verdict(behind <= BEHIND, says, dg.AssetCheckSeverity.WARN, {"lag": lag, "behind for s": round(behind, 1)})
+        says = f"there were unread records for {behind // 60:.0f} min" if held.lag else f"{says}, for {behind // 60:.0f} min"
+    metadata = {"behind for s": round(behind, 1)} | ({"lag": lag} if held.lag else {}) | ({"problem": held.problem} if held.problem else {})
+    return Verdict(behind <= BEHIND, says, dg.AssetCheckSeverity.WARN, metadata)
 
 
 def fold_lag(held: Lease | None, every: float) -> Verdict:

@@ -13,6 +13,7 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ QUIET: Final = 3600.0
 """Seconds without a refused record after which those of before count as a few of long ago."""
 SILENT: Final = 120.0
 """Seconds without a sign of life after which a worker on another machine counts as gone."""
+_HANDED_ON: Final = ("stream_time", "unfolded_since", "refused_since", "refused_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +37,10 @@ class Lease:
 
     `pid` is the Dagster worker, `driver` the process that writes, each with its birth.
     `act` marks a bounded act's: it ends by itself.
-    `behind_since` is when lag was last seen to begin; 0: there is none. `lag` is empty until it is known; `told` is how far its days
-    have been reported. `unfolded_since` is when the oldest commit was made that waits for its fold; 0: none does. `refused_since` and
-    `refused_at` are when records began to be refused, and when one was last; 0: none was.
+    `lag` is empty while it isn't known; `problem` says why, unless nobody has looked yet. `behind_since` is since when records wait, or
+    may, for all that is known; 0: none do. `told` is how far its days have been reported. `unfolded_since` is when the oldest commit was
+    made that waits for its fold; 0: none does. `refused_since` and `refused_at` are when records began to be refused, and when one was
+    last; 0: none was.
     """
 
     app: str
@@ -53,6 +56,7 @@ class Lease:
     position: str = ""
     stream_time: str = ""
     lag: dict[str, int] = field(default_factory=dict)
+    problem: str = ""
     behind_since: float = 0.0
     unfolded_since: float = 0.0
     refused_since: float = 0.0
@@ -65,6 +69,20 @@ class Lease:
     def refuses(self) -> bool:
         """Tell whether records were refused lately, as seen from its last sign of life."""
         return bool(self.refused_at) and self.beat - self.refused_at <= QUIET
+
+    @property
+    def handed_on(self) -> dict[str, Any]:
+        """Give what the next run takes over: what it knows of the app before its driver says anything.
+
+        Records that waited wait still. That none did is no news any more.
+        """
+        kept = {name: getattr(self, name) for name in _HANDED_ON}
+        return kept | ({"lag": self.lag, "behind_since": self.behind_since} if self.behind_since else {})
+
+    def reading(self, lag: Mapping[str, int], problem: str = "") -> dict[str, Any]:
+        """Give what becomes of it where so many records wait, by topic; where that isn't known, `lag` is empty."""
+        waits = not lag or any(lag.values())
+        return {"lag": lag, "problem": problem, "behind_since": (self.behind_since or time.time()) if waits else 0.0}
 
     def refusing(self, records: int) -> dict[str, float]:
         """Give what becomes of it where a batch has just refused so many records."""

@@ -95,8 +95,7 @@ class _Stream:
             raise dg.Failure(str(error), allow_retries=False) from None
         self._tag({Tag.POSITION: last.position if last else ""})
         if last is not None:
-            kept = {name: getattr(last, name) for name in ("stream_time", "unfolded_since", "refused_since", "refused_at")}
-            self._beat(**kept)
+            self._beat(**last.handed_on)
         child = Child(
             run_command(self.app.name),
             env={"WATERTABLE_PROJECT": str(self.settings.project)},
@@ -165,7 +164,8 @@ class _Stream:
                 self._started(event)
             case "batch":
                 refused = self.lease.refusing(event.get("quarantined", 0))
-                self._beat(lag=event["lag"], stream_time=event.get("stream_time") or self.lease.stream_time, **refused)
+                stream_time = event.get("stream_time") or self.lease.stream_time
+                self._beat(**self.lease.reading(event["lag"]), stream_time=stream_time, **refused)
                 self.reporter.batch(event)
                 self._judge()
             case "fold":
@@ -175,14 +175,14 @@ class _Stream:
             case "days":
                 self.reporter.touched(event)
             case "idle":
-                self._beat(lag=event["lag"])
+                self._beat(**self.lease.reading(event["lag"], event.get("problem", "")))
                 self.reporter.idle(event)
                 self._judge()
                 if event.get("problem"):
                     self.context.log.warning(str(event["problem"]))
             case "rewound":
                 self._tag({Tag.POSITION: event["position"]})
-                self._beat(lag={}, told="", refused_since=0.0, refused_at=0.0)
+                self._beat(**self.lease.reading({}), told="", refused_since=0.0, refused_at=0.0)
                 self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
                 self.reporter.moved(event["position"])
             case "failed":
@@ -207,7 +207,9 @@ class _Stream:
         self.reporter.check(checks.DEPLOYED_CODE, judge, always=True)
 
     def _judge(self, *, always: bool = False) -> None:
-        self.reporter.check(checks.FRESHNESS, lambda _: checks.freshness(self.lease), always=always)
+        fresh = checks.freshness(self.lease)
+        if self.lease.lag or not fresh.passed:  # what isn't known for a moment is nothing to tell
+            self.reporter.check(checks.FRESHNESS, lambda _: fresh, always=always)
         self.reporter.check(checks.FOLD_LAG, lambda _: checks.fold_lag(self.lease, self.settings.fold_seconds), always=always)
         self.reporter.check(checks.QUARANTINE, lambda _: checks.quarantine(self.lease), always=always)
 
@@ -219,9 +221,7 @@ class _Stream:
             self.context.log.warning(str(error))  # the driver will say it too, and wait
 
     def _beat(self, **changes: Any) -> None:
-        lag = changes.get("lag", self.lease.lag)
-        behind = (self.lease.behind_since or time.time()) if any(lag.values()) else 0.0
-        self.lease = leases.renew(self.settings, self.lease, **changes, behind_since=behind)
+        self.lease = leases.renew(self.settings, self.lease, **changes)
 
     def _drain(self, child: Child) -> None:
         """Take in what the driver said last, and report it."""

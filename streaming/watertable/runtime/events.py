@@ -94,7 +94,7 @@ class DaysTouched:
 class Idle:
     """The app lives, and nothing else was said for a while: it waits for records, or is `busy_s` seconds into a batch.
 
-    `problem` says what it waits for, when that is not records: a cluster that doesn't answer.
+    `problem` says what it waits for, when that is not records: a cluster that doesn't answer. Then `lag` is empty: it isn't known.
     """
 
     event: ClassVar[str] = "idle"

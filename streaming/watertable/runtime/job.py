@@ -576,7 +576,8 @@ class _Job:
             if (self._started or problem) and time.monotonic() - self.emit.last >= HEARTBEAT:
                 busy = time.monotonic() - self._busy_since if self._busy_since else 0.0
                 waits = self.folding.unfolded
-                self.emit(Idle(position=self.shown, lag=self._known_lag, busy_s=round(busy, 1), problem=problem, unfolded_s=waits))
+                lag = {} if self.problem else self._known_lag  # who can't ask the cluster doesn't know it
+                self.emit(Idle(position=self.shown, lag=lag, busy_s=round(busy, 1), problem=problem, unfolded_s=waits))
 
     def _look_after(self) -> None:
         """Raise what stopped a worker: a run whose tables aren't folded or whose outbox isn't sent is no run."""
