@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ sales.group_by("item").agg(n=wt.sum("qty")).materialized_as("stock")
 sales.group_by("item").windowed_by(wt.tumbling(hours=1, grace=wt.minutes(10))).agg(n=wt.count()).materialized_as("hourly")
 """
 SPAN = Days.parse("2011-01-01/2011-01-04")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -53,19 +54,36 @@ def at(text: str) -> datetime:
 def test_a_day_is_closed_when_nothing_can_change_it(settings: Settings) -> None:
     topology = load_apps(settings).app("shop").topology
     stock, hourly = topology.table("stock"), topology.table("hourly")
-    assert list(SPAN.closed(stock, at("2011-01-02T23:59"))) == ["2011-01-01"]
-    assert list(SPAN.closed(stock, at("2011-01-03T00:00"))) == ["2011-01-01", "2011-01-02"]
-    assert list(SPAN.closed(hourly, at("2011-01-03T01:09"))) == ["2011-01-01"]
-    assert list(SPAN.closed(hourly, at("2011-01-03T01:10"))) == ["2011-01-01", "2011-01-02"]
-    assert list(SPAN.closed(stock, at("2031-01-01T00:00"))) == ["2011-01-01", "2011-01-02", "2011-01-03", "2011-01-04"]
-    assert list(SPAN.closed(stock, None)) == []
+    assert list(SPAN.closed(stock, at("2011-01-02T23:59"), NOW)) == ["2011-01-01"]
+    assert list(SPAN.closed(stock, at("2011-01-03T00:00"), NOW)) == ["2011-01-01", "2011-01-02"]
+    assert list(SPAN.closed(hourly, at("2011-01-03T01:09"), NOW)) == ["2011-01-01"]
+    assert list(SPAN.closed(hourly, at("2011-01-03T01:10"), NOW)) == ["2011-01-01", "2011-01-02"]
+    assert list(SPAN.closed(stock, at("2031-01-01T00:00"), NOW)) == ["2011-01-01", "2011-01-02", "2011-01-03", "2011-01-04"]
+    assert list(SPAN.closed(stock, None, NOW)) == []
+
+
+def test_no_day_is_closed_before_it_is_over_whatever_a_clock_ahead_says(settings: Settings) -> None:
+    topology = load_apps(settings).app("shop").topology
+    since = (datetime.now(UTC) - timedelta(days=3)).date()
+    open_ended = Days(since, None)
+    for name in ("stock", "hourly"):
+        assert len(list(open_ended.closed(topology.table(name), at("8999-01-01T00:00"), at(f"{since}T23:59")))) == 0
+        assert len(list(open_ended.closed(topology.table(name), at("8999-01-01T00:00"), at(f"{since}T00:00") + timedelta(days=2)))) == 2
+    assert list(Days.parse("2026-01-01/2026-01-05").closed(topology.table("stock"), at("2026-03-01T00:00"), at("2026-01-02T07:00"))) == [
+        "2026-01-01"
+    ], "a span that is declared may end in time to come"
+    with dg.DagsterInstance.ephemeral() as instance:
+        reporter = Reporter(Log(instance), instance, topology, 0.0, open_ended)
+        reporter.touched(days("shop@1.9", "8999-01-01T00:00", hourly={str(since): "shop@1.2", "8998-01-01": "shop@1.9"}))
+        assert reporter.close_days() == "shop@1.9"
+        assert {day for table in told(instance).values() for day, _ in table} == set(open_ended.partitions().get_partition_keys())
 
 
 def test_no_day_of_an_unlimited_window_is_ever_closed() -> None:
     app = wt.App("shop")
     sales = app.topic("sales", key="item STRING", value="qty INT").stream()
     sales.group_by("item").windowed_by(wt.unlimited()).count().materialized_as("ever")
-    assert list(SPAN.closed(app.topology().table("ever"), at("2031-01-01T00:00"))) == []
+    assert list(SPAN.closed(app.topology().table("ever"), at("2031-01-01T00:00"), NOW)) == []
 
 
 def test_partitions_end_where_the_data_ends() -> None:

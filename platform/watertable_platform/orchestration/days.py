@@ -50,12 +50,15 @@ class Days:
         end = None if self.last is None else (self.last + DAY).isoformat()
         return dg.DailyPartitionsDefinition(start_date=self.first.isoformat(), end_date=end, timezone="UTC")
 
-    def closed(self, table: TableDef, stream_time: datetime | None) -> Iterator[str]:
-        """List the days that nothing can change any more, for a table, at a stream time; oldest first."""
+    def closed(self, table: TableDef, stream_time: datetime | None, now: datetime) -> Iterator[str]:
+        """List the days that nothing can change any more, for a table, at a stream time; oldest first.
+
+        None that isn't over `now`, though a clock ahead may have taken stream time beyond it: it is no partition yet.
+        """
         windows = table.windows
         if stream_time is None or (windows is not None and not isinstance(windows, TimeWindows)):  # others may go on for ever
             return
-        settled = stream_time - (windows.size + windows.grace if windows else timedelta())
+        settled = min(now, stream_time - (windows.size + windows.grace if windows else timedelta()))
         day = self.first
         while datetime(day.year, day.month, day.day, tzinfo=UTC) + DAY <= settled and (self.last is None or day <= self.last):
             yield day.isoformat()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, date, datetime
 from typing import Any, Final, Protocol
 
 import dagster as dg
@@ -116,6 +116,8 @@ class Reporter:
         self._touched: dict[str, dict[str, str]] = {}
         self._reached: datetime | None = None
         self._at = ""
+        self._closed_on: date | None = None
+        """The day on which all that are closed were reported, as far as is known."""
         self._lineage: Lineage | None = None
         self._replay: Progress | None = None
         self._tables = {table.name: table for table in topology.tables}
@@ -156,7 +158,7 @@ class Reporter:
         lineage = Lineage.read(event["lineage"])
         if self._lineage is None or self._lineage.epoch != lineage.epoch:
             self._touched.clear()
-        self._lineage = lineage
+        self._lineage, self._closed_on = lineage, None
         self._at, self._reached = event["position"], moment(event["stream_time"])
         for name, days in event["days"].items():
             self._touched.setdefault(name, {}).update(days)
@@ -173,7 +175,7 @@ class Reporter:
         """Report every table: a rewind, or its undoing, has taken all of them to another position at once."""
         self._since = {name: _Since(data_version=position) for name in self._tables}
         self._touched.clear()
-        self._at, self._reached = "", None
+        self._at, self._reached, self._closed_on = "", None, None
         self._replay = Progress(0, self._clock(), 0)
         self.report(position, at_once=True)
 
@@ -205,12 +207,15 @@ class Reporter:
         """
         if self._days is None:
             return ""
+        now = datetime.now(UTC)
+        if self._closed_on == now.date():  # nothing was said since, and no day has ended
+            return self._at
         for name, table in self._tables.items():
             key = table_key(self._topology.app, name)
             if name not in self._told:
                 self._told[name] = recorded_days(self._instance, key)
             told, touched = self._told[name], self._touched.get(name, {})
-            closed = self._days.closed(table, self._reached)
+            closed = self._days.closed(table, self._reached, now)
             versions = {day: touched.get(day) or self._otherwise(name, day, told.get(day, UNTOUCHED)) for day in closed}
             fresh = {day: version for day, version in versions.items() if told.get(day) != version}
             if fresh and most > 0:
@@ -221,6 +226,7 @@ class Reporter:
             most -= len(fresh)
             if most < 0:
                 return ""
+        self._closed_on = now.date()
         return self._at
 
     def _otherwise(self, table: str, day: str, told: str) -> str:
