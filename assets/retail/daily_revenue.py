@@ -19,8 +19,10 @@ COLUMNS = dg.TableSchema(
         dg.TableColumn("lines", "BIGINT"),
     ]
 )
-HOURLY = dg.AssetKey(["retail", "revenue_hourly"])
-DAYS = Days.of(Settings.load(), "retail")
+SETTINGS = Settings.load()
+APP = SETTINGS.in_environment("retail")
+HOURLY = dg.AssetKey([APP, "revenue_hourly"])
+DAYS = Days.of(SETTINGS, APP)
 LINEAGE = dg.TableColumnLineage(
     {
         "country": [dg.TableColumnDep(HOURLY, "country")],
@@ -33,7 +35,7 @@ LINEAGE = dg.TableColumnLineage(
 
 @dg.asset(
     deps=[HOURLY],
-    group_name="retail",
+    group_name=APP,
     owners=["team:retail"],
     kinds={"spark", "deltalake"},
     partitions_def=DAYS.partitions() if DAYS else None,
@@ -47,9 +49,9 @@ def daily_revenue(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     from pyspark.sql import functions as F  # only where it runs: loading definitions imports no Spark
 
     spark = context.resources.pyspark.spark_session
-    path = f"{Settings.load().warehouse_uri}/batch/daily_revenue"
-    position = wt.position("retail")
-    hourly, here = wt.read("retail.revenue_hourly", at=position), "true"
+    path = f"{SETTINGS.warehouse_uri}/batch/{SETTINGS.in_environment('daily_revenue')}"
+    position = wt.position(APP)
+    hourly, here = wt.read(f"{APP}.revenue_hourly", at=position), "true"
     if DAYS:  # only those that were asked for, and nothing else of what is there
         first, end = context.partition_time_window
         hourly = hourly.where(f"window_start >= TIMESTAMP '{first:%F %T}Z' AND window_start < TIMESTAMP '{end:%F %T}Z'")

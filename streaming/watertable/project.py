@@ -121,7 +121,7 @@ def load_apps(settings: Settings) -> Project:
             files = [_File.read(file, f"{package}.{folder.name}.{file.stem}") for file in _python_files(folder)]
             try:
                 modules = [_imported(file.module) for file in files if not file.batch]
-                found += [LoadedApp(t.app, t, folder) for t in _topologies(modules, settings.env)]
+                found += [LoadedApp(t.app, t, folder) for t in _topologies(modules, settings)]
             except (Exception, SystemExit) as error:
                 project.broken[folder.name] = Broken.of(folder, error)
             else:
@@ -204,18 +204,16 @@ def _package(root: Path, taken: set[str]) -> str:
     return name
 
 
-def _topologies(modules: Iterable[ModuleType], env: str) -> list[Topology]:
+def _topologies(modules: Iterable[ModuleType], settings: Settings) -> list[Topology]:
     """Freeze the apps of a folder, each once however many modules name it."""
     apps = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, App)}
-    return [_in_environment(app.topology(), env) for app in apps.values()]
+    return [_in_environment(app.topology(), settings) for app in apps.values()]
 
 
-def _in_environment(topology: Topology, env: str) -> Topology:
+def _in_environment(topology: Topology, settings: Settings) -> Topology:
     """Prefix what the app makes: its own name and the topics it writes, never those it reads."""
-    if not env:
-        return topology
-    sinks = tuple(dataclasses.replace(sink, topic=f"{env}_{sink.topic}") for sink in topology.sinks)
-    return dataclasses.replace(topology, app=f"{env}_{topology.app}", sinks=sinks)
+    sinks = tuple(dataclasses.replace(sink, topic=settings.in_environment(sink.topic)) for sink in topology.sinks)
+    return dataclasses.replace(topology, app=settings.in_environment(topology.app), sinks=sinks)
 
 
 def _refuse_duplicates(project: Project, found: list[LoadedApp]) -> None:

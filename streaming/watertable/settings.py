@@ -123,6 +123,14 @@ class Settings(BaseSettings):
     )
     maven_mirror: str = Field(default="", description="address of the Maven repository that jars are fetched from")
 
+    def in_environment(self, name: str) -> str:
+        """Give the name that what a project makes has in this environment: an app's, an output topic's or a file's, with the prefix.
+
+        >>> Settings(env="staging").in_environment("retail"), Settings(env="").in_environment("retail")
+        ('staging_retail', 'retail')
+        """
+        return f"{self.env}_{name}" if self.env else name
+
     def span(self, app: str) -> tuple[date, date | None] | None:
         """Give the first and the last day of an app's data, None where it goes on; None where they aren't declared.
 

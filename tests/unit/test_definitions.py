@@ -309,6 +309,19 @@ def test_fifty_apps_of_ten_tables_load_in_ten_seconds(tmp_path: Path) -> None:
     assert load(tmp_path, code + "\ndefs.get_repository_def()")["cpu"] < 10.0
 
 
+@pytest.mark.parametrize(("env", "app"), [("", "retail"), ("staging", "staging_retail")])
+def test_the_batch_asset_reads_the_table_of_its_own_environment(monkeypatch: pytest.MonkeyPatch, env: str, app: str) -> None:
+    monkeypatch.setenv("WATERTABLE_ENV", env)
+    code = f"""
+from watertable_platform.definitions import defs
+graph = defs.get_repository_def().asset_graph
+(table,) = [graph.get(key) for key in graph.get_all_asset_keys() if key.path[-1] == "revenue_hourly"]
+(daily,) = table.child_keys
+assert (table.key.path[0], table.is_materializable, daily.path) == ({app!r}, True, ["daily_revenue"]), (table, daily)
+"""
+    load(ROOT, code)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     (tmp_path / "dagster").mkdir()
