@@ -234,6 +234,44 @@ def test_what_cannot_be_told_from_another_wants_a_version() -> None:
     assert wt.udf(returns="INT", version="m1")(judged).identity != wt.udf(returns="INT", version="m2")(judged).identity
 
 
+BELOW = """
+import watertable as wt
+
+@wt.udf(returns="BIGINT")
+def score(qty, price):
+    class Bounds:
+        low: int = 0
+        high = low + 9
+    return helper(qty) * len([RATE for _ in range(Bounds.high)]) + qty.unknown
+
+def helper(x):
+    return x * RATE
+
+RATE = 2
+"""
+
+
+def test_what_a_function_uses_is_defined_above_it_or_its_change_would_go_unnoticed(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match=r"scoring\.py:4: score uses RATE, helper, not defined yet .* define it above"):
+        module(tmp_path, BELOW)
+    first = BELOW.replace("import watertable as wt", "import watertable as wt\ndef helper(x): return x * RATE").replace("[RATE", "[1")
+    with pytest.raises(DefinitionError, match=r"helper uses RATE, not defined yet"):
+        module(tmp_path, first)
+    assert module(tmp_path, BELOW.replace('"BIGINT"', '"BIGINT", version="1"')).score.identity.endswith("version 1")
+
+    def visit(record: wt.Record, context: wt.Context) -> None:
+        context.forward({"n": below(record.key["k"])})
+
+    stream = wt.App("a").topic("t", key="k INT", value="n INT").stream()
+    with pytest.raises(DefinitionError, match="visit uses below, not defined yet"):
+        stream.process_values(visit, value="n INT")
+
+    def below(n: int) -> int:
+        return n
+
+    assert stream.process_values(visit, value="n INT").value
+
+
 def test_a_plan_names_the_functions_that_it_calls() -> None:
     app, stream = sales()
     stream.filter(f"{tripled}(qty) > 1").group_by("name").agg(n=wt.sum(number("name"))).materialized_as("t")

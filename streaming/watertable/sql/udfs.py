@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import hashlib
 import inspect
 import math
@@ -328,11 +329,18 @@ def _closure(function: FunctionType, where: str, *, strict: bool, seen: tuple[Fu
     for name in sorted(_names(function.__code__)):
         if name in function.__globals__:
             named[name] = function.__globals__[name]
+    missing = _globals_read(function.__code__) - function.__globals__.keys() - function.__builtins__.keys()
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             named[name] = cell.cell_contents
         except ValueError:
-            continue  # not given a value yet: a function that names itself
+            missing.add(name)
+    missing.discard(seen[0].__name__)  # it may name itself, and is there once it is decorated
+    if strict and missing:
+        raise DefinitionError(
+            f"{where}: {function.__name__} uses {', '.join(sorted(missing))}, not defined yet where its closure is taken, so that a change "
+            'there would go unnoticed: define it above, or name what the function computes: version="1"'
+        )
     defaults = (function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items())))
     what = f"{function.__name__}"
     known = [(name, _identified(name, value, function, where, strict, seen)) for name, value in sorted(named.items())]
@@ -381,6 +389,14 @@ def _names(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             found |= _names(constant)
     return found
+
+
+def _globals_read(code: CodeType) -> set[str]:
+    """Name the globals and builtins that a function's code, and the code inside it, reads: no attributes, as among its names."""
+    used = [(i.opname, i.argval) for i in dis.get_instructions(code)]
+    own = {name for how, name in used if how == "STORE_NAME"} | {"__annotations__"}  # of the body of a class
+    found = {name for how, name in used if how == "LOAD_GLOBAL" or (how == "LOAD_NAME" and name not in own)}
+    return found.union(*(_globals_read(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
 
 
 def _source(function: FunctionType, where: str, strict: bool) -> str:
