@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from datetime import UTC, datetime
+from collections import defaultdict
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -232,6 +234,71 @@ def test_what_cannot_be_told_from_another_wants_a_version() -> None:
     with pytest.raises(DefinitionError, match=r"uses model, a object, .* give it another version"):
         wt.udf(returns="INT")(judged)
     assert wt.udf(returns="INT", version="m1")(judged).identity != wt.udf(returns="INT", version="m2")(judged).identity
+
+
+WRAPPED = """
+import functools
+import watertable as wt
+
+def scaled(function):
+    @functools.wraps(function)
+    def wrapper(qty, price):
+        return function(qty, price) * 2
+    return wrapper
+
+@wt.udf(returns="DOUBLE")
+@scaled
+def score(qty, price):
+    return qty + price
+"""
+
+
+def test_what_a_decorator_makes_of_a_function_is_part_of_it_and_so_is_the_function(tmp_path: Path) -> None:
+    texts = (WRAPPED, WRAPPED.replace("* 2", "* 3"), WRAPPED.replace("qty + price", "qty - price"), WRAPPED.replace("* 2", "* 2  # two"))
+    marks = []
+    for n, text in enumerate(texts):
+        (tmp_path / str(n)).mkdir()
+        marks.append(fingerprint(module(tmp_path / str(n), text).score))
+    assert len(set(marks[:3])) == 3
+    assert marks[3] == marks[0]
+
+
+@pytest.mark.parametrize("rate", [{1: 2}.get, "a".join, defaultdict(lambda: 2, {1: 2})])
+def test_a_method_of_a_value_and_a_dict_that_makes_values_up_want_a_version(rate: Any) -> None:
+    def rated(column: Any) -> Any:
+        return column.map(rate)
+
+    with pytest.raises(DefinitionError, match=r"uses rate, a .* give it another version"):
+        wt.udf(returns="INT")(rated)
+
+
+def test_builtins_and_functions_of_modules_and_classes_are_known_by_their_names() -> None:
+    def fitting(column: Any) -> Any:
+        return len(column), math.floor(1.5), from_iso("2026-01-01"), rates.get(1)
+
+    rates, from_iso = {1: 2}, date.fromisoformat
+    assert wt.udf(returns="INT")(fitting).identity
+
+
+# fmt: off
+ONE, TWO = (lambda r, c: c.forward({"n": 1})), (lambda r, c: c.forward({"n": 2}))
+CUT = dict(
+    visit=lambda r, c: r.value is not None
+    and c.forward({"n": 1}),
+)
+ALONE = lambda r, c: c.forward({"n": 1})  # noqa: E731
+NESTED = lambda r, c: c.forward({"n": max([1, r.value["n"]], key=lambda n: -n)})  # noqa: E731
+# fmt: on
+
+
+def test_a_lambda_whose_line_does_not_tell_it_from_another_is_refused() -> None:
+    stream = wt.App("a").topic("t", key="k INT", value="n INT").stream()
+    for function in (ONE, TWO, CUT["visit"]):
+        with pytest.raises(DefinitionError, match="make it a def"):
+            stream.process_values(function, value="n INT")
+        assert stream.process_values(function, value="n INT", version="1").value
+    for function in (ALONE, NESTED):
+        assert stream.process_values(function, value="n INT").value
 
 
 BELOW = """

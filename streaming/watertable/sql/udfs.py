@@ -11,6 +11,7 @@ folder that it names, and the names of everything else that it names. pandas and
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import dis
 import hashlib
@@ -329,7 +330,7 @@ def _closure(function: FunctionType, where: str, *, strict: bool, seen: tuple[Fu
     for name in sorted(_names(function.__code__)):
         if name in function.__globals__:
             named[name] = function.__globals__[name]
-    missing = _globals_read(function.__code__) - function.__globals__.keys() - function.__builtins__.keys()
+    missing = _globals_read(function.__code__) - function.__globals__.keys() - vars(builtins).keys()
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             named[name] = cell.cell_contents
@@ -355,7 +356,7 @@ def _identified(name: str, value: object, function: FunctionType, where: str, st
             return (type(value).__name__, [_identified(name, v, function, where, strict, seen) for v in value])
         case set() | frozenset():
             return (type(value).__name__, sorted(repr(_identified(name, v, function, where, strict, seen)) for v in value))
-        case dict():
+        case dict() if not hasattr(value, "__missing__"):  # which gives what isn't among the values
             pairs = [[_identified(name, part, function, where, strict, seen) for part in pair] for pair in value.items()]
             return ("dict", pairs)
         case Udf():
@@ -364,7 +365,7 @@ def _identified(name: str, value: object, function: FunctionType, where: str, st
             return ("module", value.__name__)
         case FunctionType() if _is_beside(value, function):
             return ("function", _closure(value, where, strict=strict, seen=seen))
-        case FunctionType() | BuiltinFunctionType() | type() if "<locals>" not in value.__qualname__ and not _is_beside(value, function):
+        case FunctionType() | BuiltinFunctionType() | type() if _is_told_by_name(value, function):
             return ("named", value.__module__, value.__qualname__)
     if not strict:
         return ("unknown", type(value).__name__)
@@ -372,6 +373,12 @@ def _identified(name: str, value: object, function: FunctionType, where: str, st
         f"{where}: {function.__name__} uses {name}, a {type(value).__name__}, which can't be told from another by its value: "
         'name what the function computes: version="1", and give it another version when that changes'
     )
+
+
+def _is_told_by_name(value: Any, function: FunctionType) -> bool:
+    """Tell whether a function or class is known by its name: not the user's, nor made by a call, nor a value's method (`{1: 2}.get`)."""
+    bound = isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None)
+    return not bound and "<locals>" not in value.__qualname__ and not _is_beside(value, function)
 
 
 def _is_beside(value: Any, function: FunctionType) -> bool:
@@ -399,15 +406,28 @@ def _globals_read(code: CodeType) -> set[str]:
     return found.union(*(_globals_read(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
 
 
+def _is_told(code: CodeType, text: str, tree: ast.AST) -> bool:
+    """Tell whether the lines that are taken for a lambda's source hold all of it, and no lambda beside it."""
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    within = {node for one in lambdas for node in ast.walk(one) if node is not one}
+    ends = max(line for _, _, line in code.co_lines() if line is not None)
+    return len([one for one in lambdas if one not in within]) == 1 and ends < code.co_firstlineno + len(text.splitlines())
+
+
 def _source(function: FunctionType, where: str, strict: bool) -> str:
     """Write a function's source so that comments, docstrings, decorators, places and line breaks don't matter."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        text = inspect.getsource(function.__code__)  # not of the function: of one that `functools.wraps` made, that is what it wraps
+        tree = ast.parse(textwrap.dedent(text))
     except (OSError, TypeError, SyntaxError):
         if strict:
             raise DefinitionError(f"{where}: no source of {function.__name__} can be found: name what it computes, version='1'") from None
         constants = [c for c in function.__code__.co_consts if isinstance(c, _PLAIN)]
         return function.__code__.co_code.hex() + repr(constants)
+    if strict and function.__code__.co_name == "<lambda>" and not _is_told(function.__code__, text, tree):
+        raise DefinitionError(
+            f"{where}: a lambda's source is its line, which holds only a part of this one, or another one too: make it a def"
+        )
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             node.decorator_list = []
