@@ -136,6 +136,37 @@ def test_what_changes_no_record_rolls_in() -> None:
     assert stock(classify(shop(), shop(records=lambda s: s.expect("sane", "qty < 1000", on_fail="drop"))))[0] is Kind.BREAKING
 
 
+def test_what_rolls_in_and_refuses_some_records_says_which() -> None:
+    same = "the same state: what changed above it changes no record that it counts"
+    plain, ruled, other = shop(), *(shop(records=lambda s, n=n: s.expect("ratio", f"{n} / qty > 1", on_fail="warn")) for n in (10, 20))  # type: ignore[misc]
+    put_in = "; but from here on what the condition of the rule ratio fails on goes to quarantine"
+    taken_out = "; but from here on what the condition of the rule ratio failed on goes on"
+    for old, new, but in (
+        (plain, ruled, put_in),
+        (ruled, plain, taken_out),
+        (ruled, other, put_in + taken_out),
+        (plain, shop(archive=True), ""),
+        (plain, shop(records=lambda s: s.peek("seen")), ""),
+        (
+            plain,
+            shop(value=VALUE + ", note INT, more DATE"),
+            "; but from here on what can't be read as more, note of topic sales goes to quarantine",
+        ),
+    ):
+        assert stock(classify(old, new)) == (Kind.SAME, same + but)
+        assert stock(classify(Outline.from_json(Outline.of(old).to_json()), new)) == (Kind.SAME, same + but)
+
+    def headed(rule: bool = False, **headers: str) -> Topology:
+        app = wt.App("shop")
+        stream = app.topic("sales", key="item STRING", value="qty INT", headers=headers).stream()
+        stream.group_by("item").agg(n=wt.count()).materialized_as("stock")
+        (stream.expect("ratio", "1 / qty > 0", on_fail="warn") if rule else stream).to("out")
+        return app.topology()
+
+    assert stock(classify(headed(), headed(h="trace STRING")))[1].endswith("read as trace of topic sales goes to quarantine")
+    assert classify(headed(), headed(rule=True)).changes[-1].reason == f"unchanged{put_in}"
+
+
 def test_a_new_column_of_a_topic_breaks_a_table_that_keeps_whole_records() -> None:
     def table(value: str) -> Topology:
         app = wt.App("shop")

@@ -24,6 +24,7 @@ from watertable.plan.fingerprints import DIALECT, canonical
 from watertable.plan.forms import bare, field_of, fields_of, has_parent, head_of, is_list
 from watertable.plan.nodes import Format, TableAggregate
 from watertable.plan.plan import TableDef, Topology, buffers_above, leaves_of
+from watertable.plan.rules import OnFail
 from watertable.schema import Schema
 
 _SHOWN: Final = ("TableFilter", "TableMapValues")
@@ -261,11 +262,12 @@ def _compared(name: str, old: OutlinedTable, new: OutlinedTable, before: Outline
         )
     if head_of(_root(old.node)) in _WHOLE and not _refuses_no_less(old.node, new.node):
         return Change(name, Kind.BREAKING, "another filter would show rows that the one before refused: those were not kept")
+    but = _but(old.node, new.node)
     if old.value != new.value:
-        return Change(name, Kind.SAME, f"the same state, other columns shown of it: {_columns(old.value, new.value)}")
+        return Change(name, Kind.SAME, f"the same state, other columns shown of it: {_columns(old.value, new.value)}{but}")
     if _rows(old.node) != _rows(new.node):
-        return Change(name, Kind.SAME, "the same state, other rows shown of it")
-    return Change(name, Kind.SAME, "the same state: what changed above it changes no record that it counts")
+        return Change(name, Kind.SAME, f"the same state, other rows shown of it{but}")
+    return Change(name, Kind.SAME, f"the same state: what changed above it changes no record that it counts{but}")
 
 
 def _topic(name: str, before: Outline, after: Outline) -> Change:
@@ -278,7 +280,8 @@ def _topic(name: str, before: Outline, after: Outline) -> Change:
     had, has = (set(outline.buffers.get(name, ())) for outline in (before, after))
     if had - has and has - had:
         return Change(name, Kind.BREAKING, f"{_WAITS} is of other code, and would be left behind: {differs}", is_topic=True)
-    says = "unchanged" if was == now else f"publishes by other code from the next commit on: {differs}"
+    but = _but(before.sinks[name], after.sinks[name])
+    says = f"unchanged{but}" if was == now else f"publishes by other code from the next commit on: {differs}"
     return Change(name, Kind.SAME, says, is_topic=True)
 
 
@@ -318,7 +321,7 @@ def _refuses_no_less(old: object, new: object) -> bool:
 def _with_topics_of(old: object, new: object) -> object:
     """Put topics of the old form into the new one where they were only given columns.
 
-    A record says then what it said before; whether the table keeps the new columns, the layout of its state shows.
+    A record that they can be read in says then what it said before; whether the table keeps the new columns, the layout of its state shows.
     """
     had = {field_of(topic, "name"): topic for topic in _topics(old)}
 
@@ -338,6 +341,36 @@ def _topics(form: object) -> Iterator[object]:
     elif is_list(form):
         for part in form:
             yield from _topics(part)
+
+
+def _but(old: object, new: object) -> str:
+    """Say which records go to quarantine from here on, or no longer, where none of the others is changed; "" where that is none.
+
+    What can't be read as a new column is no record any more; nor is, below a rule, what its condition fails on, even if it only warns.
+    """
+    had, found = ({str(field_of(topic, "name")): topic for topic in _topics(form)} for form in (old, new))
+    more = {topic: sorted(_columns_of(form) - _columns_of(had.get(topic, form))) for topic, form in found.items()}
+    refused = [f"what can't be read as {', '.join(columns)} of topic {topic}" for topic, columns in more.items() if columns]
+    ruled, rules = (list(_warnings(form)) for form in (old, new))
+    refused += dict.fromkeys(f"what the condition of the rule {rule[0]} fails on" for rule in rules if rule not in ruled)
+    gone = dict.fromkeys(f"what the condition of the rule {rule[0]} failed on" for rule in ruled if rule not in rules)
+    return "".join(
+        f"; but from here on {' and '.join(some)} goes {where}" for some, where in ((refused, "to quarantine"), (gone, "on")) if some
+    )
+
+
+def _columns_of(topic: object) -> set[str]:
+    headers: Any = next((part[1] for part in fields_of(topic) if part[0] == "headers"), [])
+    return {*Schema.parse(str(field_of(topic, "value"))).names, *(str(field_of(field_of(header, "column"), "name")) for header in headers)}
+
+
+def _warnings(form: object) -> Iterator[tuple[object, object]]:
+    """List the rules above that only warn: by name, with their conditions."""
+    if head_of(form) == "Rule" and field_of(form, "on_fail") == OnFail.WARN:
+        yield field_of(form, "name"), field_of(form, "condition")
+    elif is_list(form):
+        for part in form:
+            yield from _warnings(part)
 
 
 def _difference(old: object, new: object, where: str = "it") -> str:
@@ -365,7 +398,7 @@ def _difference(old: object, new: object, where: str = "it") -> str:
 
 
 def _only_more_columns(old: object, new: object) -> bool:
-    """Tell whether a topic was only given columns: a record says then what it said, and what is made of the others shows in the state."""
+    """Tell whether a topic was only given columns: what can be read still says what it said, and what is made of the others shows."""
     changed = {name: (a, b) for name, a, b in _side_by_side(old, new) if a != b}
     if not changed.keys() <= {"value", "headers"} or ("value" in changed and field_of(new, "value_format") != Format.JSON):
         return False
