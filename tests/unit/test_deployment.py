@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
 from watertable.errors import FormatError
 from watertable.plan.deployment import Deployment, Kind, Outline, classify
+from watertable.plan.legible import legible
 from watertable.plan.plan import Topology
+from watertable.schema import Schema
+from watertable.sql.expressions import Scope, parse, window_schema
 
 VALUE = "qty BIGINT, price DECIMAL(12,3), at TIMESTAMP"
 
@@ -56,7 +60,7 @@ def test_the_same_code_is_the_same_in_every_part() -> None:
     ("new", "says"),
     [
         (shop(records=lambda s: s.filter("qty > 0")), "a filter was put in"),
-        (shop(total="qty * 2"), "the argument of on_hand was `value.qty:BIGINT` and is `(* value.qty:BIGINT 2L:BIGINT)`"),
+        (shop(total="qty * 2"), "the argument of on_hand was `value.qty` and is `(value.qty * 2L)`"),
         (shop(more=True), "the aggregates of the aggregate were on_hand and are on_hand, n"),
         (shop(value=VALUE.replace("qty BIGINT", "qty INT")), "the value of topic sales was (qty BIGINT"),
     ],
@@ -72,11 +76,60 @@ def test_other_state_is_breaking_and_names_what_differs(new: Topology, says: str
 
 def test_a_condition_that_changes_is_written_out() -> None:
     old, new = shop(records=lambda s: s.filter("qty > 0")), shop(records=lambda s: s.filter("qty > 1"))
-    assert (
-        stock(classify(old, new))[1]
-        == "the condition of the filter was `(> value.qty:BIGINT 0L:BIGINT)` and is `(> value.qty:BIGINT 1L:BIGINT)`"
-    )
+    assert stock(classify(old, new))[1] == "the condition of the filter was `(value.qty > 0L)` and is `(value.qty > 1L)`"
     assert stock(classify(old, shop()))[1] == "the filter was taken out"
+    assert stock(classify(shop(), shop(records=lambda s: s.expect("sane", "qty > 0"))))[1] == "an expect was put in"
+
+
+def test_a_duration_that_changes_is_written_in_the_units_people_use() -> None:
+    assert classify(shop(), shop(grace=20)).changes[1].reason == "the grace of the time windows was 10m and is 20m"
+
+
+def test_what_looks_the_same_is_written_as_fingerprints_have_it() -> None:
+    def scored(version: str) -> Topology:
+        @wt.udf(returns="BIGINT", version=version)
+        def score(qty: Any) -> Any:
+            return qty
+
+        return shop(records=lambda s: s.filter(f"{score}(qty) > 0"))
+
+    reason = stock(classify(scored("1"), scored("2")))[1]
+    assert "was `(> (score@BIGINT/pandas/version 1 value.qty:BIGINT) 0L:BIGINT)` and is `(> (score@BIGINT/pandas/version 2 " in reason
+
+
+READ = Scope(
+    {
+        "value": Schema.parse("a INT, b STRING, d DECIMAL(9,2), t TIMESTAMP, l ARRAY<STRUCT<x: INT>>, m MAP<STRING, INT>"),
+        "key": Schema.parse("k STRING"), "window": window_schema(),
+    },
+    bare=("value", "key"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a > 1", "a * 2 + d", r"b = 'x: y) \'(z'", "NOT (a > 1 AND b IS NOT NULL)", "CASE WHEN a > 1 THEN 2 ELSE 3 END", "-a",
+        "CAST(b AS DECIMAL(9,2))", "try_cast(b AS INT)", "a IN (1, 2)", "l[0].x", "m['k']", "transform(l, x -> x.x + 1)", "X'00ff'",
+        "transform(l, (x, i) -> x.x + i)", "t + INTERVAL 1 HOUR", "t - INTERVAL 2 MONTHS", "date_trunc('hour', t)", "DATE '2026-01-01'",
+        "value", "a <=> 1", "nullif(a, 0)", "d > 1.5", "length(b) < 3", "a = 5L", "window.start", "NULL", "year(t)",
+        "named_struct('a', a, 'b', l).b[0].x < 2", "b LIKE 'a%'",
+    ],
+)  # fmt: skip
+def test_an_expression_is_read_from_its_canonical_form_as_describe_shows_it(text: str) -> None:
+    expr = parse(text, READ, "here")
+    assert legible(expr.canonical) == expr.sql.replace("`", "")
+
+
+def test_a_call_of_the_users_own_is_read_too_and_what_cannot_be_read_stays_as_it_is() -> None:
+    udf = "f@STRUCT<`first`: STRING>/pandas/nulls"
+    for known in ("closure 0123456789abcdef", "version 1", "version may 1"):
+        assert (
+            legible(f"x1:(> (field ({udf}/{known} value.a:INT (g@INT/arrow/version 2 value.b:INT)) 'x':STRING) 1:INT)")
+            == "(f(value.a, g(value.b)).x > 1)"
+        )
+    for form in ("x1:(> value.a:INT", "x1:", "x1:(> value.a:INT 1:INT) more"):
+        assert legible(form) == form
 
 
 def test_only_the_tables_below_a_change_are_breaking() -> None:

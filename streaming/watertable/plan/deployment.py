@@ -16,21 +16,25 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, Self
 
 from watertable.errors import FormatError
 from watertable.plan.fingerprints import DIALECT, canonical
 from watertable.plan.forms import bare, field_of, fields_of, has_parent, head_of, is_list
+from watertable.plan.legible import legible
 from watertable.plan.nodes import Format, TableAggregate
 from watertable.plan.plan import TableDef, Topology, buffers_above, leaves_of
 from watertable.plan.rules import OnFail
+from watertable.plan.windows import words
 from watertable.schema import Schema
 
 _SHOWN: Final = ("TableFilter", "TableMapValues")
 """The nodes that make rows of a state and change nothing of it."""
 _WHOLE: Final = ("Latest", "Stored", "Versioned")
 """The nodes whose states are whole rows: one that a filter refuses is forgotten, as later ones replace it."""
+_DURATIONS: Final = frozenset({"size", "advance", "grace", "gap", "difference", "before", "after", "limit", "history", "keeps"})
 _WAITS: Final = "what waits above it (for a partner, for its time, or for its window to close)"
 
 
@@ -378,7 +382,10 @@ def _difference(old: object, new: object, where: str = "it") -> str:
     if old == new:
         return ""
     if head_of(old) == head_of(new) == "expr" or not (is_list(old) and is_list(new)):
-        return f"{where} was {_text(old)} and is {_text(new)}"
+        was, now = _text(old), _text(new)
+        if was == now:  # of other types, or calling another function of the user's
+            was, now = (f"`{form[1].partition(':')[2]}`" for form in (old, new) if is_list(form))
+        return f"{where} was {was} and is {now}"
     if head_of(old) and head_of(old) == head_of(new):
         named = [part[1] for part in fields_of(new) if part[0] == "name"]
         of = f"{'topic ' if head_of(new) == 'Topic' else ''}{named[0]}" if named else f"the {_words(head_of(new))}"
@@ -386,10 +393,10 @@ def _difference(old: object, new: object, where: str = "it") -> str:
         return next((found for a, b, part in pairs if (found := _difference(a, b, part))), "")
     if head_of(old) and head_of(new):
         if _is_above(old, new):
-            return f"a {_words(head_of(new))} was put in"
+            return f"{_one(new)} was put in"
         if _is_above(new, old):
             return f"the {_words(head_of(old))} was taken out"
-        return f"{where} was a {_words(head_of(old))} and is a {_words(head_of(new))}"
+        return f"{where} was {_one(old)} and is {_one(new)}"
     assert is_list(old)
     assert is_list(new)
     if len(old) == len(new):
@@ -418,13 +425,23 @@ def _is_above(form: object, node: object) -> bool:
 
 def _side_by_side(old: object, new: object) -> Iterator[tuple[str, Any, Any]]:
     """Give the parts of two forms of a kind by their names; one that isn't written is at its default, and that is empty."""
-    mine, theirs = ({name: part for name, part in fields_of(form)} for form in (old, new))
+    mine, theirs = ({name: _lasting(name, part) for name, part in fields_of(form)} for form in (old, new))
     yield from ((name, mine.get(name, []), theirs.get(name, [])) for name in mine | theirs)
+
+
+def _lasting(name: str, part: object) -> object:
+    """Write a duration, which forms count in microseconds, as people do."""
+    return words(timedelta(microseconds=part)) if name in _DURATIONS and isinstance(part, int) else part
 
 
 def _words(head: str) -> str:
     """Write a node's name as people read it: FlatMapValues is a flat map values."""
     return "".join(f" {c.lower()}" if c.isupper() else c for c in head).strip()
+
+
+def _one(form: object) -> str:
+    named = _words(head_of(form))
+    return f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
 
 
 def _text(form: object) -> str:
@@ -434,9 +451,9 @@ def _text(form: object) -> str:
         case str():
             return f"({_plain(form)})" if "`" in form else form or "nothing"
         case _ if head_of(form) == "expr" and is_list(form):
-            return f"`{str(form[1]).partition(':')[2]}`"
+            return f"`{legible(str(form[1]))}`"
         case _ if head_of(form):
-            return f"a {_words(head_of(form))}"
+            return _one(form)
         case _:
             return json.dumps(form)
 

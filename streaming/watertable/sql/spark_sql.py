@@ -157,10 +157,15 @@ def _boolean(predicate: str) -> str:
 
 
 def _write(term: Call, sqls: list[str]) -> str:
-    if term.function.name == "case":
+    return written(term.function.name, term.template, sqls)
+
+
+def written(function: str, template: str, sqls: list[str]) -> str:
+    """Write a call of a function by its template."""
+    if function == "case":
         pairs = zip(sqls[:-1:2], sqls[1::2], strict=True)
         return f"CASE {' '.join(f'WHEN {c} THEN {v}' for c, v in pairs)} ELSE {sqls[-1]} END"
-    return _fill(term.template, sqls)
+    return _fill(template, sqls)
 
 
 def _fill(template: str, sqls: list[str]) -> str:
