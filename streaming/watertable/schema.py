@@ -138,8 +138,11 @@ class Schema:
         """Read a DDL column list, as Spark's `StructType.fromDDL` would; raise `SchemaError` naming what can't be read."""
         try:
             tree = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
-        except sqlglot.errors.ParseError as error:
-            raise SchemaError(f"not a DDL column list: {ddl!r} ({str(error).splitlines()[0]})") from None
+        except sqlglot.errors.SqlglotError as error:
+            wrong = getattr(error, "errors", None) or [{}]  # a text that isn't ended has none
+            near = wrong[0].get("highlight")
+            said = f" (it can't be read at {near!r})" if near and near in ddl else ""
+            raise SchemaError(f"not a DDL column list: {ddl!r}{said}; write e.g. 'id STRING, amount DECIMAL(12,2)'") from None
         body = tree.this
         if not isinstance(tree, exp.Create) or not isinstance(body, exp.Schema):
             raise SchemaError(f"not a DDL column list: {ddl!r}; write e.g. 'id STRING, amount DECIMAL(12,2)'")

@@ -173,6 +173,8 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", timestamp="y"), SchemaError, "it has x INT", id="a time that isn't there"),
         pytest.param(lambda a, s, t: a.topic("x/y", value="x INT"), SchemaError, "no Kafka topic name", id="a slash in a topic"),
         pytest.param(lambda a, s, t: ANY.App(5), SchemaError, "app name 5 is not an identifier", id="kind: an app's name"),
+        pytest.param(lambda a, s, t: a.topic("x", value="a INTT"), SchemaError, "it can't be read at 'INTT'", id="a misspelt type"),
+        pytest.param(lambda a, s, t: a.topic("x", value="a INT COMMENT 'x"), SchemaError, "no", id="a text that isn't ended"),
         pytest.param(lambda a, s, t: ANY.App("b", owner="me"), DefinitionError, "team:name; got 'me'", id="kind: nobody's"),
         pytest.param(lambda a, s, t: ANY.App("b", owner=5), DefinitionError, "e-mail address or team:name; got 5", id="kind: an owner"),
         pytest.param(lambda a, s, t: a.topic(None, value="x INT"), SchemaError, "None is no Kafka topic name", id="kind: a topic's name"),
