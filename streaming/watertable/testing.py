@@ -99,10 +99,10 @@ class TopologyTestDriver:
 
         `key` is the key column's value, or a tuple or dict of several. `value` is a dict of columns (those left out are null), None
         for a tombstone, or the very text or bytes of the value, broken ones too. `headers` are texts or bytes by name. The timestamp may be
-        left out where the value holds the event time. Offsets count up by themselves; one that doesn't grow is refused.
+        left out where the topic says which column holds the event time. Offsets count up by themselves; one that doesn't grow is refused.
         """
         declared = self._topic(topic)
-        if timestamp is None and (declared.timestamp is None or value is None):
+        if timestamp is None and declared.timestamp is None:
             raise DefinitionError(f"topic {topic!r}: say timestamp=...: its event time is the record's own, and a driver has no clock")
         expected = self._next.get((topic, partition), 0)
         if offset is not None and offset < expected:

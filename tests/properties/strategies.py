@@ -40,6 +40,8 @@ from watertable.sql.expressions import Scope
 
 BASIC = "g STRING, x INT, y DECIMAL(9,2)"
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
+AGES = timedelta(days=5000)
+"""So much later than their event times are the timestamps of records that hold those in a field: nothing may come of the timestamps."""
 MAX_DEPTH = 3
 MAX_STREAMS = 8
 RUN = 25
@@ -585,7 +587,8 @@ def cases(draw: st.DrawFn) -> Case:
             when = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
         offset = following.get((topic.name, partition), 0)
         following[topic.name, partition] = offset + draw(st.sampled_from([1, 1, 1, 2]))
-        records.append(Record(topic.name, partition, offset, when, key, draw(_values(topic, when))))
+        stamped = when + AGES if topic.timestamp else when
+        records.append(Record(topic.name, partition, offset, stamped, key, draw(_values(topic, when))))
     number_of_cuts = min(draw(st.sampled_from([0, 1, 1, 1, 3, 4])), len(records) - 1)
     cuts = draw(st.sets(st.integers(1, len(records) - 1), min_size=number_of_cuts, max_size=number_of_cuts))
     return Case(topology, tuple(records), tuple(sorted(cuts)), keyed)

@@ -217,8 +217,10 @@ def test_errors_name_what_there_is(retail: TopologyTestDriver) -> None:
         retail.pipe_input("sales", "tea", {"qty": 1}, timestamp=0)
     with pytest.raises(SchemaError, match=r"topic 'sales' has 1 key column\(s\)"):
         retail.pipe_input("sales", ("tea", 1), {}, timestamp=0)
-    with pytest.raises(DefinitionError, match=r"topic 'sales': say timestamp="):
-        retail.pipe_input("sales", "tea", None)
+    plain = wt.App("plain")
+    plain.topic("t", value="x INT").stream().to("out")
+    with pytest.raises(DefinitionError, match=r"topic 't': say timestamp="):
+        TopologyTestDriver(plain).pipe_input("t", "tea", None)
 
 
 def test_an_offset_is_read_once(retail: TopologyTestDriver) -> None:

@@ -195,14 +195,67 @@ def test_an_event_time_that_is_null_or_before_1970_is_refused(feed: Feed) -> Non
         app.topic("u", value="at TIMESTAMP", timestamp="at").stream().to("out")
         s.to("same")
 
-    batch = [feed(0, topic="u", at=None), feed(-1), feed(7, topic="u", value=None), feed(0, topic="u", at="1969-12-31T23:59:59Z")]
+    batch = [feed(0, topic="u", at=None), feed(-1), feed(0, topic="u", at=at(7).isoformat()), feed(0, topic="u", at="1969-12-31T23:59:59Z")]
     engine = ran(define, batch)
     assert [(q.record.topic, q.record.offset, q.node) for q in engine.quarantine] == [
         ("t", 0, "topic"),
         ("u", 0, "topic"),
         ("u", 2, "topic"),
     ]
-    assert [o.timestamp for o in engine.outputs] == [at(7)]  # a tombstone has its record's own time
+    assert [o.timestamp for o in engine.outputs] == [at(7)]
+
+
+AGES = 10**9
+
+
+def _orders(app: wt.App, _: Stream) -> None:
+    orders = app.topic("u", key="k STRING", value="at TIMESTAMP, x INT", timestamp="at").stream()
+    orders.to("out")
+    orders.group_by_key().windowed_by(wt.tumbling(seconds=10)).agg(n=wt.count(), x=wt.sum("x")).materialized_as("t1")
+    orders.to_table().materialized_as("t2", history=wt.seconds(30))
+
+
+def test_a_record_without_a_value_is_at_its_partitions_stream_time_where_the_topic_names_a_field_for_it(feed: Feed) -> None:
+    def order(seconds: float, **more: Any) -> Record:
+        return feed(AGES, topic="u", at=at(seconds).isoformat(), **more)
+
+    log = [order(12, x=1), order(11, x=1), feed(AGES, topic="u", value=None), order(13, key="j", x=1), feed(-1, topic="u", value=None)]
+    log.append(feed(AGES, topic="u", partition=1, at=at(1).isoformat(), key="i", x=1))
+    engine = ran(_orders, log)
+    assert engine.stream_times == {("u", 0): at(13), ("u", 1): at(1)}, "what the broker stamped them with moves no stream time"
+    assert [(o.key, o.timestamp) for o in engine.outputs if o.value is None] == [(b"k", at(12)), (b"k", at(13))]
+    counts = {(row["k"], row["window_start"]): row["n"] for row in engine.tables["t1"].values()}
+    assert counts == {("k", at(10)): 4, ("j", at(10)): 1, ("i", at(0)): 1}, "two of the four have no value"
+    assert set(engine.tables["t2"]) == {("j",), ("i",)}, "it deletes from that time on"
+    assert not engine.dropped
+    assert not engine.quarantine
+    one_by_one = ran(_orders, *([record] for record in log))
+    assert (one_by_one.tables, one_by_one.stream_times) == (engine.tables, engine.stream_times)
+
+
+def test_a_record_without_a_value_before_all_that_have_a_time_is_at_the_earliest_there_is(feed: Feed) -> None:
+    def order(seconds: float) -> Record:
+        return feed(AGES, topic="u", at=at(seconds).isoformat(), x=1)
+
+    first, second = [feed(AGES, topic="u", value=None)], [order(5), order(12), feed(AGES, topic="u", value=None)]
+    engine = ran(_orders, first)
+    assert engine.stream_times == {("u", 0): EPOCH}
+    engine.read(second)
+    assert engine.stream_times == {("u", 0): at(12)}
+    assert not engine.dropped, "it makes nothing late"
+    assert ran(_orders, first + second).tables == engine.tables
+
+
+def test_a_record_without_a_value_follows_an_advance_as_others_do(feed: Feed) -> None:
+    engine = ran(_orders, [feed(AGES, topic="u", at=at(5).isoformat())], [Advance("u", 0, 1, at(40)), feed(AGES, topic="u", value=None)])
+    assert engine.stream_times == {("u", 0): at(40)}
+    assert [o.timestamp for o in engine.outputs] == [at(5), at(40)]
+
+
+def test_a_record_without_a_value_has_its_own_time_where_that_is_its_topics_event_time(feed: Feed) -> None:
+    engine = ran(lambda a, s: s.to("out"), [feed(5, x=1), feed(9, value=None), feed(7, x=1)])
+    assert [o.timestamp for o in engine.outputs] == [at(5), at(9), at(7)]
+    assert engine.stream_times == {("t", 0): at(9)}
 
 
 def test_an_event_time_after_which_no_time_would_be_left_is_refused_whatever_else_is_in_the_record() -> None:

@@ -124,7 +124,7 @@ class Compiler:
             else:
                 contributions, missed = run.contributions(fold, run.frames[segment.number])
                 partial[root] = run.partial(fold, contributions)
-            if missed is not None and tally.dropped[fold.label, "late"]:
+            if fold.missing == "late" and missed is not None and tally.dropped[fold.label, "late"]:
                 late.append(missed)
         partial |= run.waits
         tables = (*self.topology.tables, *self.layout.buffers)
@@ -202,7 +202,7 @@ def _counted(
     for number, fold in enumerate(segment.folds):
         if fold.windows is not None:
             sums[f"l{number}"] = f"sum(CASE WHEN {fold.present} THEN {fold.slots}_missed ELSE 0 END)"
-            names[f"l{number}"] = (fold.label, "late")  # two folds of one table have one name
+            names[f"l{number}"] = (fold.label, fold.missing)  # two folds of one table have one name
         elif isinstance(fold.root, Versioned) and segment.number == 0:  # later ones have a flag for it
             sums[f"l{number}"] = f"count(CASE WHEN {fold.present} AND {expires(fold.root)} THEN 1 END)"
             names[f"l{number}"] = (fold.label, "expired")

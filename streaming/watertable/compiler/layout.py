@@ -119,6 +119,11 @@ class Fold:
         """Give the windows of a windowed table."""
         return self.root.windows if isinstance(self.root, Aggregate) else None
 
+    @property
+    def missing(self) -> str:
+        """Name the reason for which records miss its windows."""
+        return "before_start" if isinstance(self.windows, UnlimitedWindows) else "late"
+
 
 @dataclass(frozen=True, slots=True)
 class Half:
@@ -256,7 +261,9 @@ class Layout:
             broken = base.add(f"({here} AND NOT ({' AND '.join(f'coalesce(is_valid_utf8({text}), TRUE)' for text in texts)}))", 1)
             base.fail(f"{broken} AND {value} IS NOT NULL", 2, "topic", topic.location, "a header is not UTF-8")
             well += f" AND NOT ({broken} AND {value} IS NOT NULL)"
-        time = f"CASE WHEN {value} IS NULL THEN raw_ts ELSE {value}.{quote(topic.timestamp)} END" if topic.timestamp else "raw_ts"
+        time = "raw_ts"
+        if topic.timestamp:  # of a record without a value the earliest there is, which moves no stream time, until that is known
+            time = f"CASE WHEN {value} IS NULL THEN {moment(EPOCH)} ELSE {value}.{quote(topic.timestamp)} END"
         when = base.add(f"CASE WHEN {well} THEN {time} END", 2)
         timely = f"{when} >= TIMESTAMP '{EPOCH:%F %TZ}' AND {when} < TIMESTAMP '{END_OF_TIME:%F %TZ}'"
         base.fail(f"{well} AND NOT COALESCE({timely}, FALSE)", 3, "topic", topic.location, UNTIMED)
@@ -544,10 +551,6 @@ class Layout:
         null_key = _null_key(key, tuple(name for name, _ in root.group))
         segment.count(segment.add(f"{flow.present} AND {null_key}", flow.level + 1), label, "null_key")
         present = segment.add(f"{flow.present} AND NOT {null_key}", flow.level + 1)
-        if isinstance(root.windows, UnlimitedWindows):
-            early = f"{flow.spaces.get('ts', 'ts')} < {moment(root.windows.start)}"
-            segment.count(segment.add(f"{present} AND {early}", flow.level + 2), label, "before_start")
-            present = segment.add(f"{present} AND NOT {early}", flow.level + 2)
         made = segment.add(named_struct(tuple((f.name, f.lift) for f in fields if f.lift), flow.spaces), flow.level)
         return Fold(root, label, present, key, made, f"w{segment.number}_{len(segment.folds)}"), flow
 

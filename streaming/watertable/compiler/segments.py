@@ -41,12 +41,19 @@ def first(run: Run, records: DataFrame) -> DataFrame:
     run.slots = dict(zip(sorted(run.carry), _slots(spark, len(run.carry)), strict=True))
     raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "headers AS raw_headers")
     frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
-    times = [flow.spaces["ts"] for flow in run.layout.sources.values()]
-    frame = _narrowed(segment, leveled(frame, segment.levels), f"coalesce({', '.join(times)}, NULL) AS ts")
+    sources = run.layout.sources
+    times = [f"coalesce({', '.join(flow.spaces['ts'] for flow in sources.values())}, NULL) AS ts"]
+    untimed = [sources[topic.name] for topic in run.layout.topology.topics if topic.timestamp]
+    if untimed:
+        without = " OR ".join(f"({flow.present} AND {flow.spaces['value']} IS NULL)" for flow in untimed)
+        times.append(f"{without} AS _untimed")
+    frame = _narrowed(segment, leveled(frame, segment.levels), *times)
     reached = f"max(ts){upto(f'PARTITION BY {SLOT} ORDER BY offset')}" if run.layout.needs_order else "ts"
     carried = _by_partition({place: "NULL" if when is None else moment(when) for place, when in run.carry.items()}, "TIMESTAMP")
     slotted = frame.selectExpr("*", f"{_by_partition(run.slots, 'INT')} AS {SLOT}", f"{carried} AS _carried")
     timed = slotted.withColumn("st", F.expr(f"greatest({reached}, _carried)")).drop("_carried")
+    if untimed:  # a record that has no event time of its own is at what its partition has reached
+        timed = timed.withColumn("ts", F.expr("if(_untimed, st, ts)")).drop("_untimed")
     return _in_windows(segment, timed)
 
 

@@ -15,7 +15,8 @@ def window_starts(fold: Fold) -> list[str]:
     windows, name = fold.root.windows, fold.slots
     if isinstance(windows, UnlimitedWindows):
         start = f"{microseconds(windows.start - EPOCH)}L"
-        return [f"{start} AS {name}_first", f"{start} AS {name}_open", f"{start} AS {name}_last", f"0L AS {name}_missed"]
+        early = f"CAST(unix_micros(ts) < {start} AS BIGINT)"
+        return [f"{start} AS {name}_first", f"{start} + {early} AS {name}_open", f"{start} AS {name}_last", f"{early} AS {name}_missed"]
     size, advance, grace = (microseconds(d) for d in (windows.size, windows.advance, windows.grace))
     now = "unix_micros(st)" if of_stream_time(windows) else "unix_micros(ts)"
     if isinstance(windows, SessionWindows | SlidingWindows):

@@ -80,8 +80,10 @@ class App:
 
         `key` and `value` are DDL column lists. Values are JSON unless `value_format` says "string" or "bytes"; a key of one STRING
         column is that string's bytes, any other key is JSON unless `key_format` says otherwise. `timestamp` names the value's
-        TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp. `archive` keeps the raw
-        records in the warehouse, each once, so that a replay has what Kafka has deleted.
+        TIMESTAMP column that holds the event time; without it, event time is the record's own timestamp. Where it names one, a record
+        without a value, which has none, takes the stream time that its partition has reached: the greatest event time of the records
+        before it, or 1970-01-01 where none has one. `archive` keeps the raw records in the warehouse, each once, so that a replay has what
+        Kafka has deleted.
 
         `headers` says which of a record's headers become columns after the value's, and as what, STRING (UTF-8) or BINARY:
         `headers={"trace-id": "trace_id STRING"}`. One that a record lacks is null; of several of a name the last counts, as for Kafka's

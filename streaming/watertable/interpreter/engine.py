@@ -278,7 +278,8 @@ class Interpreter:
         if len(decoded) < 2:
             return None
         key, value = decoded
-        timestamp = value[topic.timestamp] if topic.timestamp and value is not None else record.timestamp  # a tombstone has only its own
+        # without a value there is no event time to read, and the record's own may be of another age
+        timestamp = record.timestamp if topic.timestamp is None else now if value is None else value[topic.timestamp]
         if not isinstance(timestamp, datetime) or not EPOCH <= timestamp < END_OF_TIME:
             self._refuse("topic", topic.location, UNTIMED)
             return None

@@ -40,9 +40,10 @@ class Header:
 class Topic:
     """Declare a Kafka topic: the columns of its key, value and headers, how they are written, and where its event time is.
 
-    `timestamp` names a TIMESTAMP column of the value; without one, event time is the Kafka record's own timestamp (so it is for a
-    tombstone, which has no value). `archive` keeps its raw records in the lakehouse beyond the topic's retention. After `idle_after` a
-    partition with nothing to read holds nobody back any more; what is computed depends on the advances that come of it, not on it.
+    `timestamp` names a TIMESTAMP column of the value; without one, event time is the Kafka record's own timestamp. Where it names one, a
+    record without a value is at the stream time that its partition has reached (1970, if none). `archive` keeps its raw records in the
+    lakehouse beyond the topic's retention. After `idle_after` a partition with nothing to read holds nobody back any more; what is
+    computed depends on the advances that come of it, not on it.
     """
 
     name: str

@@ -238,10 +238,9 @@ class _Step:
             key = short(tuple(key.values()))
         if isinstance(value, dict):
             value = {name: part for name, part in value.items() if part is not None}
-        own_time = self.topic.timestamp is None or not isinstance(value, dict)
         read = {header.name for header in self.topic.headers}
         headers = {name: _header(data) for name, data in self.record.headers if name in read}
-        timed = {"timestamp": _moment(self.record.timestamp)} if own_time else {}
+        timed = {} if self.topic.timestamp else {"timestamp": _moment(self.record.timestamp)}
         return [self.topic.name, key, value], ({"headers": headers} if headers else {}) | timed | where
 
     def take(self, driver: TopologyTestDriver) -> None:
@@ -279,7 +278,7 @@ def _steps(topology: Topology, seen: Sequence[_Seen], *, advanced: bool) -> Iter
                 yield _Step(one.record, topic, clock=one.clock)
                 times[partition], now = times.get(partition, EPOCH) + MOMENT, one.clock
             continue
-        own = _event_time(one.record, topic)
+        own = _event_time(one.record, topic, times.get(partition, EPOCH))
         if advanced and one.time is not None and own is not None and one.time > max(own, times.get(partition, own)):
             yield _Step(one.record, topic, one.time)
             times[partition] = one.time
@@ -400,14 +399,14 @@ def _header(data: bytes | None) -> str | bytes | None:
         return data
 
 
-def _event_time(record: Record, topic: Topic) -> datetime | None:
-    """Give a record's event time; None where it has none, or can't be read."""
+def _event_time(record: Record, topic: Topic, now: datetime) -> datetime | None:
+    """Give a record's event time, of a partition that has come to `now`; None where it has none, or can't be read."""
     try:
         serdes.key_of(record, topic)
         value = serdes.columns_of(record, topic)
     except EvaluationError:
         return None
-    when = value[topic.timestamp] if topic.timestamp and value is not None else record.timestamp
+    when = record.timestamp if topic.timestamp is None else now if value is None else value[topic.timestamp]
     return when if isinstance(when, datetime) else None
 
 
