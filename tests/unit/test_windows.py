@@ -64,7 +64,11 @@ def test_a_window_is_late_from_its_end_plus_grace_on() -> None:
     ("make", "says"),
     [
         (lambda: wt.tumbling(), "size must be longer than zero"),
-        (lambda: wt.unlimited(start=datetime(2024, 1, 1)), "start must have a time zone"),
+        (lambda: wt.unlimited(start=datetime(2024, 1, 1)), "start must be a datetime with a time zone"),
+        (lambda: wt.unlimited(start="2024-01-01T00:00Z"), "start must be a datetime with a time zone; got '2024-01-01T00:00Z'"),  # type: ignore[arg-type]
+        (lambda: wt.tumbling(hours="1"), "a duration is of numbers, such as hours=1.5; got hours='1'"),  # type: ignore[arg-type]
+        (lambda: wt.hopping(days=1e12, every=wt.hours(1)), r"a duration is of numbers, such as hours=1.5; got days=1000000000000"),
+        (lambda: wt.minutes("5"), "a duration is of numbers, such as hours=1.5; got minutes='5'"),  # type: ignore[arg-type]
         (lambda: wt.unlimited(start=datetime(1969, 1, 1, tzinfo=UTC)), "must start between 1970 and 9999"),
         (lambda: wt.tumbling(hours=-1), "size must be longer than zero"),
         (lambda: wt.hopping(hours=1, every=wt.hours(2)), "advance by more than zero and at most their size"),

@@ -115,8 +115,10 @@ class UnlimitedWindows:
     start: datetime
 
     def __post_init__(self) -> None:
-        if self.start.tzinfo is None:
-            raise DefinitionError(f"{here()}: a window's start must have a time zone; got {self.start!r}; write datetime(..., tzinfo=UTC)")
+        if not isinstance(self.start, datetime) or self.start.tzinfo is None:
+            raise DefinitionError(
+                f"{here()}: a window's start must be a datetime with a time zone; got {self.start!r}; write datetime(..., tzinfo=UTC)"
+            )
         if not EPOCH <= self.start < FOREVER:
             raise DefinitionError(f"{here()}: a window must start between 1970 and 9999; got {self.start}")
 
@@ -414,7 +416,7 @@ def tumbling(
     >>> str(tumbling(hours=1, grace=minutes(10)))
     'tumbling 1h grace 10m'
     """
-    size = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+    size = _lasting(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
     return TimeWindows(size, size, grace)
 
 
@@ -423,7 +425,7 @@ def hopping(
     grace: timedelta = _ZERO,
 ) -> TimeWindows:  # fmt: skip
     """Make windows of one size that start `every` so often and overlap."""
-    return TimeWindows(timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds), every, grace)
+    return TimeWindows(_lasting(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds), every, grace)
 
 
 def unlimited(*, start: datetime = EPOCH) -> UnlimitedWindows:
@@ -460,27 +462,36 @@ def sliding(*, difference: timedelta, grace: timedelta = _ZERO) -> SlidingWindow
 
 def days(number: float) -> timedelta:
     """Make a duration of so many days."""
-    return timedelta(days=number)
+    return _lasting(days=number)
 
 
 def hours(number: float) -> timedelta:
     """Make a duration of so many hours."""
-    return timedelta(hours=number)
+    return _lasting(hours=number)
 
 
 def minutes(number: float) -> timedelta:
     """Make a duration of so many minutes."""
-    return timedelta(minutes=number)
+    return _lasting(minutes=number)
 
 
 def seconds(number: float) -> timedelta:
     """Make a duration of so many seconds."""
-    return timedelta(seconds=number)
+    return _lasting(seconds=number)
 
 
 def milliseconds(number: float) -> timedelta:
     """Make a duration of so many milliseconds."""
-    return timedelta(milliseconds=number)
+    return _lasting(milliseconds=number)
+
+
+def _lasting(**units: float) -> timedelta:
+    """Make a duration of numbers of units; raise `DefinitionError` for what is no number, and for one that is no duration."""
+    try:
+        return timedelta(**units)
+    except (TypeError, ValueError, OverflowError):
+        got = ", ".join(f"{unit}={number!r}" for unit, number in units.items() if number != 0)
+        raise DefinitionError(f"{here()}: a duration is of numbers, such as hours=1.5; got {got}") from None
 
 
 def microseconds(duration: timedelta) -> int:
