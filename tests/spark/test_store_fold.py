@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -317,3 +319,43 @@ def test_a_fold_may_stop_short_of_the_head(ledger: Ledger) -> None:
     assert plain(ledger, "stock") == {"a": 2}
     assert ledger.store.fold("stock", upto=1) is None
     assert ledger.read("stock") == {"a": 3}
+
+
+@both_folds
+@pytest.mark.parametrize("name_it", ["version", "time"])
+def test_after_a_restore_to_a_version_or_to_a_time_a_table_is_the_fold_of_its_changelog(
+    ledger: Ledger, name_it: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    log = ledger.store.reader.log("stock")
+    for number in range(1, 5):
+        ledger.sell(**{f"k{number}": 1}, a=number)
+        ledger.store.fold("stock")
+        time.sleep(0.01)  # no two commits are of one millisecond
+    version = 2
+    pinned = log.at(version)
+    assert pinned is not None
+    when = datetime.fromtimestamp(pinned.timestamp / 1000, UTC)
+    back = f"VERSION AS OF {version}" if name_it == "version" else f"TIMESTAMP AS OF '{when:%F %T.%f}'"
+    ledger.spark.sql(f"RESTORE TABLE delta.`{log.path}` TO {back}")
+    assert plain(ledger, "stock") == {"a": 3, "k1": 1, "k2": 1}
+    assert ledger.store.reader.folded("stock").seq == 2
+    assert ledger.read("stock") == ledger.stock
+    ledger.sell(a=10)
+    ledger.store.fold("stock")
+    assert plain(ledger, "stock") == ledger.read("stock") == ledger.stock
+
+
+def test_where_the_log_before_a_restore_to_a_time_is_gone_it_is_asked_for_by_version(ledger: Ledger) -> None:
+    log = ledger.store.reader.log("stock")
+    for number in range(1, 5):
+        ledger.sell(a=number)
+        ledger.store.fold("stock")
+        time.sleep(0.01)
+    pinned = log.at(2)
+    assert pinned is not None
+    when = datetime.fromtimestamp(pinned.timestamp / 1000, UTC)
+    ledger.spark.sql(f"RESTORE TABLE delta.`{log.path}` TO TIMESTAMP AS OF '{when:%F %T.%f}'")
+    Path(log.path, "_delta_log", f"{3:020}.json").unlink()
+    with pytest.raises(StoreError, match=r"RESTORE to a time.*log before version 4 is gone.*TO VERSION AS OF"):
+        ledger.read("stock")

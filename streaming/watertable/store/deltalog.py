@@ -39,6 +39,7 @@ JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 _ENDLESS: Final = 2**62
 """Bytes that no disk has: Hadoop says so many are free of what it knows no size of."""
 _LATELY: Final = 2
+_RESTORE: Final = "RESTORE"
 _APPEND: Final = "Append"
 _OVERWRITE: Final = "Overwrite"
 
@@ -58,7 +59,10 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Hold what one commit of a Delta log says about itself."""
+    """Hold what one commit of a Delta log says about itself.
+
+    `restored` is the version that a RESTORE names; None where it names a time, and for any other commit.
+    """
 
     version: int
     operation: str
@@ -68,6 +72,8 @@ class Commit:
     restored: int | None
     tags: Mapping[str, str] = field(default_factory=dict)
     added: tuple[Added, ...] = ()
+    changed: tuple[tuple[str, bool], ...] = ()
+    """The files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
     replaces: bool = False
     """Says that it left the table no other files than those that it added."""
 
@@ -410,11 +416,33 @@ class DeltaLog:
                 return snapshot.transaction(app_id)
             if app_id in commit.transactions:
                 return commit.transactions[app_id]
-            if commit.restored is not None:
-                begun = version = commit.restored
+            if commit.operation == _RESTORE:
+                begun = version = self._restored_from(commit) if commit.restored is None else commit.restored
             else:
                 version -= 1
         return None
+
+    def _restored_from(self, restore: Commit) -> int:
+        """Find the version that a RESTORE to a time went back to: the newest one before it whose files it left the table.
+
+        Its time is written as it was asked for, in the time zone of a session that nobody knows any more; so the files tell: what has
+        changed since that version, and the RESTORE after it, cancel each other out.
+        """
+        left, version = set(restore.changed), restore.version - 1
+        while left:
+            commit = self.commit(version)
+            if commit is None:
+                raise StoreError(
+                    f"{self.path}: version {restore.version} is a RESTORE to a time, and which version it went back to can't be told: the "
+                    f"log before version {version + 1} is gone. Say which: RESTORE TABLE delta.`{self.path}` TO VERSION AS OF a number"
+                )
+            for file, added in commit.changed:
+                if (file, not added) in left:
+                    left.remove((file, not added))
+                else:
+                    left.add((file, added))
+            version -= 1
+        return version
 
     def create(self, columns: Iterable[str], properties: Mapping[str, str], partitioned_by: Sequence[str] = ()) -> None:
         """Create the table, empty, of columns as DDL says them; where another process is quicker, or it is there, nothing is done.
@@ -619,10 +647,17 @@ def conflict(error: Exception) -> str | None:
     return None
 
 
+def _named_in_log(file: Mapping[str, Any]) -> str:
+    """Tell a file of a table from others, as `_identity` does, by what the log says of it."""
+    vector = file.get("deletionVector") or {}
+    return "|".join(str(part) for part in (file["path"], *(vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))))
+
+
 def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     added: list[Added] = []
+    changed: list[tuple[str, bool]] = []
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             info = json.loads(line)["commitInfo"]
@@ -633,11 +668,14 @@ def _commit(version: int, text: str) -> Commit:
             add = json.loads(line)["add"]
             count = json.loads(add.get("stats") or "{}").get("numRecords")
             added.append(Added(add.get("partitionValues", {}).get("table"), int(add["size"]), count, line))
+            changed.append((_named_in_log(add), True))
+        elif line.startswith('{"remove"'):
+            changed.append((_named_in_log(json.loads(line)["remove"]), False))
     how = info.get("operationParameters", {})
-    restored = how.get("version") if info.get("operation") == "RESTORE" else None
+    restored = how.get("version") if info.get("operation") == _RESTORE else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
-        tags=info.get("tags") or {}, added=tuple(added),
+        tags=info.get("tags") or {}, added=tuple(added), changed=tuple(changed),
         replaces=info.get("operation") == "WRITE" and how.get("mode") == _OVERWRITE and "predicate" not in how,
     )  # fmt: skip
