@@ -7,7 +7,7 @@
     wt.quarantine("retail")                              # records that the definition has refused; wt.dropped: what came too late
 
 The project is the nearest `pyproject.toml` upward with `[tool.watertable]`; it says where the warehouse and the apps are. The Spark
-session is the process's own, or is started from the same settings.
+session is the process's own, or is started from the same settings. Whatever time zone it is in, rows are what they are in UTC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, overload
 
 from watertable.errors import TableNotFound, UnknownPosition
 from watertable.project import Project, load_apps
-from watertable.session import spark_session
+from watertable.session import handed_over, spark_session
 from watertable.settings import Settings
 from watertable.store.reader import At, Reader
 
@@ -45,7 +45,7 @@ def read(
     """
     if isinstance(table, str):
         reader, name = _reader(table, settings)
-        return reader.read(name, at) if as_of is None else reader.read_as_of(name, as_of, at)
+        return handed_over(reader.read(name, at) if as_of is None else reader.read_as_of(name, as_of, at))
     if as_of is not None:
         raise UnknownPosition("as_of= is for one table: each has a history of its own, or none")
     found = [_reader(each, settings) for each in table]
@@ -53,7 +53,7 @@ def read(
     if len(apps) != 1:
         raise TableNotFound(f"tables of one app are read at one position; these are of {', '.join(sorted(apps)) or 'none'}")
     frames = found[0][0].read_all([name for _, name in found], at)
-    return {each: frames[name] for each, (_, name) in zip(table, found, strict=True)}
+    return {each: handed_over(frames[name]) for each, (_, name) in zip(table, found, strict=True)}
 
 
 def changes(table: str, start: At, end: At | None = None, *, settings: Settings | None = None) -> DataFrame:
@@ -62,7 +62,7 @@ def changes(table: str, start: At, end: At | None = None, *, settings: Settings 
     One row for each key whose row differs; `old` or `new` is null where there is none. Raises what `read` raises.
     """
     reader, name = _reader(table, settings)
-    return reader.changes(name, start, end)
+    return handed_over(reader.changes(name, start, end))
 
 
 def position(app: str, *, settings: Settings | None = None) -> Position:
@@ -76,7 +76,7 @@ def quarantine(app: str, at: At | None = None, *, settings: Settings | None = No
     `position` is that of the commit that refused it; `at` is as for `read`. A rewind to before it, under a definition that takes it,
     leaves it behind. Upkeep takes none of them. Raises `UnknownPosition` for a place that can't be had any more.
     """
-    return _reader_of(app, settings).quarantine(at)
+    return handed_over(_reader_of(app, settings).quarantine(at))
 
 
 def dropped(app: str, at: At | None = None, *, settings: Settings | None = None) -> DataFrame:
@@ -85,7 +85,7 @@ def dropped(app: str, at: At | None = None, *, settings: Settings | None = None)
     It goes back as far as the changelog does, by `horizon_days`; `at` is as for `read`. Raises `UnknownPosition` for a place that can't be
     had any more.
     """
-    return _reader_of(app, settings).dropped(at)
+    return handed_over(_reader_of(app, settings).dropped(at))
 
 
 def _reader_of(app: str, settings: Settings | None) -> Reader:

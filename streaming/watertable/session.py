@@ -30,11 +30,11 @@ from pyspark import SparkContext
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from watertable.errors import JobError, KafkaError, SparkError, WatertableError
 from watertable.jars import property_text, spark_classpath
-from watertable.settings import JAVA_OPTIONS, QUICK, Settings, java_options
+from watertable.settings import HELD, JAVA_OPTIONS, QUICK, Settings, java_options
 
 PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it writes errors down, as JSON, that are raised as well
 STREAM_POOL: Final = "stream"
@@ -77,13 +77,15 @@ _CALL_SITE: Final = ("callSite.short", "callSite.long")
 """Where Spark says each job and RDD was made: seen from Python it's nowhere, and to look for it costs it a twentieth of its planning."""
 _END: Final = ord("\n")
 """The last byte of an answer of Java's."""
+_beside: Final[list[SparkSession]] = []
+"""The session beside that of the process, once somebody was in need of it."""
 _lock = threading.Lock()
 
 
 def spark_session(
     settings: Settings, *, app: str = "watertable", log: Path | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return this process's Spark session, started if there is none.
+    """Return this process's Spark session, started if there is none; where it isn't `held`, the one beside it.
 
     `log` takes what the JVM prints, which otherwise goes to standard error. `conf` goes under the user's own `spark.*` settings.
     Raises `SettingsError` when jars are missing, `JobError` when the JVM doesn't start (its memory, its Java).
@@ -91,9 +93,32 @@ def spark_session(
     with _lock:
         running = SparkContext._active_spark_context
         if running is not None:
-            return SparkSession.builder.getOrCreate()
+            return held(SparkSession.builder.getOrCreate())
         ours = {**_CONF, **(conf or {}), "spark.app.name": app, "spark.jars": ",".join(map(str, spark_classpath()))}
         return _start(configuration(settings, ours), log)
+
+
+def held(spark: SparkSession) -> SparkSession:
+    """Give a session that evaluates expressions as plans mean them, in UTC and ANSI mode: this one, or where it doesn't, one beside it."""
+    if all(spark.conf.get(name) == value for name, value in HELD.items()):
+        return spark
+    if not _beside or _beside[0].sparkContext is not spark.sparkContext:
+        _beside[:] = [spark.newSession()]
+        for name, value in HELD.items():
+            _beside[0].conf.set(name, value)
+    return _beside[0]
+
+
+def handed_over(frame: DataFrame) -> DataFrame:
+    """Give a frame to the process's own session: to its temporary views, and to its time zone where a time is shown.
+
+    What the frame computes stays as it was made: Spark has bound time zone and ANSI mode to each of its expressions by then.
+    """
+    own = SparkSession.builder.getOrCreate()
+    if frame.sparkSession is own:
+        return frame
+    dataset = own._jvm.org.apache.spark.sql.classic.Dataset  # type: ignore[union-attr]
+    return DataFrame(dataset.ofRows(own._jsparkSession, frame._jdf.queryExecution().analyzed()), own)
 
 
 def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]:

@@ -52,6 +52,8 @@ BATCH_RECORDS: Final = 1_000_000
 LEFT_OUT: Final = "spark.sql.optimizer.excludedRules"
 REGROUPS: Final = "org.apache.spark.sql.catalyst.optimizer.ReorderAssociativeOperator"
 """Spark's rule that makes `a + 1 + -2` into `a + -1`, and a try_add in a sum into one that fails: they overflow elsewhere or nowhere."""
+HELD: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+"""What Spark evaluates expressions by; it is part of every fingerprint, so it is no setting."""
 _SECRET_NAME: Final = re.compile(
     r"password|passphrase|secret|jaas|token|credential|account\.key|\.sas\.|(access|private|encryption|keystore|api)\.key$|key\.pem$", re.I
 )
@@ -94,7 +96,7 @@ class Settings(BaseSettings):
     """Hold one project's settings; make one with `Settings.load()`.
 
     `kafka_options` are Kafka client options under their Java names (`security.protocol`, with or without `kafka.` in front) and reach
-    Spark, the admin and the Python client alike. `spark` are `spark.*` settings and win over ours.
+    Spark, the admin and the Python client alike. `spark` are `spark.*` settings and win over ours, but for what tables go by.
     """
 
     model_config = SettingsConfigDict(env_prefix="WATERTABLE_", frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -107,7 +109,9 @@ class Settings(BaseSettings):
     kafka: str = Field(default="127.0.0.1:9092", min_length=1, description="bootstrap servers")
     kafka_options: dict[str, str] = Field(default_factory=dict, description="Kafka client options; secrets as env:NAME")
     master: str = Field(default="local[*]", description="Spark master")
-    spark: dict[str, str] = Field(default_factory=dict, description="spark.* settings, over ours; secrets as env:NAME")
+    spark: dict[str, str] = Field(
+        default_factory=dict, description="spark.* settings, over ours, but for time zone and ANSI mode; secrets as env:NAME"
+    )
     trigger_seconds: float = Field(default=1.0, ge=0, description="least time between the commits of an app")
     batch_records: int = Field(default=BATCH_RECORDS, gt=0, description="most records in one batch")
     punctuate_seconds: float = Field(default=10.0, ge=0, description="least time between two looks at what is scheduled by the wall clock")
@@ -181,10 +185,21 @@ class Settings(BaseSettings):
                 raise ValueError(f'{name} is a secret: put it in the environment and write "env:NAME" here')
         return {name.removeprefix("kafka."): value for name, value in options.items()}
 
+    @field_validator("spark", mode="after")
+    @classmethod
+    def _nothing_that_is_held(cls, options: dict[str, str]) -> dict[str, str]:
+        for name in HELD.keys() & options.keys():
+            raise ValueError(
+                f"{name} can't be set: tables are computed in UTC and ANSI mode, and their fingerprints say so. "
+                "Convert times in expressions, or where they are shown; cast by TRY_CAST where null is to come of what is no value"
+            )
+        return options
+
     def with_spark(self, options: dict[str, str]) -> Self:
-        """Give these settings with more `spark.*` settings, over its own; raise `SettingsError` for a secret that is written down."""
+        """Give these settings with more `spark.*` settings, over its own; raise `SettingsError` for a secret that is written down,
+        or one that tables go by."""
         try:
-            return self.model_copy(update={"spark": {**self.spark, **self._no_literal_secrets(options)}})
+            return self.model_copy(update={"spark": {**self.spark, **self._nothing_that_is_held(self._no_literal_secrets(options))}})
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
@@ -215,8 +230,7 @@ class Settings(BaseSettings):
             "spark.master": self.master,
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.ansi.enabled": "true",
+            **HELD,
             LEFT_OUT: REGROUPS,
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
             "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot is 50 tasks by default, and each writes 100 KB of code anew

@@ -136,6 +136,12 @@ def test_spark_gets_our_settings_and_the_users_over_them(project: Path, monkeypa
     assert conf["spark.hadoop.fs.s3a.secret.key"] == "s3cret"
 
 
+@pytest.mark.parametrize("name", ["spark.sql.session.timeZone", "spark.sql.ansi.enabled"])
+def test_what_fingerprints_say_of_spark_is_no_setting(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"spark: {name} can't be set: tables are computed in UTC and ANSI mode"):
+        Settings.load(tmp_path, spark={name: "America/New_York"})
+
+
 def test_sums_stay_as_they_are_written_whatever_rules_of_sparks_the_user_leaves_out(tmp_path: Path) -> None:
     theirs = "org.apache.spark.sql.catalyst.optimizer.CollapseProject"
     assert Settings.load(tmp_path).spark_conf()[LEFT_OUT] == REGROUPS
