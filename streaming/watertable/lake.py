@@ -37,8 +37,9 @@ def read(
 ) -> DataFrame | dict[str, DataFrame]:
     """Read a table, "app.table", or several tables of one app at one position: everything committed is in them, folded or not.
 
-    `at` is a position ("retail@1.481"), a dictionary of offsets, an aware datetime (commit time), `wt.event_time(...)`, or a version of
-    the Delta table. Any other Delta reader sees each table whole too, but at its own folded position, at most the fold lag behind.
+    `at` is a position ("retail@1.481"), offsets ({"sales": {0: 1200, 1: 1187}}, beyond which nothing had been read), an aware datetime
+    (commit time), `wt.event_time(...)`, or a version of the Delta table; a place before the app's first commit has no rows. Any other Delta
+    reader sees each table whole too, but at its own folded position, at most the fold lag behind.
     `as_of` is an event time, for one versioned table: its rows as they were then, as far as is known at the position.
 
     Raises `TableNotFound` for a name that the project doesn't have, `UnknownPosition` for a place no table can be read at any more.

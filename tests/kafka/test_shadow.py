@@ -137,7 +137,7 @@ def test_a_shadow_that_stops_on_its_way_is_compared_there_and_goes_on_when_asked
     assert shadow.diff(store, topology).missing == 1
     with pytest.raises(RewindRefused, match="has read beyond commit 1"):
         replay(1)
-    assert rewind.stop_of(store, Target.parse("3")) == 3
+    assert rewind.stop_of(store, topology, Target.parse("3")) == 3
     assert replay().seq == 3, "it goes on to where the app is"
     _, after = shadow.promote(store, topology, lambda goal: job.run(topology, world.settings, shadow=True, goal=goal, spark=spark))
     assert (world.stock(), after.seq) == ({"a": (-2, 2), "b": (-1, 1), "c": (3, 1)}, store.head().position.seq)

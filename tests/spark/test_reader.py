@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from delta.tables import DeltaTable
 
+import watertable as wt
 from tests import buckets
 from tests.spark.ledger import Ledger, minute
 from watertable.errors import TableNotFound, UnknownPosition
@@ -116,7 +117,8 @@ def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
     assert read("stock", event_time(minute(20))) == {"a": 2}
     assert read("stock", event_time(minute(39))) == {"a": 3}
     assert read("stock", {("moves", 0): 30}) == {"a": 3}
-    assert read("stock", {("moves", 0): 29, ("names", 0): 1000}) == {"a": 2}
+    assert read("stock", {("moves", 0): 29, ("names", 0): 40}) == {"a": 2}
+    assert read("stock", {"moves": {0: 30}}) == read("stock", {"moves": {"0": 30}, "names": {"0": 40}}) == {"a": 3}
     version = ledger.store.reader.view(["stock"]).bases["stock"].snapshot
     assert version is not None
     assert read("stock", version.version) == {"a": 2}
@@ -125,12 +127,42 @@ def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("at", "why"),
     [("shop@1.9", "isn't there yet"), ("other@1.1", "app 'other'"), ("nonsense", "no position"), (datetime(2026, 1, 1), "no time zone"),
-     (datetime(2001, 1, 1, tzinfo=UTC), "at or before"), (77, "no version 77"), ({("moves", 0): 3}, "at or before")],
+     (date(2026, 1, 1), r"no position: write one \(shop@1.481\)"), (77, "no version 77"), (1.5, "no position"),
+     ({("mvoes", 0): 3}, "reads no partition 0 of topic 'mvoes'"), ({"moves": {1: 3}}, "reads no partition 1 of topic 'moves'"),
+     ({"moves": {0: 1000}}, "up to offset 10; 1,000 is in its future"), ({"moves": 3}, "offsets are written"),
+     ({"moves": {"zero": 3}}, "offsets are written"), ({"moves": {0: 3.5}}, "offsets are written"), ({}, "offsets are written")],
 )  # fmt: skip
 def test_a_position_that_never_was_is_refused_with_the_reason(ledger: Ledger, at: object, why: str) -> None:
     ledger.sell(a=1)
     with pytest.raises(UnknownPosition, match=why):
         ledger.read("stock", at)
+
+
+def test_before_the_first_commit_of_an_app_that_keeps_it_there_is_nothing(ledger: Ledger) -> None:
+    ledger.sell({"moves": 10, "names": None}, a=1)
+    ledger.store.fold("stock")
+    for early in (datetime(2001, 1, 1, tzinfo=UTC), event_time(minute(9)), {"moves": {0: 9}}):
+        assert str(ledger.store.reader.view(["stock"], early).position) == "shop@1.0"
+        assert ledger.read("stock", early) == {}
+        assert [(r.key.k, r.old) for r in ledger.store.reader.changes("stock", early).collect()] == [("a", None)]
+
+
+def test_an_event_time_is_one_of_the_topics_that_the_tables_read(ledger: Ledger) -> None:
+    ledger.sell({"moves": 100, "names": 1}, a=1)
+    app = wt.App("shop")
+    app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")
+    without = Ledger.open(ledger.spark, ledger.store.warehouse, topology=app.topology())  # in its commits, `moves` stands still
+    for number in (2, 3):
+        rows = {"names": without.names({"x": (number * 10, f"n{number}")})}
+        info = CommitInfo(begin={}, next={}, stream_times={("names", 0): minute(number * 10)})
+        without.writer.commit(rows, info)
+    assert without.read("names", event_time(minute(29))) == {"x": "n2"}
+    assert without.read("names", event_time(minute(30))) == {"x": "n3"}
+
+
+def test_what_is_no_time_is_refused_as_one_without_a_zone_is() -> None:
+    with pytest.raises(UnknownPosition, match=r"'2024-01-01' has no time zone; write datetime\(..., tzinfo=UTC\)"):
+        event_time("2024-01-01")  # type: ignore[arg-type]
 
 
 def test_an_unknown_table_is_named_beside_those_there_are(ledger: Ledger) -> None:
@@ -209,6 +241,8 @@ def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSe
     assert [ledger.read("stock", f"shop@1.{n}") for n in (6, 7, 8)] == [{"a": 6}, {"a": 7}, {"a": 8}]
     with pytest.raises(UnknownPosition, match="trimmed up to seq"):
         ledger.read("stock", "shop@1.2")
+    with pytest.raises(UnknownPosition, match=r"kept is at or before the offsets .*; the oldest is shop@1\.6"):
+        ledger.read("stock", {"moves": {0: 20}})
     again = ledger.restart()
     again.sell(a=1)
     assert again.read("stock") == {"a": 9}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import watertable as wt
 from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, both_folds, minute
@@ -19,7 +20,7 @@ from watertable import failpoints
 from watertable.acts import rewind
 from watertable.acts.estimates import BEGIN
 from watertable.acts.rewind import RewindPlan, Target
-from watertable.errors import Fenced, PlanOutdated, RewindRefused, StoreError
+from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.records import HEADERS
@@ -386,6 +387,19 @@ def test_a_target_that_is_not_there_is_refused_with_the_reason(ledger: Ledger) -
     ):
         with pytest.raises(RewindRefused, match=said):
             planned(ledger, target=target)
+
+
+def test_an_event_time_to_rewind_to_is_one_of_the_topics_that_the_app_reads(ledger: Ledger) -> None:
+    ledger.sell({"moves": 100, "names": 1}, a=1)
+    app = wt.App("shop")
+    app.topic("names", key="k STRING", value="name STRING").table().materialized_as("names")
+    without = Ledger.open(ledger.spark, ledger.store.warehouse, topology=app.topology())  # in its commits, `moves` stands still
+    for number in (2, 3, 4):
+        info = CommitInfo(stream_times={("names", 0): minute(number * 10)})
+        without.writer.commit({"names": without.names({"x": (number * 10, f"n{number}")})}, info)
+    assert str(planned(without, minute(35).isoformat()).fork) == "shop@1.3"
+    with pytest.raises(NothingToRewind, match="furthest is at 2026-01-01 00:40"):
+        planned(without, minute(70).isoformat())
 
 
 def test_a_gap_that_was_accepted_is_recorded_and_gone_behind(ledger: Ledger) -> None:

@@ -315,7 +315,7 @@ def _rewind(
         elif wanted is None:
             row = beside.current(store)
             if apply:
-                stop = 0 if until is None else acts.stop_of(store, until)
+                stop = 0 if until is None else acts.stop_of(store, topology, until)
                 _replay(settings, loaded, spark, store, words=row.writer, until=stop, as_json=as_json)
             else:
                 show.tell_diff(terminal.out, beside.diff(store, topology), as_json=as_json)

@@ -362,10 +362,10 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target, until
         raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
     upto = head.position.seq
     recent = changelog.commits(snapshot, head.lineage, max(0, upto - NEAR), upto)  # first: what comes after finds them looked up
-    parent, seq, back = fork_of(store, snapshot, head, target)
+    names = [topic.name for topic in topology.topics]
+    parent, seq, back = fork_of(store, snapshot, head, target, names)
     of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
     lineage = of_parent.lineage
-    names = [topic.name for topic in topology.topics]
     last = head.last or of_parent.last or CommitInfo()
     here = changelog.commit(snapshot, lineage, seq) if seq else None
     if seq and here is None:
@@ -392,7 +392,7 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target, until
     if not seq:  # an archive that others keep may reach back to before this app began
         begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
     on_lineage = head.lineage.common(lineage) >= seq
-    stop = None if until is None else until_of(store, snapshot, head, until, seq)
+    stop = None if until is None else until_of(store, snapshot, head, until, seq, names)
     end = upto if stop is None else stop.seq
     samples = [
         (done.get("ms_records", done["records"]), done["ms"]) for done in (row.counters for row in recent)
@@ -405,12 +405,12 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target, until
     )  # fmt: skip
 
 
-def stop_of(store: Store, until: Target) -> int:
+def stop_of(store: Store, topology: Topology, until: Target) -> int:
     """Give the commit at which a shadow that there is is to stop for now; raise `RewindRefused` where that is none on its way."""
     snapshot = store.changelog.snapshot()
     head = store.changelog.head(snapshot)
     after = 0 if head.shadow is None else head.shadow.seq
-    return until_of(store, snapshot, head, until, after).seq
+    return until_of(store, snapshot, head, until, after, [topic.name for topic in topology.topics]).seq
 
 
 def _with_disk(store: Store, facts: Facts, part: Topology, rebuilds: Collection[str]) -> Facts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
 from watertable.plan.windows import typed_time
-from watertable.store.commits import BACK, LEFT, CommitInfo, Head, Position
+from watertable.store.commits import BACK, LEFT, CommitInfo, Head, Position, offsets_of
 
 if TYPE_CHECKING:
     from watertable.store.changelog import Changelog
@@ -103,8 +103,11 @@ class Target:
                 return "undo"
 
 
-def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tuple[int, int, int]:
-    """Find where to fork: the parent epoch, the seq, and the epoch that an undo would go back to."""
+def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target, topics: Collection[str]) -> tuple[int, int, int]:
+    """Find where to fork: the parent epoch, the seq, and the epoch that an undo would go back to.
+
+    `topics` are those that the app reads: an event time is one of theirs.
+    """
     epoch = head.position.epoch
     match target.kind:
         case "earliest":
@@ -140,7 +143,7 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target) -> tup
             on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
             return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
         case _:
-            return epoch, _newest_before(store, snapshot, head, target), epoch
+            return epoch, _newest_before(store, snapshot, head, target, topics), epoch
 
 
 def _made_alone(head: Head, wanted: Position) -> str:
@@ -150,12 +153,12 @@ def _made_alone(head: Head, wanted: Position) -> str:
     return next((", ".join(sorted(row.of)) for row in head.shadows if row.of and row.epoch in ours), "")
 
 
-def until_of(store: Store, snapshot: Snapshot, head: Head, until: Target, after: int) -> CommitInfo:
+def until_of(store: Store, snapshot: Snapshot, head: Head, until: Target, after: int, topics: Collection[str]) -> CommitInfo:
     """Find the commit at which a shadow that forks after a seq is to stop: the newest at or before a target, in the app's own epoch.
 
     Raises `RewindRefused` where there is none, as for any target.
     """
-    epoch, seq, _ = fork_of(store, snapshot, head, until)
+    epoch, seq, _ = fork_of(store, snapshot, head, until, topics)
     if epoch != head.position.epoch or until.kind in ("earliest", "undo"):
         raise RewindRefused(f"--until goes {until}: it is a place on the way to where {store.app} stands, {head.position}")
     if seq <= after:
@@ -166,11 +169,11 @@ def until_of(store: Store, snapshot: Snapshot, head: Head, until: Target, after:
     return found
 
 
-def _newest_before(store: Store, snapshot: Snapshot, head: Head, target: Target) -> int:
+def _newest_before(store: Store, snapshot: Snapshot, head: Head, target: Target, topics: Collection[str]) -> int:
     """Give the newest commit at or before a target; 0 where that is before the first."""
     if head.last is None:
         raise NothingToRewind(f"{store.app} is at {head.position}, where nothing is committed: there is nothing before it")
-    holds, records = _condition(store.app, head.last, target)
+    holds, records = _condition(store.app, head.last, target, topics)
     found = store.changelog.newest(snapshot, head.lineage, 0, head.position.seq, holds, records=records)
     if found is not None:
         return found.seq
@@ -182,24 +185,19 @@ def _newest_before(store: Store, snapshot: Snapshot, head: Head, target: Target)
     return 0
 
 
-def _condition(app: str, last: CommitInfo, target: Target) -> tuple[Callable[[CommitInfo], bool], int]:
+def _condition(app: str, last: CommitInfo, target: Target, topics: Collection[str]) -> tuple[Callable[[CommitInfo], bool], int]:
     """Say what holds for the commits at or before a target, and how many records come after them."""
     match target.kind:
         case "event":
             when = datetime.fromisoformat(target.value)
-            if not any(time is not None and time >= when for time in last.stream_times.values()):
-                newest = max((t for t in last.stream_times.values() if t is not None), default=None)
+            newest = max((time for (topic, _), time in last.stream_times.items() if topic in topics and time is not None), default=None)
+            if newest is None or newest < when:
                 raise NothingToRewind(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
-            return lambda info: info.is_by(when - timedelta(microseconds=1)), 0
+            return lambda info: info.is_by(when - timedelta(microseconds=1), topics), 0
         case "offsets":
-            wanted = _offsets(target.value)
-            for partition, offset in wanted.items():
-                if partition not in last.next:
-                    raise RewindRefused(f"{app} reads no partition {partition[1]} of topic {partition[0]!r}")
-                if offset > last.next[partition]:
-                    raise RewindRefused(
-                        f"{app} has read {partition[0]}/{partition[1]} up to offset {last.next[partition]:,}; {offset:,} is in its future"
-                    )
+            wanted = offsets_of(json.loads(target.value))
+            if wrong := last.unread(wanted):
+                raise RewindRefused(f"{app} {wrong}")
             return lambda info: info.is_within(wanted), 0
         case "by":
             since = datetime.now(UTC) - timedelta(seconds=float(target.value))
@@ -224,12 +222,9 @@ def _canonical_offsets(text: str) -> str:
         except OSError as error:
             raise RewindRefused(f"can't read the offsets in {text}: {error.strerror}") from None
     try:
-        return json.dumps(
-            {str(t): {str(int(p)): int(o) for p, o in parts.items()} for t, parts in json.loads(text).items()}, sort_keys=True
-        )
-    except (ValueError, AttributeError, TypeError):
+        wanted: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in offsets_of(json.loads(text)).items():
+            wanted.setdefault(topic, {})[str(partition)] = offset
+        return json.dumps(wanted, sort_keys=True)
+    except ValueError:
         raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {text[:80]!r}') from None
-
-
-def _offsets(text: str) -> Mapping[tuple[str, int], int]:
-    return {(topic, int(p)): offset for topic, parts in json.loads(text).items() for p, offset in parts.items()}

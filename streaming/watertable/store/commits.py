@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from operator import index
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from watertable.errors import FormatError, UnknownPosition
@@ -178,9 +179,23 @@ class CommitInfo:
         """
         return all(self.next.get(partition, offset) <= offset for partition, offset in offsets.items())
 
-    def is_by(self, time: datetime) -> bool:
-        """Tell whether no partition's stream time had passed a time."""
-        return all(reached is None or reached <= time for reached in self.stream_times.values())
+    def unread(self, offsets: Offsets) -> str:
+        """Say which of some offsets mean nothing, or nothing yet, to who has read as far as this commit; "" where all do.
+
+        >>> CommitInfo(next={("sales", 0): 12}).unread({("sales", 0): 12, ("sale", 0): 9})
+        "reads no partition 0 of topic 'sale'"
+        """
+        for (topic, number), offset in offsets.items():
+            if (topic, number) not in self.next:
+                return f"reads no partition {number} of topic {topic!r}"
+            if offset > (read := self.next[topic, number]):
+                return f"has read {topic}/{number} up to offset {read:,}; {offset:,} is in its future"
+        return ""
+
+    def is_by(self, time: datetime, topics: Collection[str] = ()) -> bool:
+        """Tell whether no partition's stream time had passed a time; of some topics only, where any are named: see `reached`."""
+        times = (reached for (topic, _), reached in self.stream_times.items() if not topics or topic in topics)
+        return all(reached is None or reached <= time for reached in times)
 
     def to_json(self) -> str:
         """Write the row's struct as JSON, as Spark's `from_json` reads it."""
@@ -246,6 +261,29 @@ class CommitInfo:
             parent=c["parent"], fork=c["fork"], format=c["format"],
             counters={name: value for name, value in c["counters"].items() if name not in clocks},
         )  # fmt: skip
+
+
+def offsets_of(written: Mapping[Any, Any]) -> dict[Partition, int]:
+    """Read offsets as people write them, by topic and partition in either way; raise `ValueError` for anything else.
+
+    >>> offsets_of({"sales": {"0": 1200, 1: 1187}}) == offsets_of({("sales", 0): 1200, ("sales", 1): 1187})
+    True
+    """
+    found: dict[Partition, int] = {}
+    try:
+        for name, value in written.items():
+            topic, parts = (name, value) if isinstance(name, str) else (name[0], {name[1]: value})
+            found |= {(topic, _whole(part)): _whole(offset) for part, offset in parts.items()}
+        if not found:
+            raise ValueError("no offset")
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise ValueError(f'offsets are written {{"topic": {{0: 1200, 1: 1187}}}}, not {written!r:.80}') from None
+    return found
+
+
+def _whole(number: Any) -> int:
+    """Read a whole number, which JSON has as text where it is a key."""
+    return int(number) if isinstance(number, str) else index(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 from watertable.compiler.algebra import company, finish
 from watertable.compiler.versions import state_as_of
 from watertable.errors import StoreError, TableNotFound, UnknownPosition
-from watertable.plan.nodes import Source, Versioned
-from watertable.plan.plan import TableDef, Topology, history_of, walk
+from watertable.plan.nodes import Versioned
+from watertable.plan.plan import TableDef, Topology, history_of, topics_above
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
 from watertable.store.changelog import DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
-from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
+from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, offsets_of
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
 
@@ -42,12 +42,15 @@ class EventTime:
 
 
 def event_time(time: datetime) -> EventTime:
-    """Ask for the last position at which no partition's stream time had passed `time`."""
+    """Ask for the last position at which no stream time of a partition that feeds the app's tables had passed `time`."""
     return EventTime(_utc(time))
 
 
-At = Position | str | int | datetime | EventTime | Mapping[tuple[str, int], int]
-"""How to name a position: itself, `app@epoch.seq`, a version of the table's Delta table, a commit time, an event time, or offsets."""
+At = Position | str | int | datetime | EventTime | Mapping[str, Mapping[int, int] | Mapping[str, int]] | Mapping[tuple[str, int], int]
+"""How to name a position: itself, `app@epoch.seq`, a version of the table's Delta table, a commit time, an event time, or offsets.
+
+Offsets are the next of partitions, {"sales": {0: 1200, 1: 1187}}: the newest position at which none had been read beyond its own.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,15 @@ class Reader:
 
         Raises `UnknownPosition` for a table that keeps no history, and for a time that its history doesn't reach back to.
         """
-        (wanted,) = (self.tables[name] for name in self.view([table], at).bases)
+        pinned = self.view([table], at)
+        (wanted,) = (self.tables[name] for name in pinned.bases)
         if not isinstance(wanted.root, Versioned):
             raise UnknownPosition(
                 f"{table} keeps no history: .materialized_as({table!r}, history=...) makes it versioned; or read at= a position"
             )
         history, asked = history_of(wanted.root), _utc(time)
-        view = Reader(self.changelog.spark, self.changelog.warehouse, self.changelog.app, [history]).view([history.name], at)
-        topics = {node.topic.name for node in walk(wanted.root) if isinstance(node, Source)}
+        view = Reader(self.changelog.spark, self.changelog.warehouse, self.changelog.app, [history]).view([history.name], pinned.position)
+        topics = topics_above(wanted.root)
         commit = view.commit
         times = [when for (topic, _), when in commit.stream_times.items() if topic in topics] if commit else []
         if times and None not in times and asked < (oldest := min(t for t in times if t is not None) - wanted.root.history):
@@ -310,17 +314,34 @@ class Reader:
                 until = _utc(at)
                 holds, what = (lambda info: info.commit_time <= until), f"the commit time {until.isoformat()}"
             case EventTime():
-                time = at.time
-                holds, what = (lambda info: info.is_by(time)), f"the event time {time.isoformat()}"
-            case _:
-                offsets = at
+                time, topics = at.time, {topic for table in self.tables.values() for topic in topics_above(table.node)}
+                holds, what = (lambda info: info.is_by(time, topics)), f"the event time {time.isoformat()}"
+            case Mapping():
+                offsets = self._offsets(at, snapshot)
                 holds, what = (lambda info: info.is_within(offsets)), f"the offsets {dict(at)}"
+            case _:
+                raise UnknownPosition(
+                    f"{at!r} is no position: write one ({app}@1.481), a datetime, wt.event_time(...), offsets or a version"
+                )
         head = self.changelog.head(snapshot)
         found = self.changelog.newest(snapshot, head.lineage, 0, head.position.seq, holds)
-        if found is None:
-            oldest = self.changelog.extent(snapshot, head.lineage, 0, head.position.seq).first or 0
-            raise UnknownPosition(f"no commit of {app} is at or before {what}; the oldest one kept is {Position(app, 1, oldest)}")
-        return Position(app, found.epoch, found.seq)
+        if found is not None:
+            return Position(app, found.epoch, found.seq)
+        oldest = self.changelog.extent(snapshot, head.lineage, 0, head.position.seq).first or 1
+        if oldest > 1:
+            kept = Position(app, head.lineage.epoch_of(oldest), oldest)
+            raise UnknownPosition(f"no commit of {app} that is kept is at or before {what}; the oldest is {kept}")
+        return Position(app, head.position.epoch, 0)
+
+    def _offsets(self, at: Mapping[Any, Any], snapshot: Snapshot) -> Offsets:
+        """Read offsets that the app has come to; raise `UnknownPosition` for others."""
+        try:
+            offsets = offsets_of(at)
+        except ValueError as error:
+            raise UnknownPosition(str(error)) from None
+        if wrong := (self.changelog.head(snapshot).last or CommitInfo()).unread(offsets):
+            raise UnknownPosition(f"{self.changelog.app} {wrong}")
+        return offsets
 
 
 def read(
@@ -356,6 +377,6 @@ def _common(older: View, newer: View, table: TableDef) -> int:
 
 
 def _utc(time: datetime) -> datetime:
-    if time.tzinfo is None:
+    if not isinstance(time, datetime) or time.tzinfo is None:
         raise UnknownPosition(f"{time!r} has no time zone; write datetime(..., tzinfo=UTC)")
     return time.astimezone(UTC)
