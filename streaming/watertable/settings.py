@@ -196,8 +196,10 @@ class Settings(BaseSettings):
         return options
 
     def with_spark(self, options: dict[str, str]) -> Self:
-        """Give these settings with more `spark.*` settings, over its own; raise `SettingsError` for a secret that is written down,
-        or one that tables go by."""
+        """Give these settings with more `spark.*` settings, over its own.
+
+        Raises `SettingsError` for a secret that is written down, and for what tables go by.
+        """
         try:
             return self.model_copy(update={"spark": {**self.spark, **self._nothing_that_is_held(self._no_literal_secrets(options))}})
         except ValueError as error:
