@@ -33,6 +33,7 @@ WINDOWS: Mapping[str, Windows] = {
     "sessions": wt.sessions(gap=wt.seconds(5), grace=GRACE),
     "sliding": wt.sliding(difference=wt.seconds(6), grace=GRACE),
 }  # fmt: skip
+LONGER = wt.tumbling(seconds=10, grace=2 * GRACE)
 SUMS = {"n": wt.count(), "g": wt.last("g")}
 TYPES: Mapping[str, list[Any]] = {  # as JSON has them: three of each, at its bounds
     "STRING": ["a", "b", "c"],
@@ -81,9 +82,9 @@ class Scene:
             self.stream.filter("n > 4").to("more")
             self.stream.group_by(by="g").agg(n=wt.count()).materialized_as("more")
 
-    def counted(self, windows: str = "", stream: Stream | None = None) -> Table:
+    def counted(self, windows: str | Windows = "", stream: Stream | None = None) -> Table:
         grouped = (stream or self.stream).group_by_key()
-        return (grouped.windowed_by(WINDOWS[windows]) if windows else grouped).agg(**SUMS)
+        return (grouped.windowed_by(WINDOWS[windows] if isinstance(windows, str) else windows) if windows else grouped).agg(**SUMS)
 
     def cogrouped(self, windows: str = "") -> Table:
         both = self.stream.group_by_key().cogroup(**SUMS).cogroup(self.other.group_by_key(), m=wt.sum("n"))
@@ -91,6 +92,9 @@ class Scene:
 
     def told(self, table: Table) -> Table:
         return changes(table.materialized_as("before")).to_table()
+
+    def merged(self, one: Table, other: Table) -> Table:
+        return changes(one.materialized_as("one")).merge(changes(other.materialized_as("two"))).to_table()
 
     def joined(self, one: Table, other: Table, join: Callable[..., Table] = Table.outer_join) -> Table:
         return join(one, other, n="coalesce(left.n, 0) + coalesce(right.n, 0)", g="coalesce(left.g, right.g)")
@@ -114,6 +118,9 @@ TABLES: Mapping[str, Callable[[Scene], Table]] = {
     **{f"cogrouped {name}": partial(Scene.cogrouped, windows=name) for name in ("hopping", "sessions", "sliding")},
     **{f"told of {name}": partial(lambda s, name: s.told(s.counted(name)), name=name) for name in WINDOWS},
     "told": lambda s: s.told(s.counted()),
+    "told of two windows": lambda s: s.merged(s.counted("tumbling"), s.counted(LONGER, s.other)),
+    "told of two kinds of windows": lambda s: s.merged(s.counted("hopping"), s.counted("tumbling", s.other)),
+    "told of windows and of final ones": lambda s: (lambda t: s.merged(t, t.suppress(wt.until_window_closes())))(s.counted("tumbling")),
     "joined": lambda s: s.joined(s.counted(), s.right.table()),
     "joined with itself": lambda s: (lambda t: s.joined(t, t, Table.join))(s.counted()),
     "joined windows": lambda s: s.joined(s.counted("hopping"), s.counted("hopping", s.other), Table.left_join),

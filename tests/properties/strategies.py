@@ -354,10 +354,14 @@ def elapsed(draw: st.DrawFn, table: Table, *, calm: bool) -> Table:
 
 
 @st.composite
-def told(draw: st.DrawFn, table: Table) -> Table:
-    """Keep what a table's changes tell of each key, windows or not, and derive another from it at times."""
-    changes = table.to_stream()
-    return draw(derived(changes.map_values(**draw(basic(scope_of(changes.node)))).to_table()))
+def told(draw: st.DrawFn, table: Table, kept: Sequence[Table]) -> Table:
+    """Keep what the changes of a table, or of two, tell of each key, windows or not, or what is final of it; derive another at times."""
+    others = draw(st.lists(st.sampled_from([t for t in kept if t.key == table.key]), max_size=1))
+    one, *more = (s.map_values(**draw(basic(scope_of(s.node)))) for s in (t.to_stream() for t in (table, *others)))
+    made = draw(derived((one.merge(*more) if more else one).to_table()))
+    windows = plan.windows_of(made.node)
+    closes = windows is not None and not isinstance(windows, UnlimitedWindows)
+    return made.suppress(wt.until_window_closes()) if closes and draw(st.booleans()) else made
 
 
 @st.composite
@@ -509,7 +513,7 @@ def _topologies(draw: st.DrawFn) -> Topology:
         plain = isinstance(plan.root_of(table.node), nodes.Latest) and not plan.windows_of(table.node)
         kept.append(table.materialized_as(f"t{number}", history=draw(histories()) if plain else None))
         if plan.windows_of(table.node) and _level(table.node) < MAX_DEPTH and draw(st.integers(0, 2)):
-            again = draw(told(kept[-1]))
+            again = draw(told(kept[-1], kept))
             again = draw(joined(again, kept, draw(st.sampled_from(level)))) if draw(st.booleans()) else again
             kept.append(again.materialized_as(f"told{number}"))
             depth = _level(again.node)

@@ -81,6 +81,14 @@ def test_the_story_of_a_row_ends_with_the_row_and_is_written_as_a_test(use: str)
     assert windows > 8 or use != "read"
 
 
+@pytest.mark.spark
+def test_what_is_told_of_several_windows_is_computed_by_spark_as_by_the_interpreter(spark: SparkSession) -> None:
+    told = {name: (app, "STRING") for name, app in pairs("read", "final").items() if name.startswith(("told of two", "told of windows"))}
+    assert [name for name in told if name.endswith("final")] == ["told of two windows: final"], "others are never final"
+    assert len(told) == 4
+    assert wrong(spark, told) == {}
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 def test_every_pair_that_is_accepted_is_computed_by_spark_and_as_the_interpreter_does(spark: SparkSession) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import watertable as wt
 from tests.properties.strategies import START
-from watertable.errors import DefinitionError, StoreError
+from watertable.errors import DefinitionError, StoreError, UnknownColumn
 from watertable.interpreter import Interpreter
 from watertable.plan import plan
 from watertable.plan.lineage import Origin, column_lineage, describe, mermaid
@@ -135,6 +136,55 @@ def test_a_window_of_what_an_outer_join_makes_waits_for_what_comes_alone() -> No
         for topic in ("views", "clicks"):
             driver.advance(topic, EPOCH + minute * MINUTE)
         assert minutes(driver) == found
+
+
+def merged(one: Windows, other: Windows) -> wt.App:
+    """Tell of two tables in windows under one key, and show what is final."""
+    app = wt.App("shop")
+    clicks = app.topic("clicks", key="k STRING", value="n INT").stream()
+    rows = [
+        clicks.filter(f"n {sign} 5").group_by_key().windowed_by(windows).agg(n=wt.sum("n")).materialized_as(name).to_stream()
+        for name, sign, windows in (("small", "<", one), ("large", ">=", other))
+    ]
+    told = rows[0].map_values(n="new.n").merge(rows[1].map_values(n="new.n")).to_table()
+    told.suppress(wt.until_window_closes()).materialized_as("final").to_stream().to("out")
+    return app
+
+
+@pytest.mark.parametrize("graces", [(0, 60), (60, 0)])
+def test_what_is_told_of_windows_is_final_once_those_that_are_open_longest_have_closed(graces: tuple[int, int]) -> None:
+    one, other = (wt.tumbling(hours=1, grace=wt.minutes(grace)) for grace in graces)
+    for at_once in (True, False):
+        driver = TopologyTestDriver(merged(one, other))
+        late = 6 if graces[1] else 4
+        with driver.batch() if at_once else nullcontext():
+            pipe(driver, 10, n=10 - late)
+            pipe(driver, 70, key="l")
+            pipe(driver, 20, n=late)  # late for the table without a grace
+            pipe(driver, 180, key="l")
+        assert minutes(driver) == [("k", 0, 60, late), ("l", 60, 120, 1)]
+        assert len(driver.read_output("out")) == 2
+    node = merged(one, other).topology().tables[-1].node
+    assert purity_of(node) is Purity.PURE
+    assert plan.delay_of(node) == 60 * MINUTE + timedelta(microseconds=1)
+
+
+def test_nothing_says_when_what_is_told_of_windows_of_several_kinds_is_final() -> None:
+    for other in (wt.tumbling(hours=2), wt.sessions(gap=wt.hours(1)), wt.sliding(difference=wt.hours(1)), wt.unlimited()):
+        with pytest.raises(DefinitionError, match=r"test_suppress.py:\d+: suppress wants .* the same in all streams of a merge"):
+            merged(HOURLY, other)
+
+
+def test_a_merge_has_windows_if_all_its_streams_have() -> None:
+    app = wt.App("shop")
+    clicks = app.topic("clicks", key="k STRING", value="n INT").stream()
+    counts = clicks.group_by_key().windowed_by(HOURLY).agg(n=wt.count()).materialized_as("counts")
+    final = counts.suppress(wt.until_window_closes()).materialized_as("final")
+    for one, other in ((counts, final), (final, counts)):
+        with pytest.raises(UnknownColumn, match=r"test_suppress.py:\d+: .*no column 'window'"):
+            one.to_stream().merge(other.to_stream()).map_values(since="window.start")
+    later = counts.to_stream().filter("new.n > 1")
+    assert counts.to_stream().merge(later).map_values(since="window.start").value.sql() == "`since` TIMESTAMP"
 
 
 def test_a_mistake_at_definition_says_where_and_what() -> None:

@@ -411,6 +411,7 @@ class Layout:
 
     def _merge(self, node: nodes.MergeStreams) -> Flow:
         flows = [self.flow(parent) for parent in node.parents]
+        names = [name for name in flows[0].spaces if name != "window" or plan.windows_of(node)]
         topics = [{n.topic.name for n in plan.walk(p) if isinstance(n, nodes.Source)} for p in node.parents]
         apart = sum(map(len, topics)) == len(set().union(*topics))
         segment, level = flows[0].segment, max(f.level for f in flows)
@@ -418,12 +419,12 @@ class Layout:
             present = segment.add(" OR ".join(f"COALESCE({f.present}, FALSE)" for f in flows), level)
             spaces = {
                 name: segment.add("CASE " + " ".join(f"WHEN {f.present} THEN {f.spaces[name]}" for f in flows) + " END", level)
-                for name in flows[0].spaces
+                for name in names
             }
             return Flow(segment, level + 1, present, spaces)
         for flow in flows:
-            self._need(flow, flow.present, *flow.spaces.values())
-        return Flow(self._segment(node), 0, "present", {name: name for name in flows[0].spaces if name != "ts"})
+            self._need(flow, flow.present, *(column for name, column in flow.spaces.items() if name in names))
+        return Flow(self._segment(node), 0, "present", {name: name for name in names if name != "ts"})
 
     def _process(self, node: nodes.Process) -> Flow:
         """Drop what has no key, and go on in a segment that has a row for each that is forwarded or put, and for each refused record."""

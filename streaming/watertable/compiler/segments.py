@@ -160,10 +160,10 @@ def _final(run: Run, node: nodes.FinalRows) -> DataFrame:
 
 def _united(run: Run, node: nodes.MergeStreams) -> DataFrame:
     """Give the records of several streams; one that comes by way of more than one of them is as many."""
-    parts = []
+    parts, names = [], run.layout.flow(node).spaces
     for number, parent in enumerate(node.parents):
         flow = run.layout.flow(parent)
-        columns = [f"{column} AS {name}" for name, column in flow.spaces.items() if name != "ts"]
+        columns = [f"{flow.spaces[name]} AS {name}" for name in names]
         frame = run.frames[flow.segment.number].where(flow.present)
         numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
         parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE))

@@ -143,8 +143,8 @@ class Table:
         windows = plan.windows_of(self.node)
         if windows is None:
             raise DefinitionError(
-                f"{where}: suppress wants a table of windows, with windowed_by(...) above it: other rows are never final; "
-                "wt.until_time_limit(...) shows their changes once in a while"
+                f"{where}: suppress wants a table of windows, with windowed_by(...) above it, the same in all streams of a merge: other "
+                "rows are never final; wt.until_time_limit(...) shows their changes once in a while"
             )
         if isinstance(windows, UnlimitedWindows):
             raise DefinitionError(f"{where}: suppress: a window that is {windows} never closes, so no row would ever show")

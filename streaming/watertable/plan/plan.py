@@ -68,7 +68,7 @@ from watertable.plan.nodes import (
 )  # fmt: skip
 from watertable.plan.processors import TIMERS
 from watertable.plan.stages import Beside, How, Match, Named, Project, Side, Stage, Where
-from watertable.plan.windows import Closing, SessionWindows, SlidingWindows, UnlimitedWindows, Windows
+from watertable.plan.windows import Closing, SessionWindows, SlidingWindows, UnlimitedWindows, Windows, shape_of
 from watertable.schema import Column, Schema, Type
 from watertable.sql.expressions import Expr, Scope, parse
 
@@ -395,22 +395,25 @@ def value_of(node: Stream | Table) -> Schema:
             return value_of(node.parent)
 
 
-def windows_of(node: Stream | Table) -> Windows | None:
-    """Give the windows by which a node's keys are windowed, as long as nothing made a new key."""
+def windows_of(node: Stream | Table, _known: dict[int, Windows | None] | None = None) -> Windows | None:
+    """Give the windows by which a node's keys are windowed, as long as nothing made a new key; none where those that meet differ."""
     match node:
         case Source() | Map() | TableAggregate() | ForeignJoin() | StreamStreamJoin() | JoinSide() | JoinBuffer() | FinalRows() | Process():
             return None
         case Aggregate():
             return node.windows
-        case MergeStreams():
-            return windows_of(node.parents[0])
         case Cogroup():
             return node.inputs[0].windows
-        case TableJoin():  # of one size and advance; the one that is open longer says when a row is final
-            both = (windows_of(node.left), windows_of(node.right))
-            return max((windows for windows in both if windows), key=lambda windows: windows.grace, default=None)
+        case TableJoin() | MergeStreams():  # of one shape, or of none; those that are open longest say when a row is final
+            known = {} if _known is None else _known
+            if id(node) not in known:
+                found = {windows_of(parent, known) for parent in parents_of(node)}
+                alike = len({windows and shape_of(windows) for windows in found}) == 1
+                longest = max((windows for windows in found if windows), key=lambda windows: windows.grace, default=None)
+                known[id(node)] = longest if alike else None
+            return known[id(node)]
         case _:
-            return windows_of(node.parent)
+            return windows_of(node.parent, _known)
 
 
 def folded_into(root: Root) -> Windows | None:
