@@ -32,6 +32,7 @@ from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
 from watertable.plan.nodes import Format
 from watertable.plan.plan import Topology
+from watertable.plan.purity import told_out_of_time
 from watertable.plan.scopes import is_change, join_scope, lookup_scope, pair_scope, scope_of
 from watertable.plan.windows import SessionWindows, SlidingWindows, UnlimitedWindows, Windows, shape_of
 from watertable.records import Record
@@ -510,7 +511,8 @@ def _topologies(draw: st.DrawFn) -> Topology:
             table = draw(tables(draw(st.sampled_from(level))))
         if draw(st.integers(0, 2)) == 2 and _found_by_key(table):
             table = draw(joined(table, kept, draw(st.sampled_from(level))))
-        plain = isinstance(plan.root_of(table.node), nodes.Latest) and not plan.windows_of(table.node)
+        root = plan.root_of(table.node)
+        plain = isinstance(root, nodes.Latest) and not plan.windows_of(root) and not told_out_of_time(root.parent)
         kept.append(table.materialized_as(f"t{number}", history=draw(histories()) if plain else None))
         if plan.windows_of(table.node) and _level(table.node) < MAX_DEPTH and draw(st.integers(0, 2)):
             again = draw(told(kept[-1], kept))

@@ -122,6 +122,26 @@ def test_a_history_is_kept_for_the_app_and_shared_by_what_is_derived_from_it() -
     assert "latest value by key and event time, history 1h" in app.describe()
 
 
+def test_the_changes_of_records_have_a_history_too() -> None:
+    app = wt.App("shop")
+    table = app.topic("prices", key="sku STRING", value="price INT").table().materialized_as("kept", history=wt.hours(1))
+    told(told(table, kept=False)).to_stream().to("updates")
+    driver = TopologyTestDriver(app)
+    for price, minute in ((2, 10), (3, 20), (1, 15)):
+        driver.pipe_input("prices", "tea", {"price": price}, timestamp=minute * 60_000)
+    assert driver.table("told") == driver.table("kept") == {"tea": {"sku": "tea", "price": 3}}
+
+
+def told(table: Table, *, kept: bool = True) -> Table:
+    """Keep what a table's changes tell, with a history if it is `kept`."""
+    rows = table.to_stream().map_values(**{name: f"new.`{name}`" for name in table.value.names}).to_table()
+    return rows.materialized_as("told", history=wt.hours(1)) if kept else rows.materialized_as("first")
+
+
+def put(record: wt.Record, context: wt.Context) -> None:
+    context.store("kept").put(record.value)
+
+
 @pytest.mark.parametrize(
     ("define", "words"),
     [
@@ -138,6 +158,27 @@ def test_a_history_is_kept_for_the_app_and_shared_by_what_is_derived_from_it() -
         pytest.param(
             lambda a: a.table().join(a.table(), x="left.x").materialized_as("t", history=wt.hours(1)),
             "history= is of tables that keep a key's last value", id="a join",
+        ),
+        pytest.param(
+            lambda a: told(a.stream().group_by_key().count().materialized_as("counts")),
+            "history= is of a topic's records, each at its own event time, and the changes of counts (", id="the changes of an aggregate",
+        ),
+        pytest.param(
+            lambda a: told(a.table().join(a.table(), x="left.x").filter("x > 1").materialized_as("pairs")),
+            "the changes of pairs (", id="the changes of a join",
+        ),
+        pytest.param(
+            lambda a: told(told(a.stream().group_by_key().count().materialized_as("counts"), kept=False)),
+            "the changes of counts (", id="the changes of changes",
+        ),
+        pytest.param(
+            lambda a: a.table().materialized_as("rows").ttl(wt.hours(1)).materialized_as("t", history=wt.hours(1)),
+            "what ttl or until_time_limit shows (", id="rows that don't stay",
+        ),
+        pytest.param(
+            lambda a: a.stream().process(put, stores={"kept": wt.key_value_store("x INT")}).tables["kept"].materialized_as(
+                "t", history=wt.hours(1)),
+            "history= is of tables that keep a key's last value", id="a store",
         ),
         pytest.param(lambda a: a.table().materialized_as("t", history=wt.hours(1)), "history= can't keep m: values with a MAP", id="a map"),
     ],

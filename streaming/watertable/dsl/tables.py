@@ -14,6 +14,7 @@ from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
 from watertable.plan.plan import TableDef
+from watertable.plan.purity import told_out_of_time
 from watertable.plan.scopes import join_scope, scope_of
 from watertable.plan.stages import How, Named
 from watertable.plan.windows import UnlimitedWindows, UntilTimeLimit, UntilWindowCloses, check_duration, shape_of
@@ -170,8 +171,9 @@ class Table:
         row stay for as long as the history says, for joins as of the event time. A record that comes out of order takes its place in the
         history, and is no Change; one that is older than the history, by the stream time of its partition, is dropped and counted.
 
-        Raises `DefinitionError` for a history that isn't longer than zero, and for one of anything but the last values of a key: of an
-        aggregate, a join or windows. Raises `DuplicateName` for a name that is taken.
+        Raises `DefinitionError` for a history that isn't longer than zero, and for one of anything but the last records of a key: of an
+        aggregate, a join, windows or a store, of the changes of one, and of what `ttl` or `until_time_limit` shows. Raises `DuplicateName`
+        for a name that is taken.
         """
         where = here()
         identifier(name, "table", where)
@@ -186,10 +188,16 @@ class Table:
             raise DefinitionError(f"{where}: a history must be longer than zero; got {history}")
         if isinstance(node, nodes.TableFilter | nodes.TableMapValues):
             return replace(node, parent=self._versioned(node.parent, history, where))
-        if not isinstance(node, nodes.Latest) or plan.windows_of(node) is not None:
+        if not isinstance(node, nodes.Latest) or isinstance(node, nodes.Stored) or plan.windows_of(node) is not None:
             raise DefinitionError(
                 f"{where}: history= is of tables that keep a key's last value: topic.table() and stream.to_table(); "
                 "the row of an aggregate, a join or a window is of many event times"
+            )
+        if (told := told_out_of_time(node.parent)) is not None:
+            what = f"the changes of {told.table}" if isinstance(told, nodes.ToStream) else "what ttl or until_time_limit shows"
+            raise DefinitionError(
+                f"{where}: history= is of a topic's records, each at its own event time, and {what} ({told.location}) is on the way: what "
+                "a late record changes would not show; keep a history of the records, or leave history= out"
             )
         unsorted = [c.name for c in plan.value_of(node) if not sortable(c.type)]
         if unsorted:
