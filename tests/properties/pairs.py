@@ -110,6 +110,7 @@ TABLES: Mapping[str, Callable[[Scene], Table]] = {
     "filtered": lambda s: s.counted().filter("n > 1"),
     "mapped": lambda s: s.counted().map_values(n="n * 2", g="concat(g, '!')" if s.of == "STRING" else "g"),
     "reduced": lambda s: s.stream.group_by_key().reduce(n="acc.n + n", g="value.g"),
+    "reduced in windows": lambda s: s.stream.group_by_key().windowed_by(WINDOWS["hopping"]).reduce(n="acc.n + n", g="value.g"),
     "counted": lambda s: s.counted(),
     "cogrouped": lambda s: s.cogrouped(),
     "grouped": lambda s: s.counted().materialized_as("first").group_by(k="g").agg(n=wt.sum("n"), g=wt.max("g")),

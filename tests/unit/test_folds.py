@@ -11,6 +11,7 @@ import watertable as wt
 from watertable.dsl.streams import Stream
 from watertable.errors import DefinitionError, ExpressionError, UnknownColumn
 from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import Windows
 from watertable.testing import TopologyTestDriver
 
 VALUE = "qty INT, word STRING, tags MAP<STRING, INT>"
@@ -81,6 +82,19 @@ def test_a_reduction_begins_with_the_first_record() -> None:
         driver.pipe_input("sales", "k", {"qty": qty, "word": word}, timestamp=at)
     assert driver.table("t") == {"k": {"id": "k", "qty": 4, "word": "c"}}
     assert [row["qty"] for row in driver.windows("w", "k")] == [48, 1]
+
+
+@pytest.mark.parametrize("windows", [wt.hopping(seconds=10, every=wt.seconds(5)), wt.sessions(gap=wt.seconds(5)), None])
+def test_a_reduction_makes_no_row_of_records_without_a_value(windows: Windows | None) -> None:
+    app, stream = sales()
+    grouped = stream.group_by_key()
+    (grouped.windowed_by(windows) if windows else grouped).reduce(qty="acc.qty + qty").materialized_as("t")
+    driver = TopologyTestDriver(app)
+    driver.pipe_input("sales", "k", None, timestamp=7_000)
+    assert (driver.table("t"), [drop.reason for drop in driver.dropped()]) == ({}, ["null_value"])
+    for qty in (1, None, 2):
+        driver.pipe_input("sales", "k", qty and {"qty": qty}, timestamp=7_000)
+    assert {row["qty"] for row in driver.table("t").values()} == {3}
 
 
 def test_rows_are_folded_in_the_order_of_their_keys_as_if_those_that_left_had_never_been() -> None:

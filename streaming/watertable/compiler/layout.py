@@ -29,7 +29,6 @@ from watertable.plan.windows import (
     UnlimitedWindows,
     Windows,
     microseconds,
-    sees_nulls,
 )
 from watertable.schema import Schema, quote
 from watertable.sql.expressions import Expr
@@ -541,7 +540,7 @@ class Layout:
 
     def _aggregate(self, root: Aggregate, label: str, flow: Flow) -> tuple[Fold, Flow]:
         segment = flow.segment
-        if not sees_nulls(root.windows):
+        if not root.sees_nulls:
             there = _value_of(flow)
             segment.count(segment.add(f"{flow.present} AND {there} IS NULL", flow.level), label, "null_value")
             flow = _narrowed(flow, segment.add(f"{flow.present} AND {there} IS NOT NULL", flow.level))

@@ -24,7 +24,7 @@ from watertable.plan.places import FAN_OUT, TOO_MANY
 from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How
-from watertable.plan.windows import END_OF_TIME, EPOCH, MILLISECOND, UNTIMED, SlidingWindows, of_stream_time, sees_nulls
+from watertable.plan.windows import END_OF_TIME, EPOCH, MILLISECOND, UNTIMED, SlidingWindows, of_stream_time
 from watertable.records import Advance, Dropped, Event, Key, Output, Place, Record, Refused, Row, is_null, key_tuple, numbered, whole_key
 
 _MEMORY: Final = (
@@ -507,7 +507,7 @@ class Interpreter:
                 self._drop(table, "null_key")
             return
         assert isinstance(root, nodes.Aggregate)  # joins keep what they wait with by themselves
-        if event.value is None and not sees_nulls(root.windows):
+        if event.value is None and not root.sees_nulls:
             return self._drop(table, "null_value")
         try:
             group = event.columns(root.group)

@@ -15,7 +15,7 @@ from watertable.plan.fingerprints import LATER
 from watertable.plan.processors import Processor
 from watertable.plan.rules import Rule
 from watertable.plan.stages import How, Named
-from watertable.plan.windows import JoinWindows, Windows
+from watertable.plan.windows import JoinWindows, SlidingWindows, Windows
 from watertable.schema import Column, Schema
 from watertable.sql.expressions import Expr
 
@@ -302,6 +302,12 @@ class Aggregate(Node):
     group: Named
     windows: Windows | None
     aggregates: tuple[BoundAggregate, ...]
+
+    @property
+    def sees_nulls(self) -> bool:
+        """Tell whether it sees records without a value, as in time windows and sessions; what only reduces has nothing to see in them."""
+        windowed = self.windows is not None and not isinstance(self.windows, SlidingWindows)
+        return windowed and all(aggregate.function != "reduce" for aggregate in self.aggregates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

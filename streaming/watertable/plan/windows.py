@@ -327,15 +327,6 @@ def shape_of(windows: Windows) -> Windows:
     return windows if isinstance(windows, UnlimitedWindows) else replace(windows, grace=_ZERO)
 
 
-def sees_nulls(windows: Windows | None) -> bool:
-    """Tell whether an aggregate sees records without a value, as Kafka Streams' do in time windows and sessions; others drop them.
-
-    >>> [sees_nulls(w) for w in (None, tumbling(hours=1), sessions(gap=minutes(5)), sliding(difference=minutes(5)))]
-    [False, True, True, False]
-    """
-    return windows is not None and not isinstance(windows, SlidingWindows)
-
-
 def of_stream_time(windows: Windows) -> bool:
     """Tell whether a record is in the windows of its stream time, rather than of its event time."""
     return isinstance(windows, Stretches | Lifetimes)
