@@ -70,13 +70,17 @@ class Change:
 class TopologyTestDriver:
     """Run an app on records given one by one.
 
-    `wall_clock` is what the clock on the wall says in the beginning. Raises `DefinitionError` for what the app doesn't have (a topic, a
-    table), naming what it has, and `SchemaError` for input that doesn't fit its topic.
+    `partitions` says how many a topic has, which matters where something waits for all of them: a job knows them from the start. A topic
+    that isn't named there has those that records came from. `wall_clock` is what the clock on the wall says in the beginning. Raises
+    `DefinitionError` for what the app doesn't have (a topic, a table), naming what it has, and `SchemaError` for input that doesn't fit its
+    topic.
     """
 
-    def __init__(self, app: App | Topology, *, wall_clock: Time | None = None) -> None:
+    def __init__(self, app: App | Topology, *, partitions: Mapping[str, int] | None = None, wall_clock: Time | None = None) -> None:
         self.topology = app.topology() if isinstance(app, App) else app
-        self._engine = Interpreter(self.topology, watch=frozenset(table.name for table in self.topology.tables))
+        self._declared = {self._topic(name).name: number for name, number in (partitions or {}).items()}
+        known = [(topic, number) for topic, count in self._declared.items() for number in range(count)]
+        self._engine = Interpreter(self.topology, watch=frozenset(table.name for table in self.topology.tables), partitions=known)
         self._next: dict[tuple[str, int], int] = {}
         self._pending: list[Record | Advance] | None = None
         self._given: dict[str, int] = {}
@@ -101,7 +105,7 @@ class TopologyTestDriver:
         for a tombstone, or the very text or bytes of the value, broken ones too. `headers` are texts or bytes by name. The timestamp may be
         left out where the topic says which column holds the event time. Offsets count up by themselves; one that doesn't grow is refused.
         """
-        declared = self._topic(topic)
+        declared = self._partition(topic, partition)
         if timestamp is None and declared.timestamp is None:
             raise DefinitionError(f"topic {topic!r}: say timestamp=...: its event time is the record's own, and a driver has no clock")
         expected = self._next.get((topic, partition), 0)
@@ -122,7 +126,7 @@ class TopologyTestDriver:
 
     def advance(self, topic: str, stream_time: Time, *, partition: int = 0) -> None:
         """Move the stream time of an idle partition on, as a recorded advance does; it never goes back."""
-        self._topic(topic)
+        self._partition(topic, partition)
         self._read(Advance(topic, partition, self._next.get((topic, partition), 0), _moment(stream_time)))
 
     def advance_wall_clock(self, to: timedelta | Time) -> None:
@@ -202,6 +206,18 @@ class TopologyTestDriver:
             if topic.name == name:
                 return topic
         raise DefinitionError(f"{self._app} reads no topic {name!r}; it reads {_list(t.name for t in self.topology.topics)}")
+
+    def _partition(self, topic: str, number: int) -> Topic:
+        """Give the topic of a partition; refuse one that a job would have waited for."""
+        found, say = self._topic(topic), f"say TopologyTestDriver(app, partitions={{{topic!r}: {number + 1}}})"
+        if topic in self._declared and number >= self._declared[topic]:
+            raise DefinitionError(f"topic {topic!r} has {self._declared[topic]} partition(s), and none that is {number}; {say}")
+        if topic in self._engine.closed and (topic, number) not in self._engine.partitions:
+            raise DefinitionError(
+                f"topic {topic!r}: partition {number} comes after rows that are final without it; a job knows all partitions from the "
+                f"start: {say}"
+            )
+        return found
 
     def _table(self, name: str) -> TableDef:
         for table in self.topology.tables:

@@ -229,6 +229,38 @@ def test_an_offset_is_read_once(retail: TopologyTestDriver) -> None:
         retail.pipe_input("sales", "tea", None, timestamp=0, offset=5)
 
 
+def hourly() -> wt.App:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="k STRING", value="n INT").stream().group_by_key()
+    sales.windowed_by(wt.tumbling(hours=1), emit="on_close").agg(n=wt.count()).materialized_as("hourly").to_stream().to("out")
+    return app
+
+
+def test_a_partition_that_is_known_from_the_start_is_waited_for_and_no_row_is_final_twice() -> None:
+    driver = TopologyTestDriver(hourly(), partitions={"sales": 2})
+    for key, minute, partition in (("a", 10, 0), ("b", 70, 0), ("c", 5, 1)):
+        driver.pipe_input("sales", key, {"n": 1}, timestamp=minute * 60_000, partition=partition)
+    assert driver.read_output("out") == []
+    driver.pipe_input("sales", "c", {"n": 1}, timestamp=75 * 60_000, partition=1)
+    assert sorted(sent.key[0] for sent in driver.read_output("out")) == ["a", "c"]
+
+
+def test_a_partition_that_comes_after_rows_that_are_final_without_it_is_refused() -> None:
+    driver = TopologyTestDriver(hourly())
+    driver.pipe_input("sales", "a", {"n": 1}, timestamp=10 * 60_000)
+    driver.pipe_input("sales", "c", {"n": 1}, timestamp=5 * 60_000, partition=1)
+    driver.pipe_input("sales", "b", {"n": 1}, timestamp=70 * 60_000)
+    driver.advance("sales", 70 * 60_000, partition=1)
+    assert len(driver.read_output("out")) == 2
+    for read in (lambda: driver.pipe_input("sales", "c", timestamp=0, partition=2), lambda: driver.advance("sales", 0, partition=2)):
+        with pytest.raises(DefinitionError, match=r"partition 2 comes after rows that are final .* partitions={'sales': 3}"):
+            read()
+    with pytest.raises(DefinitionError, match=r"topic 'sales' has 2 partition\(s\), and none that is 2; .* partitions={'sales': 3}"):
+        TopologyTestDriver(hourly(), partitions={"sales": 2}).pipe_input("sales", "c", timestamp=0, partition=2)
+    with pytest.raises(DefinitionError, match="reads no topic 'sale'"):
+        TopologyTestDriver(hourly(), partitions={"sale": 2})
+
+
 def test_a_batch_that_fails_leaves_the_driver_usable(retail: TopologyTestDriver) -> None:
     with pytest.raises(DefinitionError, match="batches don't nest"), retail.batch(), retail.batch():
         pass

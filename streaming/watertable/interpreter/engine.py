@@ -79,7 +79,9 @@ class Interpreter:
         self._final = {self._open[id(n)]: n for n in every if isinstance(n, nodes.FinalRows)}
         self._given: dict[str, dict[Place, Waiting]] = {}
         self._ended: dict[str, dict[Place, Event]] = {}
-        self._partitions = set(partitions)
+        self.partitions = set(partitions)
+        self.closed = frozenset[str]()
+        """Names the topics that feed windows of which rows are final: by the partitions that are known until then."""
         self._moments: dict[tuple[str, Key], set[Key]] = {}
         above = {self._number[id(n)]: n for n in every}
         self._histories = Histories(
@@ -118,6 +120,7 @@ class Interpreter:
                 break
             self._given, self._ended = given, ended
         self._run(arrived)
+        self.closed = self.closed.union(*(plan.topics_above(self._final[name]) for name in self._ended))
         for name, found in self._given.items():
             self._done[name] |= {*found}
 
@@ -173,7 +176,7 @@ class Interpreter:
 
     def _low(self, topics: frozenset[str]) -> datetime | None:
         """Give the stream time that all partitions of these topics have reached; None while one has none."""
-        times = {p: self.stream_times.get(p) for p in self._partitions if p[0] in topics}
+        times = {p: self.stream_times.get(p) for p in self.partitions if p[0] in topics}
         if {topic for topic, _ in times} != topics or None in times.values():
             return None
         return min(time for time in times.values() if time is not None)
@@ -258,7 +261,7 @@ class Interpreter:
             if item.topic not in self._topics:
                 raise DefinitionError(f"app {self.topology.app!r} doesn't read topic {item.topic!r}; it reads {', '.join(self._topics)}")
             source = (item.topic, item.partition)
-            self._partitions.add(source)
+            self.partitions.add(source)
             now = self.stream_times.get(source, EPOCH)
             if isinstance(item, Advance):
                 self.stream_times[source] = max(now, item.stream_time)
