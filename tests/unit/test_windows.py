@@ -73,6 +73,10 @@ def test_a_window_is_late_from_its_end_plus_grace_on() -> None:
         (lambda: wt.tumbling(hours=-1), "size must be longer than zero"),
         (lambda: wt.hopping(hours=1, every=wt.hours(2)), "advance by more than zero and at most their size"),
         (lambda: wt.hopping(hours=1, every=wt.hours(0)), "advance by more than zero"),
+        (
+            lambda: wt.hopping(days=365, every=wt.milliseconds(1)),
+            "365d every 0.001s would put each record into 31,536,000,000",
+        ),
         (lambda: wt.tumbling(hours=1, grace=wt.minutes(-1)), "grace must not be negative"),
         (lambda: wt.join_windows(grace=wt.minutes(-1)), "grace must not be negative"),
         (lambda: wt.join_windows(before=wt.minutes(-5), after=wt.minutes(4)), "must not end before it starts"),

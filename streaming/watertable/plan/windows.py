@@ -34,6 +34,8 @@ UNTIMED = f"the event time is null, before {EPOCH.year}, or not before {END_OF_T
 LONGEST = timedelta(days=36_525)
 """Bounds every duration, at 100 years: a sum of several, after any event time, is still a time that there is."""
 MILLISECOND = timedelta(milliseconds=1)
+MANY = 100_000
+"""Bounds the windows that one record is in: it is written to each."""
 _ZERO = timedelta(0)
 
 
@@ -69,6 +71,11 @@ class TimeWindows:
         if not _ZERO < self.advance <= self.size:
             raise DefinitionError(
                 f"{here()}: windows must advance by more than zero and at most their size ({self.size}); got {self.advance}"
+            )
+        if self.per_record > MANY:
+            raise DefinitionError(
+                f"{here()}: windows of {words(self.size)} every {words(self.advance)} would put each record into {self.per_record:,}, and "
+                f"at most {MANY:,} are allowed: let them advance by more, or write wt.sliding(...) for a window at each record"
             )
         if self.grace < _ZERO:
             raise DefinitionError(f"{here()}: grace must not be negative; got {self.grace}")
