@@ -71,6 +71,12 @@ def test_of_a_small_base_delta_is_asked_for_its_files_once(ledger: Ledger, spark
     assert jobs[0] <= jobs[1] - 3, "one job in place of two for each frame of it"
 
 
+def test_rows_are_told_apart_by_their_keys_whatever_their_columns_are_called(spark: SparkSession) -> None:
+    rows = spark.sql("SELECT * FROM VALUES (1, 2), (2, 1) AS t(__k0, k)")
+    keys = spark.sql("SELECT named_struct('k', 1) AS key")
+    assert [tuple(row) for row in views.only(rows, keys, "left_anti", of="").collect()] == [(1, 2)]
+
+
 def test_files_whose_timestamps_are_int96_are_read_and_folded_beside_newer_ones(ledger: Ledger, spark: SparkSession) -> None:
     form = "spark.sql.parquet.outputTimestampType"
     assert spark.conf.get(form) == "TIMESTAMP_MICROS"

@@ -19,7 +19,7 @@ from watertable.compiler.layout import moment
 from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, closing_of, folded_into, is_open
 from watertable.plan.windows import EPOCH
-from watertable.schema import quote
+from watertable.schema import OWN, quote
 from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, file_bytes, forgets, goes_by_time, hides, states_in
 from watertable.store.changelog import Changelog
 from watertable.store.commits import CommitInfo, Head, Lineage, Partition, Position
@@ -178,11 +178,11 @@ class View:
             rows = states_in(base, table, "window_end")
             if table.sessions is not None:  # one that may be another's by now is in its group, and that is in the tail, or in the batch
                 groups = tail.select("key").unionByName(keys).selectExpr(f"{home(table)} AS key").distinct()
-                rows, closed = only(rows, groups, "left"), f"__k0 IS NOT NULL OR {closed}"
+                rows, closed = only(rows, groups, "left"), f"{OWN}_0 IS NOT NULL OR {closed}"
             rows = rows.where(closed)
         else:
             time = "at" if isinstance(table.root, Stored) else NEXT  # when a punctuator is due, or a window closes
-            rows = only(states_in(base, table, time), keys, "left").where(f"__k0 IS NOT NULL OR {time} < {moment(upto)}")
+            rows = only(states_in(base, table, time), keys, "left").where(f"{OWN}_0 IS NOT NULL OR {time} < {moment(upto)}")
         return merge(table, rows.select("key", "state", "epoch", "seq").unionByName(tail))
 
     def by_clock(self, timers: TableDef) -> dict[Partition, datetime]:
@@ -307,8 +307,8 @@ def materialise(frame: DataFrame) -> DataFrame:
 def only(frame: DataFrame, keys: DataFrame, how: str, *, of: str = "key.") -> DataFrame:
     """Cut a frame by keys; its own key's columns are in its struct `key`, or beside the others."""
     fields = [c.name for c in keys.schema["key"].dataType.fields]  # type: ignore[attr-defined]  # it's a struct
-    wanted = keys.select(*(F.col(f"key.{quote(n)}").alias(f"__k{i}") for i, n in enumerate(fields)))
-    same: Column = reduce(lambda a, b: a & b, (F.col(f"{of}{quote(n)}").eqNullSafe(F.col(f"__k{i}")) for i, n in enumerate(fields)))
+    wanted = keys.select(*(F.col(f"key.{quote(n)}").alias(f"{OWN}_{i}") for i, n in enumerate(fields)))
+    same: Column = reduce(lambda a, b: a & b, (F.col(f"{of}{quote(n)}").eqNullSafe(F.col(f"{OWN}_{i}")) for i, n in enumerate(fields)))
     return frame.join(F.broadcast(wanted), same, how)
 
 
