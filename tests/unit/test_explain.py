@@ -193,3 +193,26 @@ def test_of_a_key_that_no_record_has_it_is_said_where_others_are_seen() -> None:
         "No record has made such a row, the key taken letter for letter; `watertable query stock` shows some that there are.",
         "",
     ]
+
+
+def test_what_waits_for_every_partition_is_told_as_it_waits_in_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = wt.App("shop")
+    seen, bought = (app.topic(name, key="sku STRING", value="n BIGINT").stream() for name in ("seen", "bought"))
+    both = seen.left_join(bought, within=wt.minutes(5), n="right.n")
+    both.group_by_key().agg(seen=wt.count(), bought=wt.sum("n")).materialized_as("sold")
+    topology = app.topology()
+    sold, day, fill = topology.table("sold"), 1440, 40
+
+    def at(topic: str, partition: int, offset: int, sku: str, minutes: float) -> Record:
+        return Record(topic, partition, offset, T0 + timedelta(minutes=minutes), sku.encode(), b'{"n": 7}')
+
+    partitions = [(topic, n) for topic in ("seen", "bought") for n in (0, 1)]
+    early = [at("seen", 1, 0, "a", 1), at("seen", 1, 1, "z", day), at("bought", 0, 0, "z", day)]
+    early += [at("seen", 0, n, f"other {n}", n * day / fill) for n in range(fill + 1)]
+    late = [at("bought", 1, 0, "a", 2)]
+    for chunk in (10, 1000):  # a partition of which nothing was read yet is one that has to be waited for
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        told = explain(topology, sold, keytext.read(sold, ["a"]), early + late, (), partitions)
+        assert [(s.topic, s.offset, s.row) for s in told.steps] == [("bought", 0, {"seen": 1, "bought": 7})]
+        assert not explain(topology, sold, keytext.read(sold, ["a"]), early, (), partitions).steps
+        assert explain(topology, sold, keytext.read(sold, ["a"]), early, (), partitions[:3]).steps, "no fourth one is there"

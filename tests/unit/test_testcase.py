@@ -60,6 +60,15 @@ told = views.process_values(visit, value="said STRING", stores=stores, punctuato
 told.group_by_key().agg(said=wt.collect_list("said")).materialized_as("told")
 """
 
+SOLD = """
+import watertable as wt
+
+app = wt.App("sold")
+seen, bought = (app.topic(name, key="sku STRING", value="n BIGINT").stream() for name in ("seen", "bought"))
+both = seen.left_join(bought, within=wt.minutes(5), n="right.n")
+both.group_by_key().agg(seen=wt.count(), bought=wt.sum("n")).materialized_as("sold")
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -67,6 +76,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "assets" / "shop").mkdir(parents=True)
     (tmp_path / "assets" / "shop" / "app.py").write_text(SHOP)
     (tmp_path / "assets" / "shop" / "baskets.py").write_text(BASKETS)
+    (tmp_path / "assets" / "shop" / "sold.py").write_text(SOLD)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -187,3 +197,20 @@ def test_what_clocks_called_is_written_with_the_clocks_that_the_row_needs(projec
     assert calls == [
         f"driver.{c}" for c in ("pipe_input", "pipe_input", "advance", "advance_wall_clock", "pipe_input", "advance_wall_clock")
     ]
+
+
+def test_a_partition_without_a_record_holds_in_the_test_what_it_holds_in_the_app(project: Path) -> None:
+    topology = load_apps(Settings.load(project)).app("sold").topology
+    sold, there = topology.table("sold"), [("seen", 0), ("seen", 1), ("bought", 0), ("bought", 1)]
+    records = [
+        record("seen", 0, "a", {"n": 1}), record("bought", 0, "a", {"n": 7}, 1), record("seen", 1, "a", {"n": 1}, 30),
+        record("bought", 1, "a", {"n": 1}, 90), record("seen", 2, "a", {"n": 1}, 91), record("seen", 0, "z", {"n": 1}, 90, partition=1),
+    ]  # fmt: skip
+    for last, seen in (([], 2), ([record("bought", 0, "z", {"n": 1}, 90, partition=1)], 3)):
+        told = explain(topology, sold, keytext.read(sold, ["a"]), records + last, (), there)
+        text = as_test(topology, sold, told, records + last, "watertable explain", (), there)
+        assert f'rows["a"] == {{"sku": "a", "seen": {seen}, "bought": 8}}' in text
+        assert ('driver.advance("bought", "1970-01-01T00:00:00Z", partition=1)' in text) == (not last)
+        namespace: dict[str, object] = {}
+        exec(compile(text, "test_story.py", "exec"), namespace)
+        namespace["test_the_story_of_sold_a"]()  # type: ignore[operator]

@@ -214,11 +214,11 @@ def explain(
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)
-        told = tell(topology, chosen, wanted, records(past.records(begin, end)), recorded)
+        told = tell(topology, chosen, wanted, records(past.records(begin, end)), recorded, end)
         if as_test:
             one = "" if window is None else f" --window {shlex.quote(window)}"
             command = f"watertable explain {table} --key {shlex.quote(key)}{one} --as-test"
-            test = testcase.as_test(topology, chosen, told, records(past.records(begin, end)), command, recorded)
+            test = testcase.as_test(topology, chosen, told, records(past.records(begin, end)), command, recorded, end)
     for (topic, partition), offset in sorted((p, offset) for p, offset in begin.items() if offset):
         terminal.err.print(
             f"[yellow]gap[/] {topic}/{partition}: Kafka has deleted what was before offset {offset:,}; the story begins there"

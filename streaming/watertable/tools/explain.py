@@ -66,12 +66,14 @@ class Explanation:
 
 
 def explain(
-    topology: Topology, table: TableDef, wanted: Row, records: Iterable[Record], recorded: Iterable[Advance] | None = None
-) -> Explanation:
+    topology: Topology, table: TableDef, wanted: Row, records: Iterable[Record], recorded: Iterable[Advance] | None = None,
+    partitions: Iterable[tuple[str, int]] = (),
+) -> Explanation:  # fmt: skip
     """Run what a table is made of over its records and tell the story of one key, of which `keytext` has read what is wanted.
 
     Of a windowed table it is the story of all windows of the key, or of the one that is asked for. `recorded` are the advances that
-    the app's commits hold: where idle partitions were let go, and what the wall clock was where something was due by it.
+    the app's commits hold: where idle partitions were let go, and what the wall clock was where something was due by it. `partitions` are
+    those that the app reads: what waits for the time of all of them waits, too, for one that has no record, or none of those read so far.
 
     Raises `StoreError` for a suppressed table, and one with a time to live: its rows come of time that went by, and the story is that of
     the table above it; and, without `recorded`, for a table that is made of what waits for the wall clock, since no record says what that
@@ -85,7 +87,7 @@ def explain(
         )
     part = topology.above({table.name})
     topics = {topic.name for topic in part.topics}
-    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(group.values())})
+    engine = Interpreter(part, watch=frozenset({table.name}), partitions=partitions, asked={table.name: tuple(group.values())})
     steps: list[Step] = []
     late: list[LeftOut] = []
     made_by: set[bytes | None] = set()

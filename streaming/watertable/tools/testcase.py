@@ -34,6 +34,7 @@ MOST: Final = 5_000
 """Records that a test is written of at most: beyond that nobody reads it."""
 _WIDTH: Final = 120
 _NAN: Final = 'float("nan")'
+_NO_TIME: Final = "it has no record that could be read: what waits for the time of every partition waits"
 State = tuple[str, Key]
 """A table's name and a key of it."""
 Offset = tuple[str, int, int]
@@ -89,14 +90,15 @@ class _Seen:
 
 
 def as_test(
-    topology: Topology, table: TableDef, told: Explanation, records: Iterable[Record], command: str, recorded: Iterable[Advance] = ()
-) -> str:
+    topology: Topology, table: TableDef, told: Explanation, records: Iterable[Record], command: str, recorded: Iterable[Advance] = (),
+    partitions: Iterable[tuple[str, int]] = (),
+) -> str:  # fmt: skip
     """Write the test of a row that was explained, from the same records read once more; what was left out is piped in as well.
 
-    `recorded` are the advances that the app's commits hold, as `explain` takes them. Raises `StoreError` when no record made the row, when
-    it takes more than `MOST` of them, or when they alone don't make it.
+    `recorded` and `partitions` are what `explain` takes. Raises `StoreError` when no record made the row, when it takes more than `MOST` of
+    them, or when they alone don't make it.
     """
-    seen, expected = _needed(topology, table, told, interleaved(records, recorded))
+    seen, expected, times = _needed(topology, table, told, interleaved(records, recorded), partitions := tuple(partitions))
     if not expected:
         raise StoreError(f"no record that can be read made a row of {table.name!r} for this key: there is nothing to test")
     if len(seen) > MOST:
@@ -104,8 +106,9 @@ def as_test(
             f"it took {len(seen):,} records to make this row, and nobody reads a test of more than {MOST:,}; choose a key with fewer, "
             "or let `watertable bisect` find the record that made a condition true"
         )
-    for advanced in (False, True):  # stream time is moved on only where the row depends on it
-        steps = list(_steps(topology, seen, advanced=advanced))
+    reached = {partition: times.get(partition, EPOCH) for partition in sorted({*partitions, *times})}
+    for advanced, upto in ((False, {}), (True, {}), (True, reached)):  # stream time is moved on only where the row depends on it
+        steps = list(_steps(topology, seen, upto, advanced=advanced))
         driver = TopologyTestDriver(topology)
         for step in steps:
             step.take(driver)
@@ -119,12 +122,12 @@ def as_test(
 
 
 def _needed(
-    topology: Topology, table: TableDef, told: Explanation, items: Iterable[Record | Advance]
-) -> tuple[list[_Seen], dict[Key, Row | None]]:
-    """Read everything again and keep what the row needs, in the order in which it counts; give the rows beside it."""
+    topology: Topology, table: TableDef, told: Explanation, items: Iterable[Record | Advance], partitions: Iterable[tuple[str, int]]
+) -> tuple[list[_Seen], dict[Key, Row | None], dict[tuple[str, int], datetime]]:
+    """Read everything again and keep what the row needs, in the order in which it counts; give beside it the rows, and the stream times."""
     part = topology.above({table.name})
     group, start = keytext.group(table, told.key), keytext.start(table, told.key)
-    engine = Interpreter(part, watch=frozenset({table.name}), asked={table.name: tuple(group.values())})
+    engine = Interpreter(part, watch=frozenset({table.name}), partitions=partitions, asked={table.name: tuple(group.values())})
     topics = {topic.name for topic in part.topics}
     seen: dict[Offset | Place, _Seen] = {}
     keys = {tuple(step.key.values()) for step in told.steps}
@@ -193,7 +196,7 @@ def _needed(
     found: dict[Key, Row | None] = {key: rows.get(key) for key in sorted(keys, key=repr)}
     if table.windows is not None:  # the bounds that a session had on its way, say, are no rows that went
         found = {key: row for key, row in found.items() if row is not None} or found
-    return kept, found
+    return kept, found, engine.stream_times
 
 
 class _Places(list[Dropped]):
@@ -263,9 +266,17 @@ class _Step:
         yield from [line] if len(line) <= _WIDTH else [head, *(f"        {text}," for text in texts), "    )"]
 
 
-def _steps(topology: Topology, seen: Sequence[_Seen], *, advanced: bool) -> Iterator[_Step]:
+def _steps(
+    topology: Topology, seen: Sequence[_Seen], reached: Mapping[tuple[str, int], datetime], *, advanced: bool
+) -> Iterator[_Step]:  # fmt: skip
+    """Give the calls that a row takes; in the end every partition is where it is said to have `reached`.
+
+    Those of which the row needs no record are there from the beginning: what waits for the time of all waits for theirs.
+    """
     topics = {topic.name: topic for topic in topology.topics}
     times: dict[tuple[str, int], datetime] = {}
+    needed = {(one.record.topic, one.record.partition) for one in seen}
+    yield from (_Step(Record(*p, 0, time, None, None), topics[p[0]], time) for p, time in reached.items() if p not in needed)
     now: datetime | None = None
     for one in seen:
         topic, partition = topics[one.record.topic], (one.record.topic, one.record.partition)
@@ -285,6 +296,9 @@ def _steps(topology: Topology, seen: Sequence[_Seen], *, advanced: bool) -> Iter
         if own is not None:
             times[partition] = max(own, times.get(partition, own))
         yield _Step(one.record, topic)
+    for p, time in reached.items():
+        if p in needed and times.get(p, EPOCH) < time:
+            yield _Step(Record(*p, 0, time, None, None), topics[p[0]], time)
 
 
 def _written(
@@ -299,7 +313,7 @@ def _written(
     for step in steps:
         place = f"{step.topic.name}/{step.record.partition}@{step.record.offset}"
         said = " ".join(f"{place}: {after.get(_offset(step.record), 'looked up')}".split())
-        body += step.lines(said if step.call == "pipe_input" else "")
+        body += step.lines(said if step.call == "pipe_input" else _NO_TIME if step.advance == EPOCH else "")
     body += ["", f'    rows = driver.table("{table.name}")']
     for key, row in expected.items():
         whole = literal(short(key))
