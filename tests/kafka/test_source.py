@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
+from watertable.kafka import reading
 from watertable.kafka.admin import Admin, Partition
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records
@@ -135,3 +136,32 @@ def test_python_reads_a_range_as_soon_as_its_last_record_is_there(broker: Cluste
     assert [(r.partition, r.offset, r.key, r.value, r.headers) for r in found] == [
         (0, n, b"k", b"%d" % n, (("h", b"%d" % n),)) for n in range(2)
     ]
+
+
+def test_python_reads_partitions_in_turn_by_the_time_that_each_has_come_to(
+    broker: Cluster, topic: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one begins when the first is half through, and ends with what no reader is given: a mark of its transaction."""
+    monkeypatch.setattr(reading, "_AHEAD", 100)
+    name, count = topic(partitions=2), 20_000
+    producer = Producer(broker.client_config() | {"transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for partition in (1, 0):
+        for n in range(count):
+            when = 1291161600000 + n + partition * count // 2 - (n % 7 == 0) * 5000
+            producer.produce(name, b"%d" % n, b"k", partition=partition, timestamp=when)
+            if n % 1000 == 0:
+                producer.poll(0)
+    producer.commit_transaction(30)
+    there = [(name, 0), (name, 1)]
+    while set(Admin(broker).latest(there).values()) != {count + 1}:  # the marks come behind the commit
+        time.sleep(0.1)
+    found = list(read_records(broker, dict.fromkeys(there, 0), dict.fromkeys(there, count + 1)))
+    for partition in (0, 1):
+        assert [r.offset for r in found if r.partition == partition] == list(range(count))
+    time_of = reading.come_to()
+    times = [time_of(record) for record in found]
+    assert times == sorted(times)
+    assert {r.partition for r in found[: count // 5]} == {0}
+    assert {r.partition for r in found[-count // 3 :]} == {1}

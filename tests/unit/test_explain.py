@@ -216,3 +216,19 @@ def test_what_waits_for_every_partition_is_told_as_it_waits_in_the_app(monkeypat
         assert [(s.topic, s.offset, s.row) for s in told.steps] == [("bought", 0, {"seen": 1, "bought": 7})]
         assert not explain(topology, sold, keytext.read(sold, ["a"]), early, (), partitions).steps
         assert explain(topology, sold, keytext.read(sold, ["a"]), early, (), partitions[:3]).steps, "no fourth one is there"
+
+
+def test_a_story_of_what_depends_on_arrival_says_that_readers_may_see_another_row() -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT").stream()
+    prices = app.topic("prices", key="sku STRING", value="price INT").table().materialized_as("prices")
+    moves.join(prices, worth="qty * right.price").group_by("sku").agg(worth=wt.sum("worth")).materialized_as("worth")
+    topology = app.topology()
+    for name, arrival in (("worth", True), ("prices", False)):
+        told = explain(
+            topology, topology.table(name), keytext.read(topology.table(name), ["a"]),
+            [Record("prices", 0, 0, T0, b"a", b'{"price": 2}'), record(0, "a", {"qty": 1}, 1)],
+        )  # fmt: skip
+        out = io.StringIO()
+        show.print_explanation(Console(file=out, width=200), told, 20)
+        assert ("depends on how its records arrived" in out.getvalue()) is arrival

@@ -435,6 +435,14 @@ def print_explanation(console: Console, told: Explanation, limit: int) -> None:
     changes, records = len(told.steps), len({(s.topic, s.partition, s.offset) for s in told.steps if s.offset is not None})
     made = f"{_count(records, 'record')} made it" + (f", in {_count(changes, 'change')}" if changes != records else "")
     console.print(made + (f"; the newest {limit:,} are shown, --limit shows more" if changes > limit else ""), style="dim", highlight=False)
+    if told.arrival:
+        console.print(
+            Text.assemble(
+                ("arrival  ", "yellow"),
+                "this table depends on how its records arrived. The story takes them by their times, and not by the app's commits: what "
+                f"readers see may differ; `watertable query {told.table}` shows it.",
+            )
+        )
     for (topic, partition, offset), outs in groupby(told.left_out, lambda out: (out.topic, out.partition, out.offset)):
         first, *others = outs
         reason = first.reason

@@ -19,6 +19,7 @@ from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.plan.nodes import FinalRows, Process, Stream, Table
 from watertable.plan.plan import TableDef, Topology, walk
+from watertable.plan.purity import Purity, purity_of
 from watertable.records import Advance, Event, Record, Row
 from watertable.tools import keytext
 
@@ -56,13 +57,17 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Hold all that is known of a row; `steps` are in the order in which they count. `key` is what was asked for of its key."""
+    """Hold all that is known of a row; `steps` are in the order in which they count. `key` is what was asked for of its key.
+
+    `arrival` says that the table depends on how records arrived, so that its readers may see another row.
+    """
 
     table: str
     key: Row
     steps: tuple[Step, ...]
     left_out: tuple[LeftOut, ...]
     records: int
+    arrival: bool = False
 
 
 def explain(
@@ -123,7 +128,8 @@ def explain(
     if start is not None:
         steps, late = _of_window(table, start, steps, late)
     refused_of_key = [out for record, out in suspects if record.key is not None and record.key in made_by]
-    return Explanation(table.name, wanted, tuple(steps), (*late, *refused_of_key), count)
+    arrival = purity_of(table.node) is Purity.ARRIVAL
+    return Explanation(table.name, wanted, tuple(steps), (*late, *refused_of_key), count, arrival)
 
 
 def _of_window(table: TableDef, start: datetime, steps: list[Step], late: list[LeftOut]) -> tuple[list[Step], list[LeftOut]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from watertable.kafka.admin import Admin, Offsets, Partition
 from watertable.kafka.config import Cluster
-from watertable.kafka.reading import read_records
+from watertable.kafka.reading import come_to, read_records
 from watertable.records import Record
 
 if TYPE_CHECKING:
@@ -37,12 +39,17 @@ class Past:
         return sorted(p for p, offset in end.items() if reached[p] < min(offset, self._in_kafka[p]))
 
     def records(self, begin: Offsets, end: Offsets) -> Iterator[Record]:
-        """Yield the records of [begin, end), what archives hold of them first; raise `KafkaError` when the cluster lacks some."""
+        """Yield the records of [begin, end), partitions in turn, by the time each has come to; raise `KafkaError` when some are lacking.
+
+        So a record that looks a table's row up comes behind those that made the row by then, however far apart their topics are.
+        """
+        if self._archives is None:
+            return read_records(self._cluster, begin, end)
         reached = self._reached(begin)
         middle = {p: max(begin[p], min(reached[p], offset)) for p, offset in end.items()}
-        if self._archives is not None:
-            yield from self._archives.records(begin, middle)
-        yield from read_records(self._cluster, middle, end)
+        behind, beside = ({p: o for p, o in end.items() if (middle[p] > begin[p]) is archived} for archived in (True, False))
+        kept = chain(self._archives.records(begin, middle), read_records(self._cluster, middle, behind))
+        return merge(kept, read_records(self._cluster, middle, beside), key=come_to())
 
     def _reached(self, begin: Offsets) -> Offsets:
         return begin if self._archives is None else self._archives.reached(begin)
