@@ -209,3 +209,14 @@ def test_other_code_than_the_commits_is_said_to_be_no_witness(told: Ledger) -> N
     found = bisect.find(told.store.reader, wanted, judged)
     with pytest.raises(UnknownPosition, match="under the code as it is loaded none of them does"):
         bisect.blame(told.store.reader, told.topology, wanted, judged, found, [])
+
+
+def test_the_record_is_the_first_of_all_keys_however_many_a_commit_made_true(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, count = Ledger.open(tiny(spark), str(tmp_path), topology=till()), 130
+    commit_all(ledger, [[record("moves", n, f"k{count - n:03}", {"qty": -1, "shelf": 1}, n) for n in range(count)]])
+    wanted = ledger.table("stock")
+    judged = bisect.condition_of(wanted, "qty < 0")
+    found = bisect.find(ledger.store.reader, wanted, judged)
+    assert len(found.keys) == count
+    records = [record("moves", n, f"k{count - n:03}", {"qty": -1, "shelf": 1}, n) for n in range(count)]
+    assert bisect.blame(ledger.store.reader, ledger.topology, wanted, judged, found, records).offset == 0

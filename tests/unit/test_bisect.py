@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -58,6 +59,13 @@ def test_a_finding_names_the_commit_the_keys_the_record_and_how_far_back_it_look
         assert wanted in text
     body = json.loads(show.finding_json(FOUND, CULPRIT, ""))
     assert (body["at"], body["since"], body["record"]["offset"], body["keys"][0]["key"]) == ("shop@1.4", "shop@1.2", 5, {"sku": "a"})
+
+
+def test_of_many_keys_some_are_shown_and_all_are_counted() -> None:
+    many = replace(FOUND, keys=tuple(Became({"sku": f"k{n:03}"}, None, {"qty": -1}) for n in range(250)))
+    assert "and 245 more keys in the same commit" in told(many, CULPRIT)
+    body = json.loads(show.finding_json(many, CULPRIT, ""))
+    assert (body["became"], len(body["keys"])) == (250, 100)
 
 
 def test_where_the_record_cant_be_told_the_range_is_and_why() -> None:

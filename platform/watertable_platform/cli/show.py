@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _ROWS = 20
 _KEYS = 5
+_MOST_KEYS = 100
 _PAIRS = {
     "differs": ("≠", "yellow"),
     "only here": ("+", "green"),
@@ -491,11 +492,12 @@ def print_finding(console: Console, found: Found, culprit: Culprit | None, unkno
 
 
 def finding_json(found: Found, culprit: Culprit | None, unknown: str) -> str:
-    """Write what `print_finding` shows, for programs; `at` is null where it never became true."""
+    """Write what `print_finding` shows, for programs; `at` is null where it never became true. `became` counts the keys, all of them."""
     body = {
         "table": found.table, "condition": found.condition, "head": str(found.head), "since": found.since and str(found.since),
         "already": found.already, "ever": found.ever, "now": found.now, "at": found.at and str(found.at),
-        "committed": found.commit and found.commit.commit_time, "keys": [asdict(became) for became in found.keys],
+        "committed": found.commit and found.commit.commit_time,
+        "became": len(found.keys), "keys": [asdict(became) for became in found.keys[:_MOST_KEYS]],
         "record": None if culprit is None else asdict(culprit), "unknown": unknown or None,
     }  # fmt: skip
     return plain_json(body)

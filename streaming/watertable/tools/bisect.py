@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -41,9 +41,6 @@ from watertable.tools.testcase import Watched
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOST: Final = 100
-"""Keys of one commit among which the first record is looked for."""
-
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -66,7 +63,7 @@ class Became:
 class Found:
     """Say where a condition became true for the first time.
 
-    `at` is the commit's position, None where there is none; `keys` are those that it became true for in that commit, at most `MOST`.
+    `at` is the commit's position, None where there is none; `keys` are all those that it became true for in that commit.
     `since` is the position that the history begins at, None where all of it is there; `already` counts the keys for which it was true
     then. `ever` and `now` count keys.
     """
@@ -142,7 +139,7 @@ def find(reader: Reader, table: TableDef, condition: Condition, wanted: Row | No
     if first is None or first[0] is None:
         return known
     seq = int(first[0])
-    kept = firsts.where(f"seq = {seq}").orderBy("key").limit(MOST).select(*(as_json(c) for c in ("key", "old", "row"))).collect()
+    kept = firsts.where(f"seq = {seq}").orderBy("key").select(*(as_json(c) for c in ("key", "old", "row"))).collect()
     commits = {
         c.seq: c for c in reader.changelog.rows(view.snapshot, f"c.kind = 'batch' AND {view.lineage.where(seq - 2, seq)}")
         if view.lineage.holds(c.epoch, c.seq)
