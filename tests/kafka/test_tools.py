@@ -115,6 +115,11 @@ def test_an_edited_definition_is_shown_beside_the_live_table_and_nothing_is_comm
     for wanted in ("stock  on the last 9 records", "30 → 60", "≠ 2 differs", "nothing was committed"):
         assert wanted in shown
     assert Admin(Cluster(Settings.load(till.home).kafka)).mirrored("till", [(till.moves, 0), (till.moves, 1)])
+    till.write(APP.replace("moves.group_by_key()", "moves.filter(\"key.sku = 'a'\").group_by_key()"))
+    fewer = till.json("preview", "stock", "--last", "100")
+    assert {(row["key"]["sku"], row["mark"]) for row in fewer["rows"]} == {("a", "same"), ("b", "only live")}
+    fewer = till.json("preview", "hourly", "--last", "4")
+    assert {row["key"]["window_start"][11:13] for row in fewer["rows"] if row["mark"] == "only live"} == {"09", "10"}
     till.write(APP)
     assert till.json("preview", "stock", "--last", "100")["live"] == "till@1.3"
 

@@ -6,11 +6,14 @@ import json
 from datetime import timedelta
 from typing import cast
 
+import pytest
+
 import watertable as wt
 from watertable.plan.windows import EPOCH
-from watertable.records import Record
+from watertable.records import Advance, Key, Record, Row
 from watertable.store.commits import Position
 from watertable.store.reader import Reader
+from watertable.tools import preview as module
 from watertable.tools.preview import Live, Pair, last, preview
 
 NO_READER = cast("Reader", object())
@@ -77,3 +80,47 @@ def test_rows_of_which_a_part_came_before_these_records_are_not_compared() -> No
         seen = preview(NO_READER, topology, topology.table(name), at, {("moves", 0): 8}, [record], live)
         assert [pair.mark for pair in seen.pairs] == ["not compared"]
         assert "something remembers what came before these records" in seen.says
+
+
+def test_what_a_definition_makes_no_more_is_shown_beside_it_where_all_of_it_should_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT").stream().filter("qty > 0").group_by_key()
+    moves.agg(qty=wt.sum("qty")).materialized_as("stock")
+    topology, asked = app.topology(), list[str | None]()
+    kept = {("a",): {"qty": 1}, ("b",): {"qty": -1}}
+
+    def live_rows(_: object, table: object, live: object, keys: list[Key], others: str | None = None) -> dict[Key, Row]:
+        asked.append(others)
+        return {key: row for key, row in kept.items() if (key in keys) is (others is None)}
+
+    monkeypatch.setattr(module, "_live_rows", live_rows)
+    records = [Record("moves", 0, n, EPOCH, sku, b'{"qty": %d}' % qty) for n, (sku, qty) in enumerate([(b"a", 1), (b"b", -1)])]
+    live = Live(Position("shop", 1, 1), 1, {("moves", 0): 2}, ("sku", "qty"))
+    seen = preview(NO_READER, topology, topology.table("stock"), {("moves", 0): 0}, {("moves", 0): 2}, records, live)
+    assert [(pair.key["sku"], pair.mark) for pair in seen.pairs] == [("a", "same"), ("b", "only live")]
+    assert asked == [None, "true"]
+    monkeypatch.setattr(module, "COMPARED", 1)
+    seen = preview(NO_READER, topology, topology.table("stock"), {("moves", 0): 0}, {("moves", 0): 2}, records, live)
+    assert "Of the live rows that aren't made here 1 are shown, and there may be more." in seen.says
+    more = [*records, Record("moves", 0, 2, EPOCH, b"c", b'{"qty": 3}')]
+    seen = preview(NO_READER, topology, topology.table("stock"), {("moves", 0): 0}, {("moves", 0): 3}, more, live)
+    assert "Of 2 rows the first 1 are." in seen.says
+    assert [(pair.key["sku"], pair.mark) for pair in seen.pairs] == [("a", "same"), ("c", "not compared")]
+
+
+def test_what_the_commits_advanced_counts_as_far_as_the_live_table_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT", idle_after=wt.minutes(5)).stream()
+    moves.group_by_key().windowed_by(wt.tumbling(minutes=10)).agg(qty=wt.sum("qty")).materialized_as("by_time")
+    topology, there = app.topology(), {("moves", 0): 2}
+    hour = EPOCH + timedelta(hours=1)
+    records = [Record("moves", 0, n, EPOCH + timedelta(minutes=n), b"a", b'{"qty": 1}') for n in range(2)]
+    monkeypatch.setattr(module, "_live_rows", lambda *_: {})
+    for offset, time, qty in ((1, None, 1), (2, None, 2)):
+        live = Live(Position("shop", 1, 1), 1, there, ("sku", "window_start", "window_end", "qty"), {("moves", 0): time})
+        advance = Advance("moves", 0, offset, hour)
+        seen = preview(NO_READER, topology, topology.table("by_time"), {("moves", 0): 0}, there, records, live, [advance])
+        assert [pair.here for pair in seen.pairs] == [{"qty": qty}]
+        assert seen.records == 2
+    assert not live.reaches(Advance("moves", 0, 2, hour)), "it was recorded behind what is folded"
+    assert Live(live.position, 1, there, (), {("moves", 0): hour}).reaches(Advance("moves", 0, 2, hour))

@@ -293,7 +293,8 @@ def preview(
         end = {**past.ends, **reached}
         begin = trial.last(past.first, end, last)
         with terminal.err.status("reading the topics", spinner="dots"):
-            seen = trial.preview(reader, topology, wanted, begin, end, past.records(begin, end), live)
+            recorded = _recorded(settings, topology, spark)
+            seen = trial.preview(reader, topology, wanted, begin, end, past.records(begin, end), live, recorded)
     if as_json:
         print(show.preview_json(seen))
     else:

@@ -9,14 +9,15 @@ makes of these records, not what the table would hold: a sum over the last thous
 
 The last two only where no table, join of streams or processor is on the way, which would have to know what came before.
 
-The live table is read as it was folded, whatever code made it, in the columns that both have.
+The first and the third show live rows that the definition makes no more, too. The live table is read as it was folded, whatever code
+made it, in the columns that both have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,14 +25,15 @@ from pyspark.sql import functions as F
 
 from watertable.interpreter import Interpreter
 from watertable.plan.nodes import Latest
-from watertable.plan.plan import TableDef, Topology
+from watertable.plan.plan import WINDOW_KEY, TableDef, Topology
 from watertable.plan.purity import of_one_topic, of_records_alone
-from watertable.records import Key, Record, Row
+from watertable.records import Advance, Key, Record, Row
 from watertable.schema import quote
+from watertable.sql.spark_sql import literal
 from watertable.store.commits import CommitInfo, Offsets, Position
 from watertable.store.reader import Reader
 from watertable.tools.bisect import as_json, keys_frame, read_json
-from watertable.tools.explain import chunks
+from watertable.tools.explain import chunks, interleaved
 
 COMPARED: Final = 10_000
 """Rows that are looked up in the live table at most."""
@@ -45,6 +47,13 @@ class Live:
     version: int
     next: Offsets
     columns: tuple[str, ...]
+    times: Mapping[tuple[str, int], datetime | None] = field(default_factory=dict)
+
+    def reaches(self, advance: Advance) -> bool:
+        """Tell whether it was made of this advance, too: at the offset that it has come to, its stream time says so."""
+        partition = advance.topic, advance.partition
+        after, time = self.next.get(partition, 0), self.times.get(partition)
+        return advance.offset < after or (advance.offset == after and time is not None and advance.stream_time <= time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +104,10 @@ def live_of(reader: Reader, topology: Topology, table: TableDef) -> Live | None:
     where = f"c.kind = 'batch' AND epoch = {base.epoch} AND seq = {base.seq}"
     commits = reader.changelog.rows(reader.changelog.snapshot(), where)
     topics = {topic.name for topic in topology.above({table.name}).topics}
-    reached = {p: offset for p, offset in (commits[0] if commits else CommitInfo()).next.items() if p[0] in topics}
-    return Live(Position(reader.changelog.app, base.epoch, base.seq), base.snapshot.version, reached, base.snapshot.columns)
+    commit = commits[0] if commits else CommitInfo()
+    reached = {p: offset for p, offset in commit.next.items() if p[0] in topics}
+    at = Position(reader.changelog.app, base.epoch, base.seq)
+    return Live(at, base.snapshot.version, reached, base.snapshot.columns, commit.stream_times)
 
 
 def last(earliest: Offsets, end: Offsets, records: int) -> Offsets:
@@ -115,23 +126,38 @@ def last(earliest: Offsets, end: Offsets, records: int) -> Offsets:
 
 
 def preview(
-    reader: Reader | None, topology: Topology, table: TableDef, begin: Offsets, end: Offsets, records: Iterable[Record], live: Live | None
-) -> Preview:
-    """Run the definition over the records [begin, end) and compare with the live table; without one, nothing is compared."""
+    reader: Reader | None, topology: Topology, table: TableDef, begin: Offsets, end: Offsets, records: Iterable[Record], live: Live | None,
+    recorded: Iterable[Advance] = (),
+) -> Preview:  # fmt: skip
+    """Run the definition over the records [begin, end) and compare with the live table; without one, nothing is compared.
+
+    `recorded` are the advances that the app's commits hold; those count that the live table was folded from, too.
+    """
     part = topology.above({table.name})
     engine, dropped, refused, count = Interpreter(part, partitions=end), Counter[str](), Counter[tuple[str, str]](), 0
-    for chunk in chunks(records):
+    topics = {topic.name for topic in part.topics}
+    recorded = [advance for advance in recorded if live is not None and live.reaches(advance)]
+    for chunk in chunks(item for item in interleaved(records, recorded) if item.topic in topics):
         engine.read(chunk)
-        count += len(chunk)
+        count += sum(isinstance(item, Record) for item in chunk)
         dropped.update(f"{drop.node}: {drop.reason}" for drop in engine.dropped)
         refused.update((bad.node, bad.location) for bad in engine.quarantine)
         for made in (engine.dropped, engine.quarantine, *engine.changes.values()):
             made.clear()  # type: ignore[attr-defined]
     rows = engine.tables[table.name]
     known = list(engine.states[table.name] if table.state_key == table.key else rows)  # a state that isn't a row's has another key
-    chosen, says = _chosen(reader, table, begin, live)
-    keys = [key for key in known if chosen is not None and chosen(key)][:COMPARED]
-    found = _live_rows(reader, table, live, keys) if reader is not None and live is not None and keys else {}
+    chosen = _chosen(reader, table, begin, live)
+    wanted = [key for key in known if chosen.wants is not None and chosen.wants(key)]
+    keys, says, found = wanted[:COMPARED], chosen.says, dict[Key, Row]()
+    if reader is not None and live is not None and keys:
+        found = _live_rows(reader, table, live, keys)
+    if len(keys) < len(wanted):
+        says += f" Of {len(wanted):,} rows the first {COMPARED:,} are."
+    elif reader is not None and live is not None and chosen.others is not None:
+        others = _live_rows(reader, table, live, keys, chosen.others)
+        known, keys, found = [*known, *others], [*keys, *others], found | others
+        if len(others) == COMPARED:
+            says += f" Of the live rows that aren't made here {COMPARED:,} are shown, and there may be more."
     value = table.value.names
     compared = set(keys)
     pairs = [
@@ -147,31 +173,43 @@ def preview(
     )  # fmt: skip
 
 
-def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live | None) -> tuple[Any, str]:
-    """Choose the keys whose rows can be compared, and say in words what that means."""
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Say in words what is compared; `wants` tells it of keys here, and `others`, a condition, which live rows should all be here."""
+
+    says: str
+    wants: Callable[[Any], bool] | None = None
+    others: str | None = None
+
+
+def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live | None) -> _Chosen:
+    """Choose the rows that can be compared."""
     if reader is None or live is None:
-        return None, "There is no live table yet, so nothing is compared: these rows are what the definition makes of these records alone."
+        return _Chosen(
+            "There is no live table yet, so nothing is compared: these rows are what the definition makes of these records alone."
+        )
     lacking = [name for name in table.key.names if name not in live.columns]
     if lacking:
-        return None, f"The live table has no key column {', '.join(lacking)}, so no row of it can be found again: nothing is compared."
+        return _Chosen(f"The live table has no key column {', '.join(lacking)}, so no row of it can be found again: nothing is compared.")
     if not any(begin.values()):
-        return (lambda _: True), "These are all records that there ever were: the rows are the whole table, and all are compared."
+        says = "These are all records that there ever were: the rows are the whole table, and all are compared."
+        return _Chosen(says, lambda _: True, "true")
     if not of_records_alone(table.node):
-        return None, (
+        return _Chosen(
             "On the way to this table something remembers what came before these records: a table whose changes or rows it takes, a join "
             "of streams, or a processor. So nothing is compared; ask for all records, with a greater --last."
         )
     if type(table.node) is Latest and of_one_topic(table.node):
-        return (lambda _: True), (
+        return _Chosen(
             "A row is its key's last record, and the last of each key that occurs is among these: every row here is compared. "
-            "Keys that don't occur aren't shown."
+            "Keys that make no row here aren't shown.",
+            lambda _: True,
         )
     if table.windows is not None:
         since = _stream_time_at(reader, live, begin)
         if since is None:
-            return (
-                None,
-                "How far stream time had come where these records begin is trimmed: no window is known to be whole, none is compared.",
+            return _Chosen(
+                "How far stream time had come where these records begin is trimmed: no window is known to be whole, none is compared."
             )
         if table.sessions is not None:
             since += table.sessions.gap
@@ -179,8 +217,9 @@ def _chosen(reader: Reader | None, table: TableDef, begin: Offsets, live: Live |
             f"Compared are the windows that begin after {since:%F %T}Z: no window of what came before these records reaches there, so "
             "all records of such a window are among them. Earlier windows lack what came before."
         )
-        return (lambda key: key[-2] > since), says
-    return None, (
+        (start, kind), *_ = ((column.name, column.type) for column in WINDOW_KEY)
+        return _Chosen(says, lambda key: key[-2] > since, f"{quote(start)} > {literal(since, kind)}")
+    return _Chosen(
         "A row here adds up these records alone, and the live row all that there ever were: the two are no versions of one figure, so they "
         "aren't compared. Ask for all records, with a greater --last, or look at the live row beside it with `watertable query`."
     )
@@ -198,15 +237,20 @@ def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | No
     return max(known) if known else None
 
 
-def _live_rows(reader: Reader, table: TableDef, live: Live, keys: list[Key]) -> dict[Key, Row]:
-    """Read the live rows of some keys, as value columns that both have, each of the type that it has there."""
+def _live_rows(reader: Reader, table: TableDef, live: Live, keys: list[Key], others: str | None = None) -> dict[Key, Row]:
+    """Read the live rows of some keys, as value columns that both have, each of the type that it has there.
+
+    With a condition on `others`, those for which it is true and that are of none of these keys instead, `COMPARED` at most.
+    """
     shown = reader.log(table.name).at(live.version)
     assert shown is not None
     both = shown.schema.take(table.columns.names)
     made = "named_struct(" + ", ".join(f"'{n}', CAST({quote(n)} AS {table.key[n].sql()})" for n in table.key.names) + ") AS key"
     row = "named_struct(" + ", ".join(f"'{c.name}', {quote(c.name)}" for c in both) + ") AS row"
     wanted = keys_frame(reader.changelog.spark, table.key, keys)
-    rows = shown.frame().selectExpr(made, row).join(F.broadcast(wanted), "key", "left_semi")
+    frame = shown.frame().where("true" if others is None else others).selectExpr(made, row)
+    rows = frame.join(F.broadcast(wanted), "key", "left_semi" if others is None else "left_anti")
+    rows = rows if others is None else rows.orderBy("key").limit(COMPARED)
     found: dict[Key, Row] = {}
     for data in rows.select(as_json("key"), as_json("row")).collect():
         key, read = (read_json(data[name], of) or {} for name, of in (("key", table.key), ("row", both)))
