@@ -34,6 +34,7 @@ alarms = stock.to_stream().filter("new.qty < 0").group_by("sku").agg(n=wt.count(
 visits = moves.group_by_key().windowed_by(wt.sessions(gap=wt.minutes(6), grace=wt.hours(9))).agg(n=wt.count()).materialized_as("visits")
 long = visits.group_by("n").count().materialized_as("long")
 names = app.topic("names", key="a INT, b STRING", value="name STRING", value_format="string").table().materialized_as("names")
+items = app.topic("items", key="sku STRING", value="at TIMESTAMP, name STRING").table().materialized_as("items")
 """
 
 BASKETS = """
@@ -214,3 +215,15 @@ def test_a_partition_without_a_record_holds_in_the_test_what_it_holds_in_the_app
         namespace: dict[str, object] = {}
         exec(compile(text, "test_story.py", "exec"), namespace)
         namespace["test_the_story_of_sold_a"]()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("text", ["it's", "m\u00b2", 'a """ b', "\u00e9 'x' \"y\"\\", "nul \x00 and \u2028"])
+def test_whatever_stands_in_a_record_the_file_runs(project: Path, text: str) -> None:
+    topology = load_apps(Settings.load(project)).app("shop").topology
+    items, records = topology.table("items"), [record("items", 0, text, {"at": "2026-01-01T00:03:00Z", "name": text})]
+    told = explain(topology, items, keytext.read(items, [text]), records)
+    file = as_test(topology, items, told, records, f"watertable explain items --key '{text}' --as-test".replace("\0", ""))
+    namespace: dict[str, object] = {}
+    exec(compile(file, "test_story.py", "exec"), namespace)
+    ((_, test),) = [(name, made) for name, made in namespace.items() if name.startswith("test_")]
+    test()  # type: ignore[operator]

@@ -8,6 +8,7 @@ before it is given, so that what is written is what is true.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -308,11 +309,13 @@ def _written(
     after = {(s.topic, s.partition, s.offset): _row_text(s.row) for s in told.steps}
     after |= {(o.topic, o.partition, o.offset): o.reason for o in told.left_out}
     parts = next(iter(expected))[: -2 if table.windows else None]
-    name = re.sub(r"\W+", "_", "_".join(map(str, (table.name, *parts)))).strip("_").lower()
+    words = "_".join(map(str, (table.name, *parts))).lower()
+    name = re.sub("_+", "_", "".join(c if f"a{c}".isidentifier() else "_" for c in words)).strip("_")
     body = [f'    driver = TopologyTestDriver(load_apps(Settings.load()).app("{topology.app}").topology)', ""]
     for step in steps:
         place = f"{step.topic.name}/{step.record.partition}@{step.record.offset}"
-        said = " ".join(f"{place}: {after.get(_offset(step.record), 'looked up')}".split())
+        told_of = f"{place}: {after.get(_offset(step.record), 'looked up')}"
+        said = " ".join("".join(c if c.isprintable() else " " for c in told_of).split())
         body += step.lines(said if step.call == "pipe_input" else _NO_TIME if step.advance == EPOCH else "")
     body += ["", f'    rows = driver.table("{table.name}")']
     for key, row in expected.items():
@@ -328,12 +331,13 @@ def _written(
         body += [line] if len(line) <= _WIDTH else [f"    assert {there} == {begin}", *cells, f"    {end}"]
     text = "\n".join(body)
     records = sum(step.call == "pipe_input" for step in steps)
-    found = [n for n in ("UTC", "date", "datetime") if re.search(rf"\b{n}\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", text))]
+    names = {node.id for node in ast.walk(ast.parse(f"def test() -> None:\n{text}")) if isinstance(node, ast.Name)}
+    found = [n for n in ("UTC", "date", "datetime") if n in names]
     imports = [f"from datetime import {', '.join(found)}"] if found else []
-    imports += ["from decimal import Decimal"] if "Decimal(" in text else []
+    imports += ["from decimal import Decimal"] if "Decimal" in names else []
     return "\n".join([
         f'"""Hold the story of a row of {table.name}: {records:,} record{"" if records == 1 else "s"}, written by', "",
-        *(f"    {command}".replace("\\", "\\\\").splitlines()), '"""', "",
+        *(f"    {command}".replace("\\", "\\\\").replace('"""', '\\"\\"\\"').splitlines()), '"""', "",
         *imports, *([""] if imports else []),
         "from watertable.project import load_apps", "from watertable.settings import Settings",
         "from watertable.testing import TopologyTestDriver", "", "",
