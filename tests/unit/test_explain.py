@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,10 +14,12 @@ import watertable as wt
 from watertable.errors import KeyMismatch
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
-from watertable.records import Record
+from watertable.records import Advance, Record
+from watertable.settings import Settings
 from watertable.tools import explain as module
 from watertable.tools import keytext
 from watertable.tools.explain import explain
+from watertable_platform.cli import main as cli
 from watertable_platform.cli import show
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -232,3 +235,21 @@ def test_a_story_of_what_depends_on_arrival_says_that_readers_may_see_another_ro
         out = io.StringIO()
         show.print_explanation(Console(file=out, width=200), told, 20)
         assert ("depends on how its records arrived" in out.getvalue()) is arrival
+
+
+def test_what_commits_recorded_is_asked_for_once_the_app_may_have_committed_whatever_its_definition_says_now(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.watertable]\n")
+    settings = Settings.load(tmp_path)
+    assert not cli._may_have_committed(settings, "shop")
+    (Path(settings.warehouse_uri) / "shop" / "changelog").mkdir(parents=True)
+    assert cli._may_have_committed(settings, "shop")
+    assert not cli._may_have_committed(settings, "till")
+    assert cli._may_have_committed(settings.model_copy(update={"warehouse": "s3a://lake/tables"}), "shop")
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT").stream()
+    moves.group_by_key().windowed_by(wt.tumbling(minutes=10)).agg(qty=wt.sum("qty")).materialized_as("by_time")
+    topology, advance = app.topology(), Advance("moves", 0, 1, T0 + timedelta(hours=1))
+    records = [record(0, "a", {"qty": 1}), record(1, "a", {"qty": 5}, 1)]
+    told = explain(topology, topology.table("by_time"), keytext.read(topology.table("by_time"), ["a"]), records, [advance])
+    assert [s.row for s in told.steps] == [{"qty": 1}]
+    assert [o.offset for o in told.left_out] == [1]

@@ -192,25 +192,25 @@ def explain(
 ) -> None:
     """Show every record that made a row, the row after each, and what was late or refused.
 
-    It needs Spark for archived topics, and for what commits have recorded of idle partitions and the wall clock.
+    It needs Spark for archived topics, and once the app has committed: its commits have recorded idle partitions and the wall clock.
     """
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.project import load_apps
     from watertable.tools import keytext, testcase
     from watertable.tools.explain import explain as tell
-    from watertable.tools.explain import needs_commits
     from watertable_platform.cli import show
 
     settings = _settings()
     topology, chosen = show.find_table(load_apps(settings), table)
     wanted = keytext.read(chosen, keytext.split(key), window)
     part = topology.above({chosen.name})
-    with terminal.begin_session(settings, brief=True) if part.archived or needs_commits(part) else nullcontext() as spark:
+    committed = _may_have_committed(settings, topology.app)
+    with terminal.begin_session(settings, brief=True) if part.archived or committed else nullcontext() as spark:
         past = _past(settings, part, spark)
         begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
         with terminal.err.status("reading what commits recorded", spinner="dots"):
-            found = _recorded(settings, part, spark) if spark is not None and needs_commits(part) else []
+            found = _recorded(settings, part, spark) if spark is not None and committed else []
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)
@@ -519,6 +519,15 @@ def _past(settings: Settings, topology: Topology, spark: SparkSession | None) ->
 
         archives = Archives(spark, settings.warehouse_uri, topology.archived)
     return Past(Cluster.of(settings), [topic.name for topic in topology.topics], archives)
+
+
+def _may_have_committed(settings: Settings, app: str) -> bool:
+    """Tell whether an app can have committed: of a warehouse that is no folder here, only Spark could say that it hasn't.
+
+    What its commits have recorded stays part of the log when the definition that asked for it is gone.
+    """
+    warehouse = settings.warehouse_uri
+    return ":/" in warehouse or Path(warehouse, app, "changelog").exists()
 
 
 def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> list[Advance]:

@@ -2,7 +2,7 @@
 
 The interpreter is run over the topics' records and asked which changes of one table were of one key. It computes what the tables hold by
 the same law as the compiler, record by record, so what it says of a row is why the row is what it is, under the code as it is loaded.
-It needs no Spark, unless a topic's archive or what commits have recorded is to be read: what it costs is reading the topics that the
+It needs no Spark, which reads a topic's archive and what commits have recorded: what it costs is reading the topics that the
 table is made of once, at the pace of plain Python, and computing the tables that it is made of and of itself the rows that were asked for.
 """
 
@@ -146,11 +146,6 @@ def _of_window(table: TableDef, start: datetime, steps: list[Step], late: list[L
 
 def _bounds(step: Step) -> tuple[datetime, datetime]:
     return cast("datetime", step.key["window_start"]), cast("datetime", step.key["window_end"])
-
-
-def needs_commits(topology: Topology) -> bool:
-    """Tell whether an app's commits can hold what makes rows and what no record says: partitions that were let go, and the wall clock."""
-    return any(topic.idle_after is not None for topic in topology.topics) or _punctuated(topology.roots)
 
 
 def _punctuated(roots: Iterable[Stream | Table]) -> bool:
