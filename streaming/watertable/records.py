@@ -72,12 +72,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Hold a quarantined record: the operator that refused it, where that is defined, and why."""
+    """Hold a quarantined record: the operator that refused it, where that is defined, and why.
+
+    `group` is known where a table refused what it would have added to a row: the columns that it would have been of.
+    """
 
     record: Record
     node: str
     location: str
     reason: str
+    group: Row | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from watertable.settings import Settings
 from watertable.tools import explain as module
 from watertable.tools import keytext
 from watertable.tools.explain import explain
+from watertable.tools.testcase import as_test
 from watertable_platform.cli import main as cli
 from watertable_platform.cli import show
 
@@ -253,3 +255,44 @@ def test_what_commits_recorded_is_asked_for_once_the_app_may_have_committed_what
     told = explain(topology, topology.table("by_time"), keytext.read(topology.table("by_time"), ["a"]), records, [advance])
     assert [s.row for s in told.steps] == [{"qty": 1}]
     assert [o.offset for o in told.left_out] == [1]
+
+
+def refusals(build: Callable[[wt.Stream], object], records: list[Record]) -> list[tuple[int, str, bool]]:
+    app = wt.App("shop")
+    build(app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT, per BIGINT").stream())
+    topology = app.topology()
+    told = explain(topology, topology.table("t"), keytext.read(topology.table("t"), ["1"]), records)
+    return [(out.offset, out.reason.partition(":")[0], out.perhaps) for out in told.left_out]
+
+
+def test_what_was_refused_is_named_where_it_was_of_the_row_and_as_perhaps_of_it_where_that_cannot_be_told() -> None:
+    moves = [
+        record(0, "ann", {"qty": 4, "shelf": 1, "per": 2}), record(1, "ann", {"qty": 4, "shelf": 2, "per": 0}, 1),
+        record(2, "bob", {"qty": 6, "shelf": 1, "per": 0}, 2),
+    ]  # fmt: skip
+    own = refusals(lambda s: s.group_by("shelf").agg(q=wt.sum("qty / per")).materialized_as("t"), moves)
+    assert own == [(2, "t", False)], "the record that ann's key has is another shelf's"
+    mapped = refusals(lambda s: s.map_values(q="qty / per", shelf="shelf").group_by("shelf").agg(q=wt.sum("q")).materialized_as("t"), moves)
+    assert mapped == [(1, "map_values", True), (2, "map_values", True)]
+    keyed = [record(0, "1", {"qty": 1, "per": 0}), record(1, "2", {"qty": 1, "per": 0})]
+    by_key = refusals(lambda s: s.map_values(q="qty / per").group_by("sku").agg(q=wt.sum("q")).materialized_as("t"), keyed)
+    assert by_key == [(0, "map_values", False)], "a topic's key says whose a record is, though it made no row"
+    other = refusals(lambda s: s.map_values(q="qty / per").group_by(k="lower(sku)").agg(q=wt.sum("q")).materialized_as("t"), keyed)
+    assert [(offset, perhaps) for offset, _, perhaps in other] == [(0, True), (1, True)]
+
+
+def test_what_a_table_above_dropped_is_told_and_no_test_is_made_of_what_is_unsure() -> None:
+    def daily(s: wt.Stream) -> object:
+        hourly = s.group_by("shelf").windowed_by(wt.tumbling(hours=1)).agg(qty=wt.sum("qty")).materialized_as("hourly")
+        return hourly.group_by("shelf").agg(qty=wt.sum("qty")).materialized_as("t")
+
+    moves = [record(n, "a", {"qty": 1, "shelf": 1}, m) for n, m in enumerate((0, 200, 1))]
+    assert refusals(daily, moves) == [(2, "hourly", True)]
+    app = wt.App("shop")
+    daily(app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream())
+    topology = app.topology()
+    told = explain(topology, topology.table("t"), keytext.read(topology.table("t"), ["1"]), moves)
+    out = io.StringIO()
+    show.print_explanation(Console(file=out, width=200), told, 20)
+    assert "perhaps   moves/0@2  hourly: late" in out.getvalue()
+    assert "moves/0@2" not in as_test(topology, topology.table("t"), told, moves, "watertable explain")

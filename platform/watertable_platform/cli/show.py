@@ -444,12 +444,18 @@ def print_explanation(console: Console, told: Explanation, limit: int) -> None:
                 f"readers see may differ; `watertable query {told.table}` shows it.",
             )
         )
-    for (topic, partition, offset), outs in groupby(told.left_out, lambda out: (out.topic, out.partition, out.offset)):
-        first, *others = outs
+    groups = groupby(told.left_out, lambda out: (out.topic, out.partition, out.offset, out.perhaps))
+    left_out = [(place, list(outs)) for place, outs in groups]
+    unsure = [one for one in left_out if one[0][3]]
+    for (topic, partition, offset, perhaps), (first, *others) in [*(one for one in left_out if not one[0][3]), *unsure[:limit]]:
         reason = first.reason
         if first.window is not None and others and others[-1].window is not None:
             reason = f"late for {len(others) + 1} windows, from {first.window[0]:%F %T}Z to {others[-1].window[1]:%F %T}Z"
-        console.print(Text.assemble(("left out  ", "yellow"), f"{topic}/{partition}@{offset}  {reason}", (f"  {first.location}", "dim")))
+        mark = ("perhaps   " if perhaps else "left out  ", "yellow")
+        console.print(Text.assemble(mark, f"{topic}/{partition}@{offset}  {reason}", (f"  {first.location}", "dim")))
+    if unsure:
+        more = f"; {limit:,} of {len(unsure):,} are shown" if len(unsure) > limit else ""
+        console.print(f"perhaps: left out before it was known of which row it would have been{more}", style="dim", highlight=False)
 
 
 def explanation_json(told: Explanation) -> str:

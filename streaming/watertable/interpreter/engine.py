@@ -512,13 +512,14 @@ class Interpreter:
         assert isinstance(root, nodes.Aggregate)  # joins keep what they wait with by themselves
         if event.value is None and not root.sees_nulls:
             return self._drop(table, "null_value")
+        group: Row | None = None
         try:
             group = event.columns(root.group)
             if not part.wants(key := key_tuple(group)):
                 return
             state = contribution(part.state, event)
         except EvaluationError as error:
-            return self._refuse(table, root.location, str(error))
+            return self._refuse(table, root.location, str(error), group)
         if is_null(group):
             return self._drop(table, "null_key")
         if root.windows is None:
@@ -543,6 +544,7 @@ class Interpreter:
         sides: list[tuple[Key, Row, Event]] = []
         for n, row in enumerate((event.old, event.value)):
             side = replace(event, value=row, place=event.place._replace(ord=2 * event.place.ord + n))
+            group: Row | None = None
             try:
                 if row is None:
                     continue
@@ -551,7 +553,7 @@ class Interpreter:
                 states = [contribution(part.state, side, retract=retract) for retract in (True, False)]
             except EvaluationError as error:
                 if n == 1:
-                    self._refuse(table, root.location, str(error))
+                    self._refuse(table, root.location, str(error), group)
                 continue
             if all(group[name] is not None for name in root.wanted):
                 sides.append((key_tuple(group), states[n], side))
@@ -671,8 +673,8 @@ class Interpreter:
             except EvaluationError as error:
                 self._refuse("to", sink.location, str(error))
 
-    def _refuse(self, node: str, location: str, reason: str) -> None:
-        self.quarantine.append(Refused(self._record, node, location, reason))
+    def _refuse(self, node: str, location: str, reason: str, group: Row | None = None) -> None:
+        self.quarantine.append(Refused(self._record, node, location, reason, group))
 
     def _drop(self, node: str, reason: str, window: tuple[datetime, datetime] | None = None, group: Row | None = None) -> None:
         self.dropped.append(Dropped(node, reason, self._record.topic, self._record.partition, self._record.offset, window, group=group))

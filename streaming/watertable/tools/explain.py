@@ -17,14 +17,29 @@ from typing import Final, TypeVar, cast
 from watertable.errors import EvaluationError, StoreError
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.plan.nodes import FinalRows, Process, Stream, Table
-from watertable.plan.plan import TableDef, Topology, walk
+from watertable.plan.nodes import (
+    Aggregate,
+    FinalRows,
+    ForeignJoin,
+    Forwarded,
+    Map,
+    Process,
+    Source,
+    Stream,
+    StreamJoin,
+    Table,
+    TableAggregate,
+    Written,
+)
+from watertable.plan.plan import TableDef, Topology, key_of, parents_of, walk
 from watertable.plan.purity import Purity, purity_of
 from watertable.records import Advance, Event, Record, Row
 from watertable.tools import keytext
 
 CHUNK: Final = 20_000
 """Records that are worked off at a time: they are kept until it's known whose they were."""
+_BY_TIME: Final = ("late", "before_start", "expired")
+"""Why a table above leaves out what it would have told of; what has no key or value there is of no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +60,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Hold one record that would have touched the row and was late, or that an operator refused."""
+    """Hold one record that would have touched the row and was late, or that an operator refused.
+
+    `perhaps` says that it was left out before it could be told of which row it would have been: of this one, or of another.
+    """
 
     topic: str
     partition: int
@@ -53,6 +71,7 @@ class LeftOut:
     reason: str
     location: str
     window: tuple[datetime, datetime] | None = None
+    perhaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +114,8 @@ def explain(
     engine = Interpreter(part, watch=frozenset({table.name}), partitions=partitions, asked={table.name: tuple(group.values())})
     steps: list[Step] = []
     late: list[LeftOut] = []
-    made_by: set[bytes | None] = set()
-    suspects: list[tuple[Record, LeftOut]] = []
+    others: list[LeftOut] = []
+    above, told_by = {t.name: t.location for t in part.tables if t.name != table.name}, _of_topics(table.node)
     count = 0
     for chunk in chunks(item for item in interleaved(records, recorded or ()) if item.topic in topics):
         engine.read(chunk)
@@ -106,15 +125,23 @@ def explain(
         for change in engine.changes[table.name]:
             if change.key is not None and keytext.is_of(change.key, group):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
-                made_by.add(record.key)
                 steps.append(_step(part, record, change))
         for drop in engine.dropped:
             if drop.window is not None and drop.node == table.name and drop.group is not None and keytext.is_of(drop.group, group):
                 missed = "late for the window " + " to ".join(f"{end:%F %T}Z" for end in drop.window)
                 late.append(LeftOut(drop.topic, drop.partition, drop.offset, missed, table.location, drop.window))
+            elif drop.node in above and drop.reason in _BY_TIME:
+                place = (drop.topic, drop.partition, drop.offset)
+                of = _is_of(by_place[place], part, told_by, group) if place in by_place else None
+                if of is not False:
+                    others.append(LeftOut(*place, f"{drop.node}: {drop.reason}", above[drop.node], perhaps=of is None))
         for refused in engine.quarantine:
-            place = (refused.record.topic, refused.record.partition, refused.record.offset)
-            suspects.append((refused.record, LeftOut(*place, f"{refused.node}: {refused.reason}", refused.location)))
+            record, known = refused.record, refused.group if refused.node == table.name else None
+            of = keytext.is_of(known, group) if known is not None else _is_of(record, part, told_by, group)
+            if of is not False:
+                reason = f"{refused.node}: {refused.reason}"
+                place = (record.topic, record.partition, record.offset)
+                others.append(LeftOut(*place, reason, refused.location, perhaps=of is None))
         for changes in engine.changes.values():
             changes.clear()
         engine.dropped.clear()
@@ -127,9 +154,36 @@ def explain(
         )
     if start is not None:
         steps, late = _of_window(table, start, steps, late)
-    refused_of_key = [out for record, out in suspects if record.key is not None and record.key in made_by]
     arrival = purity_of(table.node) is Purity.ARRIVAL
-    return Explanation(table.name, wanted, tuple(steps), (*late, *refused_of_key), count, arrival)
+    return Explanation(table.name, wanted, tuple(steps), (*late, *dict.fromkeys(others)), count, arrival)
+
+
+def _of_topics(node: Stream | Table) -> list[int | None]:
+    """Give for each column of a node's key, windows aside, which one of its topics' keys it is, letter for letter; None for no such one."""
+    match node:
+        case Source():
+            return [*range(len(node.topic.key))]
+        case Aggregate():
+            above = {f"key.{name}": n for name, n in zip(key_of(node.parent).names, _of_topics(node.parent), strict=False)}
+            return [above.get(expr.sql.replace("`", "")) for _, expr in node.group]
+        case Map() | Process() | Forwarded() | Written() | TableAggregate() | ForeignJoin():
+            return [None] * len(key_of(node))
+        case StreamJoin() if node.on is not None:
+            return [None] * len(key_of(node))
+        case _:
+            return [found[0] if len({*found}) == 1 else None for found in zip(*map(_of_topics, parents_of(node)), strict=False)]
+
+
+def _is_of(record: Record, topology: Topology, told_by: list[int | None], group: Row) -> bool | None:
+    """Tell whether a record is of the key that is asked for, by what its topic's key says of that; None where it doesn't say all."""
+    try:
+        key = serdes.key_of(record, next(topic for topic in topology.topics if topic.name == record.topic))
+    except EvaluationError:
+        return None
+    wanted = [(n, value) for n, value in zip(told_by, group.values(), strict=False) if n is not None]
+    if wanted and (key is None or any([*key.values()][n] != value for n, value in wanted)):
+        return False
+    return True if len(wanted) == len(group) else None
 
 
 def _of_window(table: TableDef, start: datetime, steps: list[Step], late: list[LeftOut]) -> tuple[list[Step], list[LeftOut]]:

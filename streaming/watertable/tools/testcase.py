@@ -169,7 +169,7 @@ def _needed(
 
     engine.states = {name: Watched(note(name, "looked"), note(name, "changed")) for name in engine.states}
     engine.visits.called = called
-    left_out = {(out.topic, out.partition, out.offset) for out in told.left_out}
+    left_out = {(out.topic, out.partition, out.offset) for out in told.left_out if not out.perhaps}
     others: list[_Seen] = []
     for chunk in chunks(item for item in items if item.topic in topics):
         engine.dropped = dropped = _Places(engine)
