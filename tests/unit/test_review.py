@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from watertable.errors import SettingsError
+from watertable.plan.deployment import Kind
 from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.cli.main import main
@@ -181,3 +182,18 @@ def test_programs_get_json_and_what_is_wrong_is_one_message(project: Path, capsy
         outlines_at(Settings.load(project), "HEAD")
     edit(project)
     assert review(Settings.load(project), "main~1").apps[0].lines == ()
+
+
+def test_an_assets_folder_that_got_another_name_is_looked_for_under_its_old_one(project: Path) -> None:
+    git(project, "mv", "assets", "apps")
+    (project / "pyproject.toml").write_text('[tool.watertable]\nassets = ["apps"]\n')
+    changed = APP.replace("assets.shop", "apps.shop").replace('group_by("shelf")', 'group_by("qty")')
+    (project / "apps" / "shop" / "app.py").write_text(changed)
+    (found,) = review(Settings.load(project), "main").apps
+    assert (found.app, found.old is not None, found.kind) == ("shop", True, Kind.BREAKING)
+    (project / "pyproject.toml").write_text('[tool.watertable]\nassets = ["apps"]\nnothing_like_it = 1\n')
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "with a setting that there isn't")
+    (project / "pyproject.toml").write_text('[tool.watertable]\nassets = ["apps"]\n')
+    with pytest.raises(SettingsError, match=r"the apps at main can't be loaded: .*nothing_like_it"):
+        review(Settings.load(project), "main")

@@ -114,7 +114,11 @@ def outlines_at(settings: Settings, ref: str) -> dict[str, Outline]:
     with TemporaryDirectory(prefix="watertable-") as folder:
         with tarfile.open(fileobj=io.BytesIO(_git(settings.project, "archive", "--format=tar", ref, ".")), mode="r:") as archive:
             archive.extractall(folder, filter=_inside)  # noqa: S202 - it lets through what `data_filter` does
-        if not any((Path(folder) / root).is_dir() for root in settings.assets):
+        try:
+            then = Settings.load(folder)  # its folders may have had other names
+        except SettingsError as error:
+            raise SettingsError(f"the apps at {ref} can't be loaded: {error}") from None
+        if not any((then.project / root).is_dir() for root in then.assets):
             return {}  # there was no app yet
         done = subprocess.run(
             [sys.executable, "-m", "watertable_platform", "--project", folder, "outline"],
