@@ -26,6 +26,7 @@ from watertable.records import Record
 from watertable.store.commits import CommitInfo, Position
 from watertable.store.touched import Touched
 from watertable.store.writer import Store
+from watertable.tools import bisect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -481,3 +482,17 @@ def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:
         assert why in unbounded(topology, names)
         with pytest.raises(RewindRefused, match="Leave --days out"):
             rebuilt(topology, names, DAYS)
+
+
+def test_the_history_of_a_table_begins_where_it_was_made_anew(run: App) -> None:
+    begun(run, "stock")
+    _, after = joined(run)
+    stock, topology = run.tables()["stock"], run.topology.table("stock")
+    run.read(run.records[30:])
+    condition = bisect.condition_of(topology, "qty > 0")
+    found = bisect.find(run.store.reader, topology, condition)
+    assert found.since == after
+    assert found.already == sum(row["qty"] > 0 for row in stock.values()) > 0
+    assert found.at is None or found.at.seq > after.seq
+    never = bisect.find(run.store.reader, run.topology.table("sold"), bisect.condition_of(run.topology.table("sold"), "n > 0"))
+    assert (never.since, never.at and never.at.seq) == (None, 1), "nothing of this one was made anew"

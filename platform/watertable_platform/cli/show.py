@@ -491,7 +491,9 @@ def print_finding(console: Console, found: Found, culprit: Culprit | None, unkno
         among = ", ".join(f"{t}/{n}@{begin[t, n]} to {end[t, n] - 1}" for t, n in sorted(begin) if begin[t, n] < end[t, n])
         facts.add_row("record", Text.assemble(f"among {among}", (f"  {unknown}", "yellow")))
     if found.since is not None:
-        facts.add_row("history", Text(f"begins at {found.since}: what was before is trimmed", style="yellow"))
+        facts.add_row(
+            "history", Text(f"begins at {found.since}: what was before is trimmed, or of a table that was rebuilt since", style="yellow")
+        )
     if found.ever:
         facts.add_row("in all", f"true of {_count(found.ever, 'key')} at some time, of {_count(found.now, 'key')} now")
     console.print(facts)

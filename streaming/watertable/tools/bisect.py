@@ -2,7 +2,8 @@
 
 A condition needn't stay true, so no search by halves finds the first time. The changelog holds every change of every key, by commit:
 the changes of a key are folded one by one, in Spark, and each row that comes of it is put to the condition; one pass, whatever the
-number of commits. It begins at the first commit, or, where that is trimmed, at the oldest base from which every change is still there.
+number of commits. It begins at the first commit, or, where that is trimmed, at the oldest base from which every change is still there;
+that of a table that was rebuilt by itself, where it was put in.
 
 Within the commit the interpreter tells the record. It is given the states that the commit found, of the keys that its records look at,
 and reads just these records from their topics. So the answer is of what was committed, and costs one commit's records.
@@ -119,7 +120,8 @@ def find(reader: Reader, table: TableDef, condition: Condition, wanted: Row | No
             "on=): there is no row to follow through its changes. `watertable explain` tells the story of a key"
         )
     view = _from_the_beginning(reader.view([table.name]), reader, table)
-    start = view.bases[table.name].seq
+    anew = view.along(table).after  # what was before a rebuild was another table's, and the commit that put it in had no records
+    start = max(view.bases[table.name].seq, anew + 1 if anew else 0)
     rows = _history(view, table, start)
     if wanted is not None:
         rows = rows.where(keytext.condition(table, wanted, "key."))
