@@ -16,6 +16,7 @@ from watertable.plan import plan
 from watertable.plan.aggregates import Merge
 from watertable.plan.fingerprints import DIALECT
 from watertable.plan.plan import TableDef
+from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Type
 
 GOLDEN = {
@@ -162,6 +163,7 @@ def test_walking_a_plan_gives_a_shared_node_once_however_many_ways_lead_to_it() 
         stream = branches["one"].merge(branches["other"])
     walked = list(plan.walk(stream.node))
     assert (len(walked), walked[0], walked[-1]) == (121, read.node, stream.node)
+    assert (purity_of(stream.node), plan.delay_of(stream.node), plan.windows_of(stream.node)) == (Purity.PURE, timedelta(0), None)
 
 
 def test_walking_a_plan_gives_parents_before_children() -> None:

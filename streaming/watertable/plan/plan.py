@@ -487,21 +487,24 @@ def _read(side: str, value: Schema, made: Named) -> tuple[str, ...]:
     return read_of(side, value, [expr for _, expr in made]).names
 
 
-def delay_of(node: Stream | Table) -> timedelta:
+def delay_of(node: Stream | Table, _known: dict[int, timedelta] | None = None) -> timedelta:
     """Give how far what still comes to a node may lie behind the stream time that all the partitions above have reached.
 
     A record may have waited for a join on its way. One that pairs with nothing keeps its place until its window has closed, so it comes
     late by as much as that is open; so does the final row of a window.
     """
-    before = max(map(delay_of, parents_of(node)), default=timedelta(0))
-    if isinstance(node, WaitingJoin):
-        return before + node.grace
-    if isinstance(node, FinalRows):
-        closing = closing_of(node.parent)
-        return before + closing.after + closing.before
-    if not isinstance(node, OuterStreamJoin):
-        return before
-    return before + max(timedelta(0), *(node.within.open_for[side] for side in node.how.alone))
+    known = {} if _known is None else _known
+    if id(node) not in known:
+        own = timedelta(0)
+        if isinstance(node, WaitingJoin):
+            own = node.grace
+        elif isinstance(node, FinalRows):
+            closing = closing_of(node.parent)
+            own = closing.after + closing.before
+        elif isinstance(node, OuterStreamJoin):
+            own = max(own, *(node.within.open_for[side] for side in node.how.alone))
+        known[id(node)] = own + max((delay_of(parent, known) for parent in parents_of(node)), default=timedelta(0))
+    return known[id(node)]
 
 
 def is_open(table: TableDef) -> bool:

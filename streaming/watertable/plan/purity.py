@@ -45,9 +45,20 @@ def purity_of(node: Stream | Table) -> Purity:
     suppressed table. A processor with stores depends on arrival unless each key is of one partition; without any, each record is by itself.
     Which version of a table's row a record finds that waits for the table's time follows from the records, too.
     """
+    return _purity_of(node, {})
+
+
+def _purity_of(node: Stream | Table, known: dict[int, Purity]) -> Purity:
+    """Look at each node once, however many ways lead to it."""
+    if id(node) not in known:
+        known[id(node)] = _judged(node, known)
+    return known[id(node)]
+
+
+def _judged(node: Stream | Table, known: dict[int, Purity]) -> Purity:
     if isinstance(node, TableAggregate):
-        return purity_of(node.parent.parent)
-    if any(purity_of(parent) is Purity.ARRIVAL for parent in parents_of(node)):
+        return _purity_of(node.parent.parent, known)
+    if any(_purity_of(parent, known) is Purity.ARRIVAL for parent in parents_of(node)):
         return Purity.ARRIVAL
     if isinstance(node, ToStream):
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL
