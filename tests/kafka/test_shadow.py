@@ -18,7 +18,7 @@ from tests.kafka.test_rewind import APP, caught_up, living, wait
 from watertable import failpoints
 from watertable.acts import parity, rewind, shadow
 from watertable.acts.rewind import RewindPlan, Target
-from watertable.errors import RewindRefused
+from watertable.errors import RewindRefused, TopicChanged
 from watertable.kafka.config import Cluster
 from watertable.runtime import job
 from watertable.runtime.events import Rewound
@@ -175,6 +175,71 @@ def test_a_shadow_asks_nothing_of_a_topic_that_is_read_no_more_and_gone(spark: S
     shadow = store.head().shadow
     assert shadow is not None
     assert store.changelog.head(epoch=shadow.epoch).position.seq == 1
+
+
+def test_what_is_made_beside_an_app_of_a_topic_that_is_another_one_now_is_refused(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+    app = wt.App(f"shop{world.suffix}")
+    moves = app.topic(world.moves, key="sku STRING", value="qty BIGINT").stream()
+    moves.group_by_key().agg(qty=wt.sum("qty")).materialized_as("stock")
+    moves.group_by_key().agg(n=wt.count()).materialized_as("counts")
+    topology = app.topology()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+
+    def replay(goal: Offsets | None = None) -> None:
+        job.run(topology, world.settings, shadow=True, goal=goal, spark=spark)
+
+    def plan(**options: Any) -> RewindPlan:
+        return rewind.plan(store, topology, world.admin, Target("earliest"), accept_loss=[world.moves], **options)
+
+    def rows() -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in store.reader.read("counts").collect())
+
+    world.produce(("a", 5), ("a", 6), ("b", 1))
+    job.run(topology, world.settings, available_now=True, spark=spark)
+    rewind.apply(store, plan(tables=["stock"]), topology.fingerprint, world.admin)
+    world.admin.add_partitions(world.moves, 3)
+    with pytest.raises(RewindRefused, match=r"stock can't be joined: topic .* was given partitions"):
+        shadow.promote(store, topology, replay)
+    shadow.abandon(store)
+    with pytest.raises(RewindRefused, match=r"given partitions since .* Only all of it, in its place, .* --to earliest"):
+        plan(tables=["stock"])
+    with pytest.raises(RewindRefused, match="hasn't read partitions that a topic was given"):
+        parity.hold(store, topology, world.admin, Target("earliest"), replay)
+
+    rewind.apply(store, plan(shadow=True), topology.fingerprint, world.admin)  # all of it starts over from what the topic holds
+    world.admin.delete_topic(world.moves)
+    world.admin.create_topic(world.moves, 2)
+    world.produce(("a", 1))
+    with pytest.raises(TopicChanged, match=r"is another one now than the app has read\. Give the shadow up"):
+        replay()
+    shadow.abandon(store)
+    for options in ({"shadow": True}, {"tables": ["stock"]}):
+        with pytest.raises(RewindRefused, match="was re-created"):
+            plan(**options)
+    assert rows() == [("a", 2), ("b", 1)]
+    rewind.apply(store, plan(), topology.fingerprint, world.admin)
+    job.run(topology, world.settings, available_now=True, spark=spark)
+    assert rows() == [("a", 1)]
+
+
+def test_a_shadow_that_records_were_deleted_under_says_how_to_begin_another(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    topology = world.topology()
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+    world.produce(("a", 5), ("a", 6))
+    world.run()
+    world.produce(("a", 7))
+    world.run()
+    plan = rewind.plan(store, topology, world.admin, Target("earliest"), shadow=True, until=Target.parse("1"))
+    rewind.apply(store, plan, topology.fingerprint, world.admin)
+    job.run(topology, world.settings, shadow=True, until=1, spark=spark)
+    world.admin.delete_records({(world.moves, 1): 3})
+    with pytest.raises(TopicChanged, match=r"truncated past us.*Give the shadow up, `watertable rewind APP --abandon-shadow`"):
+        job.run(topology, world.settings, shadow=True, spark=spark)
+    world.run()  # the app has read them, and goes on
 
 
 @pytest.mark.slow

@@ -119,7 +119,10 @@ def hold(
     finally:
         _clear(store)
     if not found.exact:
-        raise RewindRefused(f"{store.app} was rewound while it was held against its records: nothing can be said of it; ask again")
+        raise RewindRefused(
+            f"{store.app} was rewound while it was held against its records, or hasn't read partitions that a topic was given: nothing can "
+            "be said of it; ask again when it has gone on"
+        )
     return Held(plan.fork, found)
 
 

@@ -332,7 +332,7 @@ def plan(
     if until is not None and (days is not None or not shadow):
         raise RewindRefused("--until is where a shadow stops, to be compared there: it goes with --shadow, and without --days")
     part = topology.above(rebuilds) if rebuilds else topology
-    facts = _with_disk(store, survey(store, part, kafka, target, until), part, rebuilds)
+    facts = _with_disk(store, survey(store, part, kafka, target, until, shadow=shadow, joins=bool(rebuilds)), part, rebuilds)
     code = store.changelog.code(facts.fork_fingerprint)
     if days is not None:
         facts = dataclasses.replace(facts, until=end_of(store, facts.head, part, rebuilds, days, facts.fork.seq))
@@ -353,8 +353,15 @@ def plan(
     )  # fmt: skip
 
 
-def survey(store: Store, topology: Topology, kafka: Admin, target: Target, until: Target | None = None) -> Facts:
-    """Find the place to fork at, and what there is from there on, up to the head or to where it is to stop."""
+def survey(
+    store: Store, topology: Topology, kafka: Admin, target: Target, until: Target | None = None, *, shadow: bool = False,
+    joins: bool = False,
+) -> Facts:  # fmt: skip
+    """Find the place to fork at, and what there is from there on, up to the head or to where it is to stop.
+
+    A shadow reads up to the app's offsets, which mean nothing in a topic that was re-created; what is joined with the app has no more
+    partitions than it.
+    """
     changelog = store.changelog
     snapshot = changelog.snapshot()
     head = changelog.head(snapshot)
@@ -385,6 +392,11 @@ def survey(store: Store, topology: Topology, kafka: Admin, target: Target, until
         raise RewindRefused(
             f"topic {', '.join(sorted({*renamed, *grown}))} was re-created or given partitions since commit {seq}: "
             "offsets before that mean nothing in it. Only --to earliest can be had: it starts over from what the topic holds."
+        )
+    if apart := {*(renamed if shadow or joins else ()), *(grown if joins else ())}:
+        raise RewindRefused(
+            f"topic {', '.join(sorted(apart))} was re-created or given partitions since {store.app} read it: what is made beside it would "
+            "never be of the same records. Only all of it, in its place, can be rewound: --to earliest, without --table or --shadow"
         )
     kept = Archives(store.spark, store.warehouse, topology.archived)
     available = kept.look({name: state.id for name, state in now.items()}).earliest(kafka.earliest(kafka.partitions(names)))

@@ -117,7 +117,7 @@ class TableDiff:
 class Diff:
     """Say what a promote would change: the shadow at a position against the app where it had read as much.
 
-    `exact` says that both had read the same records; `missing` is how many offsets the app has read beyond the shadow.
+    `exact` says that both had read the same records of the topics of both; `missing` is how many offsets the app has read beyond.
     """
 
     app: str
@@ -300,6 +300,11 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
                 f"the shadow of {store.app} hasn't read what the app has read ({'; '.join(apart[:3])}); was the app rewound since? "
                 "It can be promoted when the app has read as much again"
             )
+        if shadow.of and (grown := {t for t, _ in ours.next.keys() - live.next.keys()} & {t for t, _ in live.next}):
+            raise RewindRefused(
+                f"{', '.join(sorted(shadow.of))} can't be joined: topic {', '.join(sorted(grown))} was given partitions, of which the "
+                f"other tables of {store.app} have read nothing. Give this up (--abandon-shadow), and rewind all of it: --to earliest"
+            )
         info = CommitInfo(
             kind="epoch", epoch=head.next_epoch, seq=own.position.seq, generation=head.generation + 1, writer=words,
             commit_time=now_after(max(live.commit_time, ours.commit_time)), fingerprint=topology.fingerprint, parent=shadow.epoch,
@@ -346,7 +351,7 @@ def _joining(
     """Give the row of the epoch that takes a shadow's tables over, and its first commit, of all that they keep: its row, and its rows.
 
     What joins keep beside them comes along; it is the same function of the same records. Where it is of days, the windows of all others are
-    the app's, as they are, and so is what joins keep. Partitions that the app hasn't read are the shadow's.
+    the app's, as they are, and so is what joins keep. Topics that the app hasn't read are the shadow's.
     """
     live, ours = head.last or CommitInfo(), own.last or CommitInfo()
     tables = (*(table for table in part.tables if table.name in shadow.of), *(() if shadow.days else part.buffers))
@@ -422,6 +427,7 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     read = {p: offset for p, offset in (own.last.next if own.last else {}).items() if p[0] in names}
     there = head.last.next if head.last else {}
     shared = {p: offset for p, offset in read.items() if p in there}
+    of_both = {p: offset for p, offset in read.items() if p[0] in {topic for topic, _ in there}}  # partitions are given to a topic
     here = store.changelog.newest(snapshot, head.lineage, 0, head.position.seq, lambda info: info.is_within(shared))
     if not shared or here is None:
         raise RewindRefused(
@@ -431,7 +437,7 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     of = [table for table in topology.tables if not shadow.of or table.name in shadow.of]
     tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in of]
     return Diff(
-        app=store.app, shadow=str(own.position), live=str(live), exact={p: here.next.get(p) for p in shared} == shared,
+        app=store.app, shadow=str(own.position), live=str(live), exact={p: here.next.get(p) for p in of_both} == of_both,
         missing=sum(max(0, there[p] - offset) for p, offset in shared.items()), words=shadow.writer, old_code=here.fingerprint,
         new_code=shadow.fingerprint, tables=tuple(tables),
     )  # fmt: skip

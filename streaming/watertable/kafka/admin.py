@@ -28,6 +28,7 @@ _NO_LEADER_YET: Final = (
     ClientError.UNKNOWN_LEADER_EPOCH, ClientError.FENCED_LEADER_EPOCH,  # who leads it, the client knows before the broker, or after it
     ClientError._NOENT,  # nobody does yet, as the client was told
 )  # fmt: skip
+START_OVER: Final = "To start over from what the topic holds, `watertable rewind APP --to earliest`"
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
 T = TypeVar("T")
@@ -191,7 +192,7 @@ class Admin:
             self._groups[app] = connected(Consumer, config, self._cluster)
         return self._groups[app]
 
-    def check_topics(self, expected: Mapping[str, TopicState], position: Offsets) -> None:
+    def check_topics(self, expected: Mapping[str, TopicState], position: Offsets, way_out: str = START_OVER) -> None:
         """Compare topics with what an app knew of them and with its position (the next offset to read of each partition).
 
         Raises `TopicChanged`, naming the loss and the way out, for a topic that was deleted or re-created, that got more partitions, whose
@@ -203,17 +204,17 @@ class Admin:
             if is_now is None:
                 raise TopicChanged(
                     f"topic {name!r} was deleted (it was {known.id}, read up to {_where(position, name)}): what came after is lost. "
-                    f"{_START_OVER} once the topic is back."
+                    f"{way_out} once the topic is back."
                 )
             if is_now.id != known.id:
                 raise TopicChanged(
                     f"topic {name!r} was re-created: it was {known.id}, read up to {_where(position, name)}, and is {is_now.id} now. "
-                    f"Our offsets mean nothing in it, and what the old one held after them is lost. {_START_OVER}."
+                    f"Our offsets mean nothing in it, and what the old one held after them is lost. {way_out}."
                 )
             if is_now.partitions != known.partitions:
                 raise TopicChanged(
                     f"topic {name!r} has {is_now.partitions} partitions, it had {known.partitions}: its keys moved between partitions, "
-                    f"so the order of the changes of one key is lost across the move. {_START_OVER}."
+                    f"so the order of the changes of one key is lost across the move. {way_out}."
                 )
         first = self.earliest(position)
         for (name, number), offset in position.items():
@@ -221,7 +222,7 @@ class Admin:
                 raise TopicChanged(
                     f"topic {name!r} was truncated past us: partition {number} starts at offset {first[name, number]}, "
                     f"we had read up to {offset}; {first[name, number] - offset} offsets are lost unread (retention, or deleted records). "
-                    f"{_START_OVER}, and raise the topic's retention.ms or retention.bytes so that it outlasts the longest stop."
+                    f"{way_out}, and raise the topic's retention.ms or retention.bytes so that it outlasts the longest stop."
                 )
         ends = self._offsets(position, OffsetSpec.latest(), "ask for the end offsets", IsolationLevel.READ_UNCOMMITTED)
         for (name, number), offset in position.items():
@@ -229,7 +230,7 @@ class Admin:
                 raise TopicChanged(
                     f"topic {name!r} lost its end: partition {number} ends at offset {ends[name, number]}, we had read up to {offset}; "
                     f"{offset - ends[name, number]} offsets that our tables hold are gone from Kafka (a leader without all records "
-                    f"took over, or a restored disk). {_START_OVER}."
+                    f"took over, or a restored disk). {way_out}."
                 )
 
     def _offsets(
@@ -285,7 +286,6 @@ class Admin:
 
 
 _COORDINATOR_MOVES: Final = (ClientError.NOT_COORDINATOR, ClientError.COORDINATOR_NOT_AVAILABLE, ClientError.COORDINATOR_LOAD_IN_PROGRESS)
-_START_OVER: Final = "To start over from what the topic holds, `watertable rewind APP --to earliest`"
 
 
 def _where(position: Offsets, topic: str) -> str:

@@ -39,7 +39,7 @@ from watertable.acts.rebuild import commit_at, refuse_beyond
 from watertable.acts.shadow import goes_first
 from watertable.compiler import Batch, Compiler
 from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, TopicChanged
-from watertable.kafka.admin import Admin, TopicState
+from watertable.kafka.admin import START_OVER, Admin, TopicState
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan.plan import Topology
@@ -163,6 +163,8 @@ class _Emitter:
 class _Job:
     """Hold one running app: where it stands, and the loop that moves it."""
 
+    _way_out = START_OVER
+
     def __init__(
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event,
         clock: Callable[[], datetime] | None = None,
@@ -241,7 +243,7 @@ class _Job:
             raise error
         if "unknown topic or part" in str(error).lower():
             try:
-                self.admin.check_topics(self.topics, {})
+                self.admin.check_topics(self.topics, {}, self._way_out)
             except KafkaError as changed:
                 if isinstance(changed, TopicChanged):
                     raise
@@ -353,7 +355,7 @@ class _Job:
 
     def _check_topics(self) -> None:
         """Raise `TopicChanged` when the topics are no longer those that were read, or have lost what no archive holds."""
-        self.admin.check_topics(self.topics, self.archives.reached(self.offsets))
+        self.admin.check_topics(self.topics, self.archives.reached(self.offsets), self._way_out)
 
     def _new_courier(self) -> Courier:
         return Courier(self.store, self.admin, self.cluster, publishes=bool(self.topology.sinks))
@@ -613,6 +615,8 @@ class _Replay(_Job):
     Of a shadow of some tables, it runs the part of the app that makes them.
     """
 
+    _way_out = "Give the shadow up, `watertable rewind APP --abandon-shadow`, and begin another"
+
     def __init__(
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None,
         until: int,
@@ -648,6 +652,8 @@ class _Replay(_Job):
         if self._until is not None or found is None:
             if last is None:  # rewound to earliest, it has read nothing since
                 return dict(self.offsets)
+            if renamed := [name for name, state in self.topics.items() if last.topic_ids.get(name, state.id) != state.id]:
+                raise TopicChanged(f"topic {', '.join(renamed)} is another one now than the app has read. {self._way_out}")
             found = last.next
         self._look_for_advances()  # after the look at the app, which goes on meanwhile: all up to there is wanted
         if self._joins and last is not None:
