@@ -17,7 +17,7 @@ from rich.console import Console
 
 from watertable import failpoints
 from watertable.errors import Fenced, KafkaError, StoreError
-from watertable.kafka import publisher
+from watertable.kafka import admin, publisher
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published, published
@@ -217,6 +217,24 @@ def test_timestamps_and_tombstones_arrive_as_they_are(broker: Cluster, topic: To
         (None, b"{}", 1291161600000),
     ]
     consumer.close()
+
+
+def test_a_record_whose_time_a_topic_does_not_take_is_named_and_sent_once_it_does(broker: Cluster, topic: Topics, app: str) -> None:
+    out, ahead = topic("prices"), datetime(2099, 1, 1, tzinfo=UTC)
+    rows = [OutboxRow(Place(1, n, 0), out, key, b"0", at) for n, (key, at) in enumerate([(b"k", START), (b"late", ahead), (b"l", START)])]
+    told = rf"'{out}': the record with the key b'late' has the event time 2099-.* further ahead .*message\.timestamp\.after\.max\.ms"
+    with pytest.raises(KafkaError, match=told):
+        OutboxPublisher(broker, app).publish(rows)
+    Admin(broker).delete_topic(out)
+    Admin(broker).create_output(out, 1)
+    assert OutboxPublisher(broker, app).publish(rows) == 3
+
+
+def test_a_broker_that_knows_no_limit_of_times_makes_an_output_topic_as_well(
+    broker: Cluster, app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_AHEAD", "message.timestamp.no.such.ms")
+    assert Admin(broker).create_output(f"{app}.out", 2).partitions == 2
 
 
 def test_a_new_publisher_fences_the_old_one(broker: Cluster, topic: Topics, app: str) -> None:

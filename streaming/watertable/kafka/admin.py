@@ -29,6 +29,8 @@ _NO_LEADER_YET: Final = (
     ClientError._NOENT,  # nobody does yet, as the client was told
 )  # fmt: skip
 START_OVER: Final = "To start over from what the topic holds, `watertable rewind APP --to earliest`"
+_AHEAD: Final = "message.timestamp.after.max.ms"
+_ANY: Final = str((1 << 63) - 1)
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
 T = TypeVar("T")
@@ -94,6 +96,15 @@ class Admin:
         if found.partitions != partitions:
             raise KafkaError(f"topic {name!r} is there already, with {found.partitions} partitions; wanted {partitions}")
         return found
+
+    def create_output(self, name: str, partitions: int) -> TopicState:
+        """Create a topic for records of event times: they are what they are, and a broker's default refuses those an hour ahead of it."""
+        try:
+            return self.create_topic(name, partitions, {_AHEAD: _ANY})
+        except KafkaError as error:
+            if _AHEAD not in str(error):
+                raise
+            return self.create_topic(name, partitions)  # a broker before Kafka 3.6 has no such limit, and knows no such setting
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and return once it is gone."""

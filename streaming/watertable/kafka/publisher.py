@@ -116,6 +116,7 @@ class OutboxPublisher:
         self.state_topic = _state_topic(app)
         self._cluster, self._changelog, self._timeout = cluster, changelog, timeout
         self._failed = ""
+        self._sending: list[OutboxRow] = []
         self._admin = Admin(cluster, timeout)
         if not self._admin.describe([self.state_topic]):  # an administrator may have made it, for us who may make none
             self._admin.create_topic(self.state_topic, 1, _CONFIG)
@@ -177,6 +178,7 @@ class OutboxPublisher:
         if new := {row.topic for row in rows} - self._known:
             self._admin.partitions(sorted(new))  # a client would look for a topic that isn't there until its time limit
             self._known |= new
+        self._sending = rows
         failpoints.hit("publish.begin")
         self._attempt("begin a transaction", self._producer.begin_transaction)
         try:
@@ -210,7 +212,11 @@ class OutboxPublisher:
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None and not self._failed:
-            self._failed = _refusal(error, message.topic(), message.key(), message.value())
+            topic = message.topic()
+            if error.code() == ClientError.INVALID_TIMESTAMP:  # said of all that were sent together
+                self._failed = _untimely([row for row in self._sending if row.topic == topic], datetime.now(UTC))
+            else:
+                self._failed = _refusal(error, topic, message.key(), message.value())
 
     def _attempt(self, what: str, act: Any) -> None:
         """Do one step of a transaction, again while the cluster asks to."""
@@ -252,6 +258,16 @@ def _refusal(problem: Any, topic: str, key: bytes | None, value: bytes | None) -
     return (
         f"topic {topic!r}: the record with the key {key!r} is too large, with {size:,} bytes. Raise the topic's max.message.bytes "
         "(and max.request.size, where kafka_options has it): it's sent then, and all that waits behind it"
+    )
+
+
+def _untimely(rows: list[OutboxRow], now: datetime) -> str:
+    """Say which of a topic's records has a time that the topic doesn't take: one ahead of the clock, or else the oldest; and what to do."""
+    last = max(rows, key=lambda row: row.timestamp)
+    row, way, name = (last, "ahead", "after") if last.timestamp > now else (min(rows, key=lambda row: row.timestamp), "back", "before")
+    return (
+        f"topic {row.topic!r}: the record with the key {row.key!r} has the event time {row.timestamp.isoformat()}, which is further {way} "
+        f"than the topic takes. Raise the topic's message.timestamp.{name}.max.ms: it's sent then, and all that waits behind it"
     )
 
 
