@@ -13,7 +13,7 @@ from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger
 from tests.spark.test_rewind import FOLDED, Broker, Kafka, batch, deliver, emit, planned, read, rewound, tell, told
 from watertable import failpoints
-from watertable.acts import rewind, shadow
+from watertable.acts import parity, rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.acts.shadow import Diff
 from watertable.errors import Fenced, RewindRefused
@@ -275,3 +275,22 @@ def test_a_shadow_of_other_code_is_compared_promoted_and_undone_by_the_code_that
     assert "load that code" in planned(changed, target=Target("undo")).refusals[0]
     undone = rewound(live, target=Target("undo"))
     assert undone.read("stock") == {"a": 5, "b": 1}
+
+
+def test_a_shadow_that_a_person_calls_parity_is_not_given_up_for_one(ledger: Ledger) -> None:
+    tell(ledger, [2, 4])
+    epoch = begun(ledger, reason=parity.REASON).epoch
+    with pytest.raises(RewindRefused, match="has a shadow, of 'shadow rewind to earliest: parity'"):
+        parity.hold(ledger.store, ledger.topology, Kafka(), Target("earliest"), lambda: None)  # type: ignore[arg-type]
+    row = ledger.store.head().shadow
+    assert row is not None
+    assert row.epoch == epoch
+
+
+def test_a_parity_that_died_leaves_a_shadow_that_the_next_one_gives_up(ledger: Ledger) -> None:
+    tell(ledger, [2, 4])
+    with failpoints.armed("rewind.abandon.before_commit", "raise"), pytest.raises(failpoints.FailpointHit):
+        parity.hold(ledger.store, ledger.topology, Kafka(), Target("earliest"), lambda: replay(ledger)(None))  # type: ignore[arg-type]
+    assert ledger.store.head().shadow is not None
+    held = parity.hold(ledger.store, ledger.topology, Kafka(), Target("earliest"), lambda: replay(ledger)(None))  # type: ignore[arg-type]
+    assert (held.apart, ledger.store.head().shadow) == ((), None)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from watertable.store.writer import Store
 
 REASON: Final = "parity"
-"""Why its shadow is there, as the changelog keeps it: one that was left by a process that died is known by it."""
+"""Why its shadow is there, as people read it."""
+HELD: Final = "held"
+"""In the counters of its shadow's row: one that was left by a process that died is known by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def hold(
             f"{store.app} can't be held against its records {begin}: {'; '.join(plan.refusals)}. What can be had can be held: say from "
             "where on, with --to, --by or --shift-by"
         )
-    rewind.apply(store, plan, topology.fingerprint, kafka, follow=True)
+    rewind.apply(store, plan, topology.fingerprint, kafka, follow=True, mark=HELD)
     try:
         replay()
         found = shadow.diff(store, topology, samples)
@@ -137,6 +139,6 @@ def _is_loaded(store: Store, topology: Topology, code: str) -> bool:
 def _clear(store: Store) -> None:
     """Give up the shadow that this, or another of these, has begun, and drop what it wrote."""
     row = store.head().shadow
-    if row is not None and row.writer.endswith(f": {REASON}"):
+    if row is not None and HELD in row.counters:
         shadow.abandon(store, REASON)
         store.upkeep.drop(row.epoch)

@@ -523,13 +523,14 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False) -> Position:
+def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False, mark: str = "") -> Position:
     """Carry out a plan: one control row; give the position from which the app goes on.
 
     The app's writer, if one runs, is fenced by it and takes up its place again at the fork; of a shadow, or a rebuild, it learns nothing,
     and the position is where the shadow's writer begins. With `follow`, what the run that was
-    planned for has committed since then is no reason to refuse: it is read again like all the rest. Raises `RewindRefused` for a plan
-    with refusals, `PlanOutdated` when the app, its code or what Kafka holds isn't what was planned.
+    planned for has committed since then is no reason to refuse: it is read again like all the rest. The row keeps `mark` as a counter, by
+    which whoever has begun it knows it again. Raises `RewindRefused` for a plan with refusals, `PlanOutdated` when the app, its code or
+    what Kafka holds isn't what was planned.
     """
     if plan.refusals:
         raise RewindRefused(f"{plan.app} is not rewound: " + "; ".join(plan.refusals))
@@ -545,7 +546,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
     fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
     of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until and plan.days else {})
     of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
-    of |= {EMIT: becomes.epoch} if plan.emits else {}
+    of |= ({EMIT: becomes.epoch} if plan.emits else {}) | ({mark: 1} if mark else {})
 
     def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
