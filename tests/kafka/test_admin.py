@@ -87,6 +87,13 @@ def test_the_position_is_mirrored_to_the_apps_consumer_group(admin: Admin, broke
     assert admin.mirrored(f"app_{name}", both) == {(name, 0): 1, (name, 1): 0}
 
 
+def test_topics_that_kafka_compacts_are_known(admin: Admin, topic: Topics) -> None:
+    policies = ("delete", "compact", "compact,delete")
+    names = [topic(**{"cleanup.policy": policy}) for policy in policies]
+    assert admin.compacted(names) == set(names[1:])
+    assert admin.compacted([]) == frozenset()
+
+
 def test_unchanged_topics_pass(admin: Admin, broker: Cluster, topic: Topics) -> None:
     name = topic(partitions=2)
     send(broker, name, [b"a", b"b"])

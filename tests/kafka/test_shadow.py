@@ -177,6 +177,7 @@ def test_a_shadow_asks_nothing_of_a_topic_that_is_read_no_more_and_gone(spark: S
     assert store.changelog.head(epoch=shadow.epoch).position.seq == 1
 
 
+@pytest.mark.slow
 def test_what_is_made_beside_an_app_of_a_topic_that_is_another_one_now_is_refused(
     spark: SparkSession, broker: Cluster, tmp_path: Path
 ) -> None:

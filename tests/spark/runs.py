@@ -46,6 +46,9 @@ class Kafka:
     def describe(self, names: Iterable[str]) -> dict[str, TopicState]:
         return {name: TopicState(name, self.numbers[name]) for name in names if name in self.numbers}
 
+    def compacted(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset()
+
     def partitions(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
         return tuple((name, number) for name in names for number in range(self.numbers[name]))
 

@@ -49,10 +49,13 @@ class Kafka:
 
     def __init__(self, **earliest: int) -> None:
         self.kept = earliest
-        self.ids = {"moves": "id-m", "names": "id-n"}
+        self.ids, self.thin = {"moves": "id-m", "names": "id-n"}, frozenset[str]()
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicState]:
         return {name: TopicState(self.ids[name], 1) for name in names if name in self.ids}
+
+    def compacted(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(names) & self.thin
 
     def partitions(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
         return tuple((name, 0) for name in names)
@@ -400,6 +403,17 @@ def test_an_event_time_to_rewind_to_is_one_of_the_topics_that_the_app_reads(ledg
     assert str(planned(without, minute(35).isoformat()).fork) == "shop@1.3"
     with pytest.raises(NothingToRewind, match="furthest is at 2026-01-01 00:40"):
         planned(without, minute(70).isoformat())
+
+
+def test_a_plan_asks_which_topics_are_compacted_and_refuses_those_whose_records_all_count(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 6))
+    kafka = Kafka()
+    kafka.thin = frozenset({"moves", "names"})  # of which `names` is read as a table
+    plan = planned(ledger, "1", kafka)
+    assert [r.topic for r in plan.ranges if r.thinned] == ["moves"]
+    with pytest.raises(RewindRefused, match=r"Kafka compacts topic moves.*--accept-loss moves"):
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    assert planned(ledger, "1", kafka, accept_loss=["moves"]).refusals == ()
 
 
 def test_a_gap_that_was_accepted_is_recorded_and_gone_behind(ledger: Ledger) -> None:

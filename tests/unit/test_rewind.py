@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import watertable as wt
+from watertable.acts import rewind
 from watertable.acts.estimates import BEGIN, EVEN, Disk, estimate, written
-from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved
+from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved, source_text
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.plan import Topology
 from watertable.settings import Settings
@@ -432,3 +433,25 @@ def test_a_plan_of_some_tables_leaves_the_rest_alone_and_says_so() -> None:
     assert "at `shop@2.0`, beside `shop@1.10`" in made.markdown()
     assert RewindPlan.from_json(made.to_json()) == made
     assert planned(facts(0), target=Target("earliest"), rebuilds=("stock",), misfit="no").refusals == ("no",)
+
+
+def test_a_compacted_topic_whose_records_all_count_is_refused_without_saying_so() -> None:
+    found = facts(compacted=frozenset({"moves"}))
+    plan = planned(found)
+    assert [source_text(r) for r in plan.ranges] == ["Kafka, which compacts it"] * 2
+    (told,) = plan.refusals
+    assert "Kafka compacts topic moves" in told
+    assert planned(found, accept_loss=["moves"]).refusals == ()
+    archived = facts(compacted=frozenset({"moves"}), archived={("moves", 0): 1000, ("moves", 1): 500})
+    assert planned(archived).refusals == ()
+    assert RewindPlan.from_json(plan.to_json()) == plan
+
+
+def test_of_a_table_of_a_topic_each_keys_newest_record_is_all_that_counts() -> None:
+    app = wt.App("shop")
+    names, kinds, prices, sold = (app.topic(name, key="k STRING", value="v BIGINT") for name in ("names", "kinds", "prices", "sold"))
+    names.table().map_values(w="v + 1").filter("w > 0").materialized_as("wide")
+    kinds.stream().to_table().materialized_as("kinds")
+    prices.table().materialized_as("prices").to_stream().to("changes")
+    sold.stream().filter("v > 0").to_table().materialized_as("sold")  # the newest may be left out, and an older one is in
+    assert rewind._by_all(app.topology()) == {"prices", "sold"}

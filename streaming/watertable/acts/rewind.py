@@ -32,8 +32,10 @@ from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebu
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import first_begins, fork_of, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.plan import nodes
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.lineage import topics_of
+from watertable.plan.plan import walk
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
@@ -58,7 +60,8 @@ EMITTING: Final = ", emitting"
 class Range:
     """Hold what is read again of one partition: [begin, end), of which all that comes from `available` on is to be had.
 
-    What comes before `archived` is in the topic's archive, the rest in Kafka.
+    What comes before `archived` is in the topic's archive, the rest in Kafka. `compacted` says that Kafka keeps the newest record of each
+    key alone of it, and that others count as well.
     """
 
     topic: str
@@ -67,6 +70,7 @@ class Range:
     end: int
     available: int
     archived: int = 0
+    compacted: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +86,11 @@ class Range:
     def records(self) -> int:
         """Count the offsets that are read again."""
         return max(0, self.end - max(self.begin, self.available))
+
+    @property
+    def thinned(self) -> bool:
+        """Tell whether records among these may be gone that count."""
+        return self.compacted and self.records > self.of_archive
 
     @property
     def of_archive(self) -> int:
@@ -273,8 +282,9 @@ class Facts:
     """Hold what a plan is drawn from: when it was looked up, the app's head, the place to fork at, and what Kafka still has.
 
     `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
-    those up to which it is in archives; `records` counts what was committed after it, up to `until` or the head, None where that is another
-    lineage. `samples` are (records, milliseconds) of commits, `grown` (records, bytes) of them; `folded` are the bytes of the tables.
+    those up to which it is in archives; `compacted` are the topics that Kafka compacts though all their records count. `records` counts
+    what was committed after it, up to `until` or the head, None where that is another lineage. `samples` are (records, milliseconds) of
+    commits, `grown` (records, bytes) of them; `folded` are the bytes of the tables.
     """
 
     at: datetime
@@ -287,6 +297,7 @@ class Facts:
     available: Offsets
     archived: Offsets = field(default_factory=dict)
     renamed: frozenset[str] = frozenset()
+    compacted: frozenset[str] = frozenset()
     records: int | None = None
     samples: Sequence[tuple[int, int]] = ()
     until: CommitInfo | None = None
@@ -412,7 +423,7 @@ def survey(
     ]  # fmt: skip
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
-        here.fingerprint if here is not None else "", begins, available, archived, renamed,
+        here.fingerprint if here is not None else "", begins, available, archived, renamed, kafka.compacted(_by_all(topology)),
         changelog.extent(snapshot, head.lineage, seq, end).records if on_lineage and end > seq else None, samples, stop,
     )  # fmt: skip
 
@@ -467,6 +478,12 @@ def draw(
         f"--accept-loss {r.name}: the gap is recorded"
         for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
     ]  # fmt: skip
+    thinned = {r.topic for r in ranges if r.thinned and r.name not in accept_loss and r.topic not in accept_loss}
+    refusals += [
+        f"Kafka compacts topic {name}: it may hold the newest record of each key alone of what was read, and sums or counts of it become "
+        f"others. An archive keeps all (archive=True), from when it is there on; to go on with what is left, say --accept-loss {name}"
+        for name in sorted(thinned)
+    ]  # fmt: skip
     refusals += [misfit] if misfit else []
     if (shadow or rebuilds) and head.shadow is not None:
         refusals.append(
@@ -519,7 +536,7 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
         if topic in facts.renamed:
             available = max(end, begin)
         archived = 0 if topic in facts.renamed else facts.archived.get((topic, partition), 0)
-        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived))
+        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived, topic in facts.compacted))
     return tuple(found)
 
 
@@ -585,6 +602,19 @@ def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequen
         raise PlanOutdated(f"the plan of {plan.made_at} is out of date: {'; '.join(moved)}. Make a new one", moved=tuple(moved))
 
 
+def _by_all(topology: Topology) -> frozenset[str]:
+    """Name the topics whose records all count: all but those that are read as tables, with nothing made of their changes."""
+    found = set[str]()
+    for root in topology.roots:
+        made = list(walk(root))
+        if not all(
+            isinstance(n, nodes.Source | nodes.TableFilter | nodes.TableMapValues | nodes.TableJoin)
+            or (type(n) is nodes.Latest and isinstance(n.parent, nodes.Source)) for n in made
+        ):  # fmt: skip
+            found.update(n.topic.name for n in made if isinstance(n, nodes.Source))
+    return frozenset(found)
+
+
 def checks_text(checks: Sequence[str]) -> list[str]:
     """Write checks, table/check, by their names: those together that are of the same tables.
 
@@ -610,7 +640,7 @@ def source_text(part: Range) -> str:
     if part.of_archive:
         found.append(f"the archive up to {part.archived:,}" if part.archived < part.end else "the archive")
     if part.records > part.of_archive:
-        found.append("Kafka")
+        found.append("Kafka, which compacts it" if part.thinned else "Kafka")
     return ", then ".join(found) or "nothing to read"
 
 

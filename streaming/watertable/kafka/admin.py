@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from watertable.errors import KafkaError, SettingsError, TopicChanged
 from watertable.kafka.config import ClientConfig, Cluster
@@ -137,6 +137,19 @@ class Admin:
                 raise self._failed(f"describe topic {name!r}", error) from None
             found[name] = TopicState(str(about.topic_id), len(about.partitions))
         return found
+
+    def compacted(self, names: Iterable[str]) -> frozenset[str]:
+        """Name those of the topics that Kafka compacts; one whose settings may not be read counts as one that it doesn't. One request."""
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
+        found = set[str]()
+        for topic, future in self._client.describe_configs(asked, request_timeout=self._timeout).items() if asked else ():
+            try:
+                if "compact" in str(future.result(self._timeout)["cleanup.policy"].value):
+                    found.add(topic.name)
+            except (KafkaException, TimeoutError) as error:
+                if not isinstance(error, KafkaException) or error.args[0].code() != ClientError.TOPIC_AUTHORIZATION_FAILED:
+                    raise self._failed(f"ask for the settings of topic {topic.name!r}", error) from None
+        return frozenset(found)
 
     def partitions(self, names: Iterable[str]) -> tuple[Partition, ...]:
         """List the partitions of topics; raise `KafkaError` naming those that don't exist."""
