@@ -226,7 +226,7 @@ def test_a_record_whose_time_a_topic_does_not_take_is_named_and_sent_once_it_doe
     with pytest.raises(KafkaError, match=told):
         OutboxPublisher(broker, app).publish(rows)
     Admin(broker).delete_topic(out)
-    Admin(broker).create_output(out, 1)
+    Admin(broker).create_outputs([out], 1)
     assert OutboxPublisher(broker, app).publish(rows) == 3
 
 
@@ -234,7 +234,8 @@ def test_a_broker_that_knows_no_limit_of_times_makes_an_output_topic_as_well(
     broker: Cluster, app: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "_AHEAD", "message.timestamp.no.such.ms")
-    assert Admin(broker).create_output(f"{app}.out", 2).partitions == 2
+    Admin(broker).create_outputs([f"{app}.out"], 2)
+    assert Admin(broker).describe([f"{app}.out"])[f"{app}.out"].partitions == 2
 
 
 def test_a_new_publisher_fences_the_old_one(broker: Cluster, topic: Topics, app: str) -> None:

@@ -97,14 +97,16 @@ class Admin:
             raise KafkaError(f"topic {name!r} is there already, with {found.partitions} partitions; wanted {partitions}")
         return found
 
-    def create_output(self, name: str, partitions: int) -> TopicState:
-        """Create a topic for records of event times: they are what they are, and a broker's default refuses those an hour ahead of it."""
-        try:
-            return self.create_topic(name, partitions, {_AHEAD: _ANY})
-        except KafkaError as error:
-            if _AHEAD not in str(error):
-                raise
-            return self.create_topic(name, partitions)  # a broker before Kafka 3.6 has no such limit, and knows no such setting
+    def create_outputs(self, names: Iterable[str], partitions: int) -> None:
+        """Create those of the topics that aren't there, for records of any event time: a broker's default refuses those an hour ahead."""
+        wanted = set(names)
+        for name in sorted(wanted - set(self.describe(wanted))):
+            try:
+                self.create_topic(name, partitions, {_AHEAD: _ANY})
+            except KafkaError as error:
+                if _AHEAD not in str(error):
+                    raise
+                self.create_topic(name, partitions)  # a broker before Kafka 3.6 has no such limit, and knows no such setting
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and return once it is gone."""

@@ -425,9 +425,8 @@ class _Job:
 
     def _make_outputs(self) -> None:
         """Create the topics that the app writes where they aren't there, with as many partitions as the widest that it reads."""
-        wanted = [sink.topic for sink in self.topology.sinks]
-        for name in set(wanted) - set(self.admin.describe(wanted)):
-            self.admin.create_output(name, max(state.partitions for state in self.topics.values()))
+        widest = max(state.partitions for state in self.topics.values())
+        self.admin.create_outputs((sink.topic for sink in self.topology.sinks), widest)
 
     def _lag(self, ends: Offsets) -> dict[str, int]:
         lag = dict.fromkeys(sorted(self.topics), 0)
