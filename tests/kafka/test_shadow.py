@@ -389,7 +389,7 @@ def test_tables_are_held_against_their_records_and_nothing_of_it_stays(spark: Sp
         hold()
     shadow.abandon(store)
     dead = rewind.plan(store, topology, world.admin, Target("earliest"), shadow=True, reason=parity.REASON)
-    rewind.apply(store, dead, topology.fingerprint, world.admin)
+    rewind.apply(store, dead, topology.fingerprint, world.admin, mark=parity.HELD)
     held = hold()  # one that died is given up first
     assert (held.since, held.apart) == (f"{topology.app}@1.0", ())
     assert held.says == f"at {topology.app}@1.3, every table has the rows that the records make"
