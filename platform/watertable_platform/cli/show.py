@@ -330,7 +330,7 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     for name in ("topic", "partition", "from", "to", "records", "source"):
         ranges.add_column(name, justify="left" if name in ("topic", "source") else "right")
     for r in plan.ranges:
-        source = Text(source_text(r), style="red" if r.lost else "")
+        source = Text(source_text(r), style="red" if r.lost or r.thinned else "")
         ranges.add_row(r.topic, str(r.partition), f"{r.begin:,}", f"{r.end:,}", f"{r.records:,}", source)
     console.print(ranges)
     tables = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
