@@ -495,7 +495,7 @@ class _Job:
             batch = self.compiler.batch(records, carry, lookup, since, clocks_of(advances), write)
             try:
                 failpoints.hit("job.batch.compiled")
-                self.admin.check_topics(self.topics, {})  # all is read now, by topics' names: are they still those that were begun with?
+                self.admin.check_topics(self.topics, {}, self._way_out)  # all is read now, by names: are the topics still those begun with?
                 self._commit(batch, end, advances)
             finally:
                 batch.close()
