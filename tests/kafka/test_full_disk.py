@@ -51,6 +51,7 @@ def filled(disk: Path, but: int) -> Path:
     return ballast
 
 
+@pytest.mark.slow
 def test_what_finds_no_room_is_refused_or_stops_whole_and_goes_on_when_there_is_some(
     spark: SparkSession, broker: Cluster, small_disk: Path
 ) -> None:

@@ -51,6 +51,7 @@ def _fresh(log: Changelog) -> Head:
         changelog._seen.update(kept)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_remembered_is_what_a_new_process_finds_after_every_kind_of_commit(
     spark: SparkSession, tmp_path: Path, looks: list[str]
 ) -> None:
@@ -242,6 +243,7 @@ def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkey
     assert replace(ledger.store.head(), folds=()) == replace(_fresh(ledger.store.changelog), folds=())
 
 
+@pytest.mark.slow
 def test_the_files_that_the_log_tells_of_hold_what_delta_finds_in_the_table(spark: SparkSession, tmp_path: Path) -> None:
     ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7), timedelta(days=1)))
     log, column = ledger.store.changelog, ledger.table("stock").state_column

@@ -31,6 +31,7 @@ def fresh(ledger: Ledger, table: str) -> Counter[str]:
     return states(Lookups(reader, lambda: ledger.writer.known).of()(ledger.table(table), None))
 
 
+@pytest.mark.slow
 def test_what_is_remembered_of_a_table_is_what_a_fresh_look_finds(ledger: Ledger) -> None:
     steps: list[Callable[[], object]] = [
         lambda: ledger.sell(a=1, b=2),

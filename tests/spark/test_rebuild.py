@@ -330,6 +330,7 @@ def test_what_cannot_be_rebuilt_is_refused_with_the_way_out(run: App) -> None:
     shadow.abandon(run.store)
 
 
+@pytest.mark.slow
 def test_what_is_computed_from_a_table_is_made_anew_of_the_rows_that_the_app_has_of_it_or_not_at_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_tombstones_are_kept_by_the_folds_of_the_epochs_that_hold_them(ledger: L
     assert "x" not in two.read("names")
 
 
+@pytest.mark.slow
 def test_a_base_that_is_old_when_it_is_superseded_is_kept_for_what_was_read_from_it_until_then(ledger: Ledger) -> None:
     tell(ledger)
     ledger.store.fold_all()
@@ -203,6 +204,7 @@ def test_the_stream_time_of_a_topic_that_is_read_no_more_holds_nothing_up(ledger
     assert small.store.upkeep.trim(now=LATER) > 1
 
 
+@pytest.mark.slow
 def test_a_version_of_a_table_is_the_one_that_other_readers_see(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     tell(ledger, cuts=(1,))
     ledger.store.fold_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -69,6 +70,7 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
     on_disk = getattr(request, "param", "") == "disk"
     with dg.DagsterInstance.local_temp(str(tmp_path)) if on_disk else dg.DagsterInstance.ephemeral() as made:
         yield made
+    gc.collect()  # of a connection that another thread has left open, a word is said here, and not in the middle of what runs later
 
 
 Run = Callable[..., dg.ExecuteInProcessResult]
