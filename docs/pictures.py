@@ -1,5 +1,7 @@
 """Make the README's pictures from a demo that runs: `watertable demo` in one terminal, `python docs/pictures.py` in another.
 
+Execute the checks of `prices` once before, when all days are reported: the page is taken as it stands.
+
 Pages are taken in a real browser (Chromium, found on PATH or brought by Playwright), terminal pictures are what Rich would print, as
 SVG, and the plot is the one that the notebook draws. Nothing is retouched.
 """
@@ -24,7 +26,7 @@ WIDTH: Final = 116
 PAGES: Final = {
     "graph": ("/locations/watertable/asset-groups/retail/lineage", 1800, 1420),
     "table": ("/assets/retail/revenue_hourly", 1500, 1000),
-    "stream": ("/locations/watertable/jobs/stream__retail/runs", 1500, 700),
+    "checks": ("/assets/retail/prices?view=checks&checkDetail=price_between", 1500, 900),
 }
 QUERY: Final = (
     "SELECT country, sum(revenue) AS revenue, sum(lines) AS lines FROM revenue_hourly GROUP BY country ORDER BY revenue DESC LIMIT 8"

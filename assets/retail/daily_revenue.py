@@ -41,11 +41,15 @@ LINEAGE = dg.TableColumnLineage(
     partitions_def=DAYS.partitions() if DAYS else None,
     backfill_policy=dg.BackfillPolicy.single_run() if DAYS else None,
     automation_condition=on_changed_days() if DAYS else None,
+    retry_policy=dg.RetryPolicy(max_retries=4, delay=2, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS),  # see below
     required_resource_keys={"pyspark"},
     metadata={"dagster/column_schema": COLUMNS, "dagster/column_lineage": LINEAGE, "dagster/storage_kind": "deltalake"},
 )
 def daily_revenue(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """Revenue and number of lines by country and day, in pounds sterling; lines too late for their hour are in neither."""
+    """Revenue and number of lines by country and day, in pounds sterling; lines too late for their hour are in neither.
+
+    Of two runs that write at once, Delta lets one through and refuses the other, which then tries again.
+    """
     from pyspark.sql import functions as F  # only where it runs: loading definitions imports no Spark
 
     spark = context.resources.pyspark.spark_session
