@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
 WIDTH: Final = 116
 PAGES: Final = {
-    "graph": ("/locations/watertable/asset-groups/retail/lineage", 1800, 1420),
+    "graph": ("/locations/watertable/asset-groups/retail/lineage", 1800, 1660),
     "table": ("/assets/retail/revenue_hourly", 1500, 1000),
     "checks": ("/assets/retail/prices?view=checks&checkDetail=price_between", 1500, 900),
 }
