@@ -129,10 +129,9 @@ def load_apps(settings: Settings) -> Project:
                 project.batch[folder.name] = Batch(folder, tuple(file.module for file in files if file.batch))
     _refuse_duplicates(project, found)
     project.apps.update((app.name, app) for app in found if app.folder.name not in project.broken)
-    prefix = f"{settings.env}_" if settings.env else ""
     for name in sorted(settings.days):
-        if f"{prefix}{name}" not in project.apps and not project.broken:  # it may be an app of a folder that doesn't load
-            there = ", ".join(sorted(app.removeprefix(prefix) for app in project.apps)) or "none"
+        if settings.in_environment(name) not in project.apps and not project.broken:  # it may be an app of a folder that doesn't load
+            there = ", ".join(sorted(map(settings.own_name, project.apps))) or "none"
             _log.warning("[tool.watertable] days: no app is called %r; there are: %s. Tables get no daily partitions by it", name, there)
     return project
 

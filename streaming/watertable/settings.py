@@ -135,12 +135,16 @@ class Settings(BaseSettings):
         """
         return f"{self.env}_{name}" if self.env else name
 
+    def own_name(self, name: str) -> str:
+        """Give what definitions call by a name of this environment: without the prefix."""
+        return name.removeprefix(self.in_environment(""))
+
     def span(self, app: str) -> tuple[date, date | None] | None:
         """Give the first and the last day of an app's data, None where it goes on; None where they aren't declared.
 
         Raises `SettingsError` for what is no span.
         """
-        text = self.days.get(app.removeprefix(f"{self.env}_") if self.env else app)
+        text = self.days.get(self.own_name(app))
         return None if text is None else span(text)
 
     @classmethod
@@ -217,9 +221,15 @@ class Settings(BaseSettings):
     @property
     def warehouse_uri(self) -> str:
         """Give the Delta warehouse as an absolute path or a URI with its scheme, for Spark and for Delta readers."""
+        folder = self.warehouse_folder
+        return self.warehouse.rstrip("/") if folder is None else str(folder)
+
+    @property
+    def warehouse_folder(self) -> Path | None:
+        """Give the Delta warehouse as a folder of this machine; None where it is a URI."""
         if not self.warehouse:
-            return str(self.home_folder / "warehouse")
-        return self.warehouse.rstrip("/") if _URI.match(self.warehouse) else str(self.project / self.warehouse)
+            return self.home_folder / "warehouse"
+        return None if _URI.match(self.warehouse) else self.project / self.warehouse
 
     def spark_conf(self) -> dict[str, str]:
         """Build the configuration of every Spark session of this project: Delta, UTC, ANSI, then the user's own. The session adds the jars.

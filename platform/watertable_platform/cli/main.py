@@ -526,8 +526,8 @@ def _may_have_committed(settings: Settings, app: str) -> bool:
 
     What its commits have recorded stays part of the log when the definition that asked for it is gone.
     """
-    warehouse = settings.warehouse_uri
-    return ":/" in warehouse or Path(warehouse, app, "changelog").exists()
+    warehouse = settings.warehouse_folder
+    return warehouse is None or (warehouse / app / "changelog").exists()
 
 
 def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> list[Advance]:

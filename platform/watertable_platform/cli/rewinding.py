@@ -395,7 +395,7 @@ def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of:
     project, folder = load_apps(settings), loaded.folder.name
     batch = project.batch[folder].load()
     apps = [app for app in project.apps.values() if app.folder == loaded.folder]
-    found = find_suites([*project.modules[folder], *(() if isinstance(batch, Broken) else batch)], apps, settings.env)[loaded.name]
+    found = find_suites([*project.modules[folder], *(() if isinstance(batch, Broken) else batch)], apps, settings)[loaded.name]
     told = red(store.reader, {table: e for table, e in found.items() if not of or table in of}, Position.parse(position))
     return [*told, f"those of a file that doesn't load ({batch})"] if isinstance(batch, Broken) else told
 

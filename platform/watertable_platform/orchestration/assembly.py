@@ -46,7 +46,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     for folder, files in project.batch.items():
         try:
             inside = [app for app in project.apps.values() if app.folder == files.folder]
-            expected |= find_suites([*project.modules[folder], *loaded.get(folder, ())], inside, settings.env)
+            expected |= find_suites([*project.modules[folder], *loaded.get(folder, ())], inside, settings)
         except DefinitionError as error:
             broken[folder] = Broken(files.folder, str(error).partition(": ")[0], str(error))  # which begins with the suite's line
     for app in [app for app in project.apps.values() if app.name in expected]:

@@ -14,6 +14,7 @@ import dagster as dg
 
 from watertable.errors import DefinitionError
 from watertable.project import LoadedApp
+from watertable.settings import Settings
 from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
 
@@ -27,13 +28,13 @@ Expected = Mapping[str, Sequence[Expectation]]
 """What must hold of an app's tables, by their names."""
 
 
-def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], env: str) -> dict[str, Expected]:
+def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], settings: Settings) -> dict[str, Expected]:
     """Collect what a folder's suites say of its apps' tables, by the app's name: each expectation once, however many suites say it.
 
     Raises `DefinitionError` for a suite on what isn't there: an app of the folder, a table of the app, a column of the table; and for two
     expectations of one name on a table, of which one check could tell but one.
     """
-    own = {_own_name(app, env): app for app in apps}
+    own = {settings.own_name(app.name): app for app in apps}
     found: dict[str, dict[str, dict[str, tuple[Expectation, Suite]]]] = {app.name: {} for app in apps}
     for suite in {id(v): v for module in modules for v in vars(module).values() if isinstance(v, Suite)}.values():
         where = f"{suite.location}: Suite({suite.table!r})"
@@ -66,7 +67,6 @@ def build_suite_checks(app: LoadedApp, expected: Expected) -> dg.AssetChecksDefi
 
     @dg.multi_asset_check(name=f"suites__{app.name}", specs=specs, can_subset=True, required_resource_keys={"pyspark"})
     def suites_of_app(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        from watertable.settings import Settings
         from watertable.store.reader import Reader
 
         chosen: dict[str, list[Expectation]] = {}
@@ -102,11 +102,6 @@ def red(reader: "Reader", expected: Expected, position: "Position") -> list[str]
     """Name the checks of the highest severity that don't hold at a position."""
     found = [(table, o) for table, o in judge(reader, expected, position) if _is_critical(o) and not o.holds] if expected else []
     return [f"{o.expectation.name} of {table}" + (f" ({o.error})" if o.error else "") for table, o in found]
-
-
-def _own_name(app: LoadedApp, env: str) -> str:
-    """Give an app's name without its environment, as suites call it."""
-    return app.name.removeprefix(f"{env}_") if env else app.name
 
 
 def _is_critical(outcome: "Outcome") -> bool:

@@ -281,8 +281,7 @@ class Interpreter:
         if len(decoded) < 2:
             return None
         key, value = decoded
-        # without a value there is no event time to read, and the record's own may be of another age
-        timestamp = record.timestamp if topic.timestamp is None else now if value is None else value[topic.timestamp]
+        timestamp = serdes.event_time_of(record, topic, value, now)
         if not isinstance(timestamp, datetime) or not EPOCH <= timestamp < END_OF_TIME:
             self._refuse("topic", topic.location, UNTIMED)
             return None

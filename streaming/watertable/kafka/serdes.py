@@ -97,6 +97,14 @@ def key_of(record: Record, topic: Topic) -> Row | None:
     return decode(record.key, topic.key, topic.key_format)
 
 
+def event_time_of(record: Record, topic: Topic, value: Row | None, now: datetime) -> object:
+    """Give what a record's event time is said to be, by its value, in a partition whose stream time is `now`; nobody has judged it yet.
+
+    Without a value there is no column to read it from, and the record's own timestamp may be of another age.
+    """
+    return record.timestamp if topic.timestamp is None else now if value is None else value[topic.timestamp]
+
+
 def columns_of(record: Record, topic: Topic) -> Row | None:
     """Read a record's value, and those of its headers that its topic names; None for a tombstone. Raises `DecodeError`.
 

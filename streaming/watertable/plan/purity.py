@@ -34,7 +34,7 @@ class Purity(StrEnum):
     ARRIVAL = "arrival"
 
 
-def purity_of(node: Stream | Table) -> Purity:
+def purity_of(node: Stream | Table, _known: dict[int, Purity] | None = None) -> Purity:
     """Tell whether a node depends on arrival.
 
     Streaming a table's changes does, where one of its keys may be fed by several partitions, as it is in a join of two topics: each
@@ -45,11 +45,7 @@ def purity_of(node: Stream | Table) -> Purity:
     suppressed table. A processor with stores depends on arrival unless each key is of one partition; without any, each record is by itself.
     Which version of a table's row a record finds that waits for the table's time follows from the records, too.
     """
-    return _purity_of(node, {})
-
-
-def _purity_of(node: Stream | Table, known: dict[int, Purity]) -> Purity:
-    """Look at each node once, however many ways lead to it."""
+    known = {} if _known is None else _known
     if id(node) not in known:
         known[id(node)] = _judged(node, known)
     return known[id(node)]
@@ -57,8 +53,8 @@ def _purity_of(node: Stream | Table, known: dict[int, Purity]) -> Purity:
 
 def _judged(node: Stream | Table, known: dict[int, Purity]) -> Purity:
     if isinstance(node, TableAggregate):
-        return _purity_of(node.parent.parent, known)
-    if any(_purity_of(parent, known) is Purity.ARRIVAL for parent in parents_of(node)):
+        return purity_of(node.parent.parent, known)
+    if any(purity_of(parent, known) is Purity.ARRIVAL for parent in parents_of(node)):
         return Purity.ARRIVAL
     if isinstance(node, ToStream):
         return Purity.PURE if _keeps_partition(root_of(node.parent)) else Purity.ARRIVAL

@@ -72,10 +72,16 @@ class Commit:
     restored: int | None
     tags: Mapping[str, str] = field(default_factory=dict)
     added: tuple[Added, ...] = ()
-    changed: tuple[tuple[str, bool], ...] = ()
-    """The files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
+    removed: tuple[str, ...] = ()
+    """What the log says of the files that it removed, as JSON."""
     replaces: bool = False
     """Says that it left the table no other files than those that it added."""
+
+    @property
+    def changed(self) -> Iterator[tuple[str, bool]]:
+        """Name the files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
+        yield from ((_named_in_log(json.loads(file.action)["add"]), True) for file in self.added)
+        yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -657,7 +663,7 @@ def _commit(version: int, text: str) -> Commit:
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     added: list[Added] = []
-    changed: list[tuple[str, bool]] = []
+    removed: list[str] = []
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             info = json.loads(line)["commitInfo"]
@@ -668,14 +674,13 @@ def _commit(version: int, text: str) -> Commit:
             add = json.loads(line)["add"]
             count = json.loads(add.get("stats") or "{}").get("numRecords")
             added.append(Added(add.get("partitionValues", {}).get("table"), int(add["size"]), count, line))
-            changed.append((_named_in_log(add), True))
         elif line.startswith('{"remove"'):
-            changed.append((_named_in_log(json.loads(line)["remove"]), False))
+            removed.append(line)
     how = info.get("operationParameters", {})
     restored = how.get("version") if info.get("operation") == _RESTORE else None
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
-        tags=info.get("tags") or {}, added=tuple(added), changed=tuple(changed),
+        tags=info.get("tags") or {}, added=tuple(added), removed=tuple(removed),
         replaces=info.get("operation") == "WRITE" and how.get("mode") == _OVERWRITE and "predicate" not in how,
     )  # fmt: skip

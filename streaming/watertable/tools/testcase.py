@@ -424,7 +424,7 @@ def _event_time(record: Record, topic: Topic, now: datetime) -> datetime | None:
         value = serdes.columns_of(record, topic)
     except EvaluationError:
         return None
-    when = record.timestamp if topic.timestamp is None else now if value is None else value[topic.timestamp]
+    when = serdes.event_time_of(record, topic, value, now)
     return when if isinstance(when, datetime) else None
 
 
