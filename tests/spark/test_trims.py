@@ -21,8 +21,8 @@ from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused
-from watertable.store import changelog, deltalog
-from watertable.store.commits import CommitInfo
+from watertable.store import changelog, deltalog, fold
+from watertable.store.commits import GATHERED, CommitInfo
 from watertable.store.fold import Folder
 
 if TYPE_CHECKING:
@@ -202,6 +202,81 @@ def test_the_stream_time_of_a_topic_that_is_read_no_more_holds_nothing_up(ledger
     (mark,) = (m for m in small.store.head().folds if m.table == "names" and m.seq == small.writer.position.seq)
     assert mark.tombstones_from == small.writer.position.seq + 1
     assert small.store.upkeep.trim(now=LATER) > 1
+
+
+def held_back(ledger: Ledger) -> int:
+    """Delete a name while a partition stands at 3, commit more beside it, and fold; give the last seq that is folded."""
+    ledger.name(3, x=(1, "one"), y=(1, "other"))
+    ledger.name(3, x=(5, None), gone=(5, None))
+    for n in range(6, 14):
+        ledger.name(3, z=(n, "z"))
+    folded = ledger.store.fold("names")
+    assert folded == ledger.writer.position.seq
+    return folded
+
+
+def tombstones(ledger: Ledger) -> tuple[int, int, int]:
+    """Give from which commit on tombstones are looked for, in how many files of the commits' own, and in how many gathered ones."""
+    view = ledger.store.reader.view(["names"])
+    came, gathered = view.tombstone_files(ledger.table("names"))
+    return view.bases["names"].tombstones_from, came.number, gathered.number
+
+
+def test_deletions_that_an_idle_partition_holds_are_gathered_so_that_look_ups_stay_short_and_trims_go_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "MANY_TOMBSTONES", 0)
+    folded = held_back(ledger)
+    assert tombstones(ledger) == (folded, 1, 1)
+    (note,) = ledger.store.changelog.rows(ledger.store.changelog.snapshot(), f"c.kind = 'fold' AND seq = {folded}")
+    assert note.format == GATHERED, "an earlier release would look for them where they came"
+    assert ledger.store.upkeep.trim(now=LATER) > 1
+    for _ in range(2):  # by a process that has followed the log, and by one that hasn't
+        ledger.name(3, x=(4, "earlier than its deletion"), y=(7, "changed"))
+        assert ledger.read("names") == {"y": "changed", "z": "z"}
+        ledger.store.fold("names")
+        assert ledger.read("names") == ledger.read("names", ledger.writer.position) == {"y": "changed", "z": "z"}
+        forgotten(ledger)
+        ledger = ledger.restart()
+    assert tombstones(ledger)[2] == 1
+    ledger.name(6, x=(6, "again"))
+    ledger.store.fold("names")
+    assert ledger.read("names") == {"x": "again", "y": "changed", "z": "z"}
+    assert tombstones(ledger) == (ledger.writer.position.seq + 1, 0, 0), "every partition has passed them"
+
+
+def test_a_fold_that_dies_before_what_it_gathered_is_noted_leaves_tombstones_where_they_came(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "MANY_TOMBSTONES", 0)
+    with failpoints.armed("fold.after_merge", "raise"), pytest.raises(failpoints.FailpointHit):
+        held_back(ledger)
+    ledger = ledger.restart()
+    assert tombstones(ledger)[2] == 0
+    ledger.name(3, x=(4, "earlier than its deletion"))
+    assert ledger.read("names") == {"y": "other", "z": "z"}
+    ledger.store.fold("names")
+    assert tombstones(ledger)[2] == 1
+    ledger.name(3, x=(3, "earlier still"))
+    assert ledger.read("names") == {"y": "other", "z": "z"}
+
+
+def test_a_rewind_to_before_tombstones_were_gathered_finds_them_where_they_came(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.name(3, w=(1, "first"))
+    ledger.store.fold("names")
+    monkeypatch.setattr(fold, "MANY_TOMBSTONES", 0)
+    held_back(ledger)
+    two = rewound(ledger, "shop@1.5")
+    two.name(3, x=(4, "earlier than its deletion"))
+    assert two.read("names") == {"w": "first", "y": "other", "z": "z"}
+    two.store.fold("names")
+    two.name(3, x=(4, "and once more"), z=(20, "last"))
+    two.store.fold("names")
+    assert two.read("names") == {"w": "first", "y": "other", "z": "last"}
+    three = rewound(two, f"{two.writer.position.app}@2.{two.writer.position.seq}")
+    three.store.fold("names")
+    three.name(3, x=(4, "after all"))
+    assert three.read("names") == {"w": "first", "y": "other", "z": "last"}
 
 
 @pytest.mark.slow

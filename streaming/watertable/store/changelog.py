@@ -5,7 +5,7 @@
     commit_v1                             table `__commit`: what the commit was, and from where to where
     quarantine_v1, dropped_v1, out_v1     tables `__quarantine`, `__dropped`, `__out_<topic>`
     days_v1                               table `__days`: which days the commits up to there touched; see `touched`
-    <t>_<state version>                   table <t>: key, state delta, st
+    <t>_<state version>                   table <t>: key, state delta, st; table `__gathered_<t>`: tombstones of all commits up to there
 
 `__commit` rows are the only truth about progress. Rows of kind `batch` take the next seq; `fence`, `fold` and `days` rows are notes at the
 seq that they found. An epoch is (parent, fork): its rows are the parent's up to the fork and its own after that, so along a lineage seq is
@@ -60,6 +60,8 @@ QUARANTINE_TABLE: Final = "__quarantine"
 DROPPED_TABLE: Final = "__dropped"
 DAYS_TABLE: Final = "__days"
 OUT_PREFIX: Final = "__out_"
+GATHERED_PREFIX: Final = "__gathered_"
+"""Begins the name under which a fold keeps the tombstones of a table that it has gathered."""
 COMMIT_TAG: Final = "watertable.commit"
 """The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
 _OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
@@ -127,7 +129,8 @@ class _Seen:
     since: int
     rows: tuple[CommitInfo, ...]
     files: Mapping[tuple[int, int], _Files] = field(default_factory=dict)
-    """What the log told of batches as they came, by epoch and seq: it's all that they have added, and stays where it is for a while."""
+    """What the log told of batches as they came, by epoch and seq, and of folds at them: it's all that they have added, and stays where it
+    is for a while."""
 
     def short(self) -> _Seen:
         """Leave out the oldest rows, and files, once there are many."""
@@ -396,6 +399,8 @@ class Changelog:
                 rows.append(row := CommitInfo.unpacked(commit.tags[COMMIT_TAG]))
                 if row.kind == "batch":
                     files[row.epoch, row.seq] = _Files(row.commit_time, commit.added)
+                elif (there := files.get((row.epoch, row.seq))) is not None:  # what a fold gathered
+                    files[row.epoch, row.seq] = replace(there, added=(*there.added, *commit.added))
         return replace(seen, version=version, rows=tuple(rows), files=files).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:

@@ -25,7 +25,9 @@ REBUILT: Final = 2
 """The format of an epoch's row which has some tables begin anew."""
 CLOCKED: Final = 3
 """The format of a commit in which the wall clock was recorded: what is called there would be missing in an earlier release's replay."""
-KNOWN: Final = CLOCKED
+GATHERED: Final = 4
+"""The format of a fold whose tombstones are gathered: an earlier release would look for them where they came, and bring rows back."""
+KNOWN: Final = GATHERED
 """The greatest format that is understood."""
 BUCKET: Final = 1000
 """Commits per partition: the grain of trimming, and what OPTIMIZE makes one file of."""
@@ -104,7 +106,8 @@ class Advance:
 class FoldMark:
     """Record that a version of a table's Delta table holds the fold of everything up to (epoch, seq).
 
-    Tombstones of commits from `tombstones_from` on may still be needed: an earlier record could come.
+    Tombstones of commits from `tombstones_from` on may still be needed: an earlier record could come. Beside that commit there may be those
+    of all commits before it, gathered by a fold.
     """
 
     table: str

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from watertable import failpoints
-from watertable.compiler.algebra import finish, stays
+from watertable.compiler.algebra import finish, merge, stays
 from watertable.compiler.layout import moment
 from watertable.compiler.versions import remembered
 from watertable.errors import Fenced, StoreError
@@ -38,15 +38,14 @@ from watertable.store.bases import (
     STATE_PROPERTY,
     Base,
     base_name,
-    forgets,
     goes_by_time,
     hides,
     number_of,
     split_number,
     states_in,
 )
-from watertable.store.changelog import past_of
-from watertable.store.commits import BUCKET, CommitInfo, FoldMark, now_after
+from watertable.store.changelog import GATHERED_PREFIX, Part, past_of
+from watertable.store.commits import BUCKET, FORMAT, GATHERED, CommitInfo, FoldMark, now_after
 from watertable.store.deltalog import JVM_ERRORS, Files, Snapshot, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import Known, View, earliest, materialise
@@ -88,6 +87,10 @@ Nor is it more than one task beside a stream, each short task of which would wai
 """
 SHORT_TASK: Final = 4 << 20
 """Bytes for each task of a larger fold beside a stream: it takes all cores, in tasks of a second or two that the stream's wait for."""
+MANY_TOMBSTONES: Final = 4 << 20
+"""Bytes of changes up to which the tombstones in them are left where they are."""
+OPENED: Final = 64 << 10
+"""As many bytes as take as long to read as one file to open."""
 MOST_TASKS: Final = 200
 FILE_ROWS: Final = 500_000
 """Windows in a file at most: a task that writes them in order of time begins another."""
@@ -148,23 +151,29 @@ class Folder:
     def _round(self, view: View, stop: Callable[[], bool] = lambda: False) -> Mapping[str, TableFold]:
         failpoints.hit("fold.after_pin")
         done: dict[str, TableFold] = {}
+        gathered = list[Part]()
         for name in view.bases:
             if stop():
                 break
-            table, began = self.reader.tables[name], time.monotonic()
+            table, began, mark = self.reader.tables[name], time.monotonic(), None
             with self._lock:
-                mark = self._fold(table, view)
+                version = self._fold(table, view)
+                if version is not None:
+                    needed, parts = self._tombstones(table, view)
+                    mark = FoldMark(base_name(table), version, view.position.epoch, view.position.seq, needed)
+                    gathered += parts
                 if hides(table) and not is_open(table):
                     self._publish(table)
             if mark is not None:
                 done[name] = TableFold(mark, round((time.monotonic() - began) * 1000))
                 failpoints.hit("fold.after_merge")
         if done:
-            self._confirm(tuple(fold.mark for fold in done.values()), view, view.position.epoch, view.position.seq)
+            self._confirm(tuple(fold.mark for fold in done.values()), view, view.position.epoch, view.position.seq, gathered)
             failpoints.hit("fold.after_confirm")
         return done
 
-    def _fold(self, table: TableDef, view: View) -> FoldMark | None:
+    def _fold(self, table: TableDef, view: View) -> int | None:
+        """Fold one table; give the version that it is in, or None."""
         base, position, name = view.bases[table.name], view.position, base_name(table)
         newest = self.reader.newest(table)
         ancestor = newest.snapshot is not None and view.along(table).passes(newest.epoch, newest.seq)
@@ -172,8 +181,8 @@ class Folder:
         if number_of(newest.epoch, newest.seq) >= number or (ancestor and newest.seq >= position.seq):
             return None  # another fold got there first, or the app has left this epoch
         outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
-        tail, size = view.tail_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
-        same = view.new_bytes(table) == 0 and ancestor and not outdated
+        tail, size = view.new_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
+        same = tail == 0 and ancestor and not outdated
         if same and position.seq - newest.seq < BUCKET:
             return None  # a commit of the base would say nothing new
         small = SMALL_BASE // (IN_ORDER if goes_by_time(table) else 1)
@@ -206,10 +215,7 @@ class Folder:
                     f"DECIMALs with more room there, and rewind under that code: `watertable rewind {position.app} --to earliest --apply`"
                 ) from error
             raise
-        version = self._made(name, number)
-        if version is None:
-            return None
-        return FoldMark(name, version, position.epoch, position.seq, self._tombstones_from(table, view))
+        return self._made(name, number)
 
     def _inherit(self, name: str, newest: Base, older: Base | None, epoch: int) -> int:
         """Make a base an epoch's own before parts of it are written, and give the version; raise `Fenced` if it isn't the newest any more.
@@ -262,7 +268,7 @@ class Folder:
         Time goes on, so most of a tail is windows that the base hasn't, or that are its last ones. What is written is absolute, and has all
         that any fold up to an earlier seq has written: so the order of folds is as irrelevant as where whole tables are written.
         """
-        tail, base = view.tail_bytes(table), view.bases[table.name].snapshot
+        tail, base = view.new_bytes(table), view.bases[table.name].snapshot
         if first is not None and last is not None:
             spread = view.spread_bytes(table)
             if last.bytes <= max(SMALL_BASE, OVERWRITE_WINDOWS * spread):
@@ -400,27 +406,36 @@ class Folder:
             version -= 1
         return None
 
-    def _tombstones_from(self, table: TableDef, view: View) -> int:
-        """Find the first commit whose tombstones an earlier record could still meet.
+    def _tombstones(self, table: TableDef, view: View) -> tuple[int, list[Part]]:
+        """Find the first commit beside which are tombstones that an earlier record could still meet, and gather them here if that pays.
 
         A record that is still to come has at least the stream time that its partition has reached, so a tombstone is done with once every
-        partition's is past the tombstone's; in a versioned table, by as much as the history is long.
+        partition's is past the tombstone's; in a versioned table, by as much as the history is long. A partition that brings nothing may
+        hold them for years. So they are gathered, once all that came since the first of them is more to read than those gathered last.
         """
-        base, seq = view.bases[table.name], view.position.seq
-        if not forgets(table):
-            return seq + 1
-        last = view.commit
-        reached = last.reached(topics_above(table.node)) if last else None
-        dead = finish(table, view.changes(table, max(0, base.tombstones_from - 1), seq)).where("NOT alive")
+        position = view.position
+        dead = view.tombstones(table, position.seq)
+        if dead is None:
+            return position.seq + 1, []
+        reached = view.commit.reached(topics_above(table.node)) if view.commit else None
         if reached is not None:
             dead = dead.where(f"st >= {moment(reached - table.behind)}")
-        first = dead.agg(F.min("seq")).head()
-        return int(first[0]) if first and first[0] is not None else seq + 1
+        row = dead.agg(F.min("seq")).head()
+        if row is None or row[0] is None:
+            return position.seq + 1, []
+        came, gathered = view.tombstone_files(table, position.seq)
+        of_epoch = view.along(table).epoch_of(position.seq) == position.epoch  # else what is beside that commit isn't of its lineage
+        if not of_epoch or came.bytes + came.number * OPENED <= MANY_TOMBSTONES + gathered.bytes:
+            return int(row[0]), []
+        rows = materialise(merge(table, dead, "max(st) AS st").select("key", "state", "st"))
+        return position.seq, [Part(rows, table.state_column, f"'{GATHERED_PREFIX}{table.name}'")]
 
-    def _confirm(self, marks: tuple[FoldMark, ...], view: View, epoch: int, seq: int) -> None:
+    def _confirm(self, marks: tuple[FoldMark, ...], view: View, epoch: int, seq: int, gathered: Sequence[Part] = ()) -> None:
         after = view.head.last.commit_time if view.head.last else None
-        info = CommitInfo(kind="fold", epoch=epoch, seq=seq, folds=marks, commit_time=now_after(after))
-        if self.changelog.note(info, f"fold of {', '.join(m.table for m in marks)} at {view.position}"):
+        known = any(view.tombstone_files(self.reader.tables[name])[1].number for name in view.bases)
+        form = GATHERED if gathered or known else FORMAT
+        info = CommitInfo(kind="fold", epoch=epoch, seq=seq, folds=marks, commit_time=now_after(after), format=form)
+        if self.changelog.note(info, f"fold of {', '.join(m.table for m in marks)} at {view.position}", gathered):
             kept = {m.table: m for m in (*self._marks, *marks)}  # else the folds are found by their transactions
             self._marks = tuple(kept.values())
 

@@ -21,7 +21,7 @@ from watertable.plan.plan import TableDef, closing_of, folded_into, is_open
 from watertable.plan.windows import EPOCH
 from watertable.schema import OWN, quote
 from watertable.store.bases import NEXT, ROWS_PROPERTY, Base, file_bytes, forgets, goes_by_time, hides, states_in
-from watertable.store.changelog import Changelog
+from watertable.store.changelog import GATHERED_PREFIX, Changelog
 from watertable.store.commits import CommitInfo, Head, Lineage, Partition, Position
 from watertable.store.deltalog import Files, Snapshot
 
@@ -80,12 +80,25 @@ class View:
 
         Where states may be forgotten, tombstones that an earlier record could still meet are among them, folded or not.
         """
-        base = self.bases[table.name]
-        rows = self.changes(table, base.seq, self.position.seq, each=each)
-        if forgets(table) and base.tombstones_from <= base.seq:
-            folded = self.changes(table, max(0, base.tombstones_from - 1), base.seq)
-            rows = rows.unionByName(finish(table, folded).where("NOT alive").drop("alive", "row"))
-        return rows
+        rows, dead = self._new(table, each=each), self.tombstones(table)
+        return rows if dead is None else rows.unionByName(dead)
+
+    def tombstones(self, table: TableDef, upto: int | None = None) -> DataFrame | None:
+        """Read those of commits up to one, the base's by default, that an earlier record could still meet; None where none is known.
+
+        They are looked for from the base's `tombstones_from` on. A fold may have gathered there all that there were until then.
+        """
+        after, end = self._of_tombstones(table, upto)
+        came, gathered = self.tombstone_files(table, upto)
+        if not came.number and not gathered.number:
+            return None
+        rows = finish(table, self.changes(table, after, end)).where("NOT alive").drop("alive", "row")
+        return rows.unionByName(self._read(table, gathered, after, end)) if gathered.number else rows
+
+    def tombstone_files(self, table: TableDef, upto: int | None = None) -> tuple[Files, Files]:
+        """List the files that `tombstones` reads: the commits' own, and those of a fold that gathered."""
+        after, end = self._of_tombstones(table, upto)
+        return self._files(table, after, end), self._files(table, after, end, GATHERED_PREFIX)
 
     def new_bytes(self, table: TableDef) -> int:
         """Add up the files of the commits that the base lacks; 0 tells that none of them changed the table."""
@@ -93,34 +106,35 @@ class View:
 
     def tail_bytes(self, table: TableDef) -> int:
         """Add up the files of the tail; 0 tells that there is no row in it."""
-        base, size = self.bases[table.name], self.new_bytes(table)
-        if forgets(table) and base.tombstones_from <= base.seq:
-            size += self._files(table, max(0, base.tombstones_from - 1), base.seq).bytes
-        return size
+        return self.new_bytes(table) + sum(files.bytes for files in self.tombstone_files(table))
 
     def spread_bytes(self, table: TableDef) -> int:
-        """Add up the files of the tail, each as often as a delta in it may be for a window of its own."""
+        """Add up the files of the commits that the base lacks, each as often as a delta in it may be for a window of its own."""
         windows = folded_into(table.root)
-        return self.tail_bytes(table) * (1 if windows is None else windows.per_record)
+        return self.new_bytes(table) * (1 if windows is None else windows.per_record)
 
     def whole_bytes(self, table: TableDef) -> int:
         """Add up the files of the base and of the tail, spread to its windows."""
         base, files = self.bases[table.name].snapshot, self._of_base(table)
-        return self.spread_bytes(table) + (files.bytes if files is not None else 0 if base is None else base.bytes)
+        dead = sum(files.bytes for files in self.tombstone_files(table))
+        return self.spread_bytes(table) + dead + (files.bytes if files is not None else 0 if base is None else base.bytes)
 
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
 
         Base and tail are unioned and grouped once; with `keys` (a column `key`, distinct; of sessions, their groups) each is cut by a
-        broadcast of them first. `of_tail` says that the keys are all those in the tail, which then needn't be cut.
+        broadcast of them first. `of_tail` says that the keys are all those that the base lacks changes of, which then needn't be cut.
         """
         base = self.base_states(table)
         base = base if base is None or keys is None else only(base, keys, "left_semi")
         if base is not None and not self.tail_bytes(table):
             return base
-        tail = self.tail(table).select("key", "state", "epoch", "seq")
-        tail = tail if keys is None or of_tail else only(tail, keys, "left_semi")
-        return merge(table, self._at_hand(tail if base is None else base.unionByName(tail), self.whole_bytes(table)))
+        rows, dead = self._new(table), self.tombstones(table)
+        rows = rows if keys is None or of_tail else only(rows, keys, "left_semi")
+        if dead is not None:
+            rows = rows.unionByName(dead if keys is None else only(dead, keys, "left_semi"))
+        rows = rows.select("key", "state", "epoch", "seq")
+        return merge(table, self._at_hand(rows if base is None else base.unionByName(rows), self.whole_bytes(table)))
 
     def states_since(self, table: TableDef, seq: int, states: DataFrame) -> DataFrame:
         """Give the absolute states of all keys (`key`, `state`) from those at an earlier seq, over the same base, which are data."""
@@ -152,7 +166,7 @@ class View:
             rows = deltas if base is None else base.unionByName(deltas)
             if (slices := _slices(rows, number)) is not None:
                 return self._at_hand(merge_by_time(table, rows, slices), size)
-        if files is None and base is not None and self.tail_bytes(table) and self._is_little_changed(table):
+        if files is None and base is not None and self.new_bytes(table) and self._is_little_changed(table):
             touched = self.touched(table)
             return self._at_hand(only(base, touched, "left_anti").unionByName(self.states(table, touched, of_tail=True)), size)
         if files is None:
@@ -194,8 +208,8 @@ class View:
         return {(row["topic"], row["partition"]): EPOCH + timedelta(microseconds=row["at"]) for row in found}
 
     def touched(self, table: TableDef) -> DataFrame:
-        """List the keys in the tail; of sessions, their groups."""
-        return self.tail(table).selectExpr(f"{home(table)} AS key").distinct()
+        """List the keys of changes that the base lacks; of sessions, their groups."""
+        return self._new(table).selectExpr(f"{home(table)} AS key").distinct()
 
     def absorbed(self, table: TableDef, groups: DataFrame, states: DataFrame) -> DataFrame:
         """Give the dead sessions of these groups, as `states` gives those alive: their starts, without an end or a state.
@@ -226,7 +240,7 @@ class View:
         if base is None or hides(table) or base.property(ROWS_PROPERTY) != table.fingerprint:
             return shown(finish(table, self.states(table)))
         kept = base.frame(self._of_base(table)).select(*(quote(n) for n in table.columns.names))
-        if not self.tail_bytes(table):
+        if not self.new_bytes(table):
             return kept
         if not self._is_little_changed(table):
             return shown(finish(table, self.states(table)))
@@ -240,7 +254,10 @@ class View:
 
     def deltas(self, table: TableDef, after: int, upto: int) -> DataFrame:
         """Read the changelog's rows of a table in commits (after, upto] as they were written."""
-        column, files = quote(table.state_column), self._files(table, after, upto)
+        return self._read(table, self._files(table, after, upto), after, upto)
+
+    def _read(self, table: TableDef, files: Files, after: int, upto: int) -> DataFrame:
+        column = quote(table.state_column)
         if files.number:
             rows = self.snapshot.frame(files)
             rows = rows if files.whole else rows.where(self.along(table).where(after, upto))
@@ -248,6 +265,16 @@ class View:
             nothing = f"CAST(NULL AS {change_struct(table).sql()}) AS {column}"
             rows = self.changelog.spark.range(0).selectExpr(nothing, "0 AS epoch", "0L AS seq")
         return rows.selectExpr(f"{column}.key AS key", f"{column}.state AS state", f"{column}.st AS st", "epoch", "seq")
+
+    def _new(self, table: TableDef, *, each: bool = False) -> DataFrame:
+        """Read the changes that the base lacks, as `tail` does."""
+        return self.changes(table, self.bases[table.name].seq, self.position.seq, each=each)
+
+    def _of_tombstones(self, table: TableDef, upto: int | None) -> tuple[int, int]:
+        """Give the commits (after, upto] among which folded tombstones are looked for; none where the table keeps none."""
+        base = self.bases[table.name]
+        end = base.seq if upto is None else upto
+        return (max(0, base.tombstones_from - 1) if forgets(table) else end), end
 
     def whole(self, table: TableDef) -> DataFrame:
         """Give all that a table without a base keeps as the changes of one commit: `key`, `state`, `st`."""
@@ -268,15 +295,15 @@ class View:
             return None
         return base.snapshot.whole
 
-    def _files(self, table: TableDef, after: int, upto: int) -> Files:
-        """List the changelog's files for a table and a range of commits, once a view."""
-        if table.state_column not in self.snapshot.columns:
+    def _files(self, table: TableDef, after: int, upto: int, prefix: str = "") -> Files:
+        """List the changelog's files for a table and a range of commits, once a view; with a prefix, of what is kept beside it."""
+        if after >= upto or table.state_column not in self.snapshot.columns:
             return Files((), 0, 0)
-        place = (table.name, after, upto)
+        place = (wanted := prefix + table.name, after, upto)
         if place not in self._listed:
             lineage = self.along(table)
-            known = self.changelog.added(self.snapshot, lineage, after, upto, lambda name: name == table.name)
-            self._listed[place] = known or self.snapshot.files(f"`table` = '{table.name}' AND {lineage.where(after, upto)}")
+            known = self.changelog.added(self.snapshot, lineage, after, upto, lambda name: name == wanted)
+            self._listed[place] = known or self.snapshot.files(f"`table` = '{wanted}' AND {lineage.where(after, upto)}")
         return self._listed[place]
 
 
