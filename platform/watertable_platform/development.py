@@ -24,6 +24,8 @@ from watertable.kafka import broker
 from watertable.settings import Settings
 
 Say = Callable[[str], None]
+INSTANCE: Final = Path(__file__).with_name("dagster.yaml")
+"""Settings of Dagster's own, for an instance that has none: streams count on its watch over runs, and acts on its pools."""
 _GRACE: Final = 25.0
 _WATCH: Final = 1.0
 _FAILED: Final = "failed_to_load"
@@ -80,9 +82,8 @@ def is_ours(settings: Settings) -> bool:
 def _dagster(settings: Settings, workspace: Path, port: int, stop: threading.Event, say: Say) -> int:
     home = Path(os.environ.get("DAGSTER_HOME") or settings.home_folder / "dagster")
     home.mkdir(parents=True, exist_ok=True)
-    configuration = settings.project / "platform" / "dagster.yaml"
-    if configuration.is_file() and not (home / "dagster.yaml").exists():
-        (home / "dagster.yaml").write_bytes(configuration.read_bytes())
+    if not (home / "dagster.yaml").exists():
+        (home / "dagster.yaml").write_bytes(INSTANCE.read_bytes())
     process = subprocess.Popen(
         [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-h", broker.HOST, "-p", str(port)],
         cwd=settings.project, start_new_session=True, stdin=subprocess.DEVNULL,

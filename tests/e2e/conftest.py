@@ -291,7 +291,7 @@ def make_project(broker: Cluster, root: Path, settings: str = "") -> Project:
         """)
     )
     (root / "dagster").mkdir()
-    (root / "dagster" / "dagster.yaml").write_bytes((ROOT / "platform" / "dagster.yaml").read_bytes())
+    (root / "dagster" / "dagster.yaml").write_bytes((ROOT / "platform" / "watertable_platform" / "dagster.yaml").read_bytes())
     workspace = yaml.safe_load((ROOT / "workspace.yaml").read_text())
     (root / "workspace.yaml").write_text(yaml.safe_dump(workspace))
     made = Project(root, broker)

@@ -325,7 +325,7 @@ assert (table.key.path[0], table.is_materializable, daily.path) == ({app!r}, Tru
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     (tmp_path / "dagster").mkdir()
-    (tmp_path / "dagster" / "dagster.yaml").write_bytes((ROOT / "platform" / "dagster.yaml").read_bytes())
+    (tmp_path / "dagster" / "dagster.yaml").write_bytes((ROOT / "platform" / "watertable_platform" / "dagster.yaml").read_bytes())
     return tmp_path / "dagster"
 
 

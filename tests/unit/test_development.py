@@ -69,3 +69,18 @@ def test_a_saved_file_is_told_wherever_the_assets_are(tmp_path: Path, monkeypatc
     settings = Settings.load(tmp_path / "project", assets=["mine", str(tmp_path / "elsewhere" / "assets")])
     assert development._dagster(settings, tmp_path / "workspace.yaml", 1, Watch(), said.append) == 0
     assert said[0] == f"↻ {tmp_path}/elsewhere/assets/file0.py, mine/file0.py: loaded"
+
+
+def test_dagster_begins_with_settings_of_ours_in_any_project_and_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.setattr(development.subprocess, "Popen", lambda *_, **__: None)
+    monkeypatch.setattr(development, "_end", lambda _: None)
+    (tmp_path / "assets").mkdir()
+    stop = threading.Event()
+    stop.set()
+    settings = Settings.load(tmp_path)
+    for held in (development.INSTANCE.read_text(), "telemetry: {enabled: false}"):
+        development._dagster(settings, tmp_path / "workspace.yaml", 1, stop, print)
+        instance = tmp_path / ".watertable" / "dagster" / "dagster.yaml"
+        assert instance.read_text() == held
+        instance.write_text("telemetry: {enabled: false}")
