@@ -50,7 +50,8 @@ def develop(settings: Settings, *, port: int, with_broker: bool, stop: threading
     workspace = settings.project / "workspace.yaml"
     if not workspace.is_file():
         raise SettingsError(
-            f"there is no {workspace}; Dagster loads a project from it. Run this in a project's folder, or name one: --project"
+            f"there is no {workspace}; Dagster loads a project from it. Run this in a project's folder, name one (--project), "
+            "or make one: watertable init FOLDER"
         )
     if _listens(port):
         raise SettingsError(f"port {port} is taken: another Dagster may be running. Stop it, or choose another: --port {port + 1}")

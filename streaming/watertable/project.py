@@ -187,7 +187,10 @@ def _makes_app(tree: ast.Module) -> int | None:
 def _package(root: Path, taken: set[str]) -> str:
     """Make the assets folder importable as a package of its own name, forgetting what an earlier load put there."""
     if not root.is_dir():
-        raise SettingsError(f"[tool.watertable] assets: there is no folder {root}")
+        raise SettingsError(
+            f"[tool.watertable] assets: there is no folder {root}. Run this in a project's folder, name one (--project), "
+            "or make one: watertable init FOLDER"
+        )
     name = root.name
     known = sys.modules.get(name)
     if name in taken or not name.isidentifier() or (known is not None and not hasattr(known, _OURS)) or name in sys.stdlib_module_names:

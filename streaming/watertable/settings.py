@@ -304,10 +304,12 @@ def find_project(start: Path | None = None) -> Path:
     if named and start is None:
         return Path(named)
     here = (start or Path.cwd()).resolve()
-    for folder in (here, *here.parents):
-        if "watertable" in _tools(folder):
-            return folder
-    return here
+    return project_around(here) or here
+
+
+def project_around(folder: Path) -> Path | None:
+    """Return the nearest folder upward that is a project: whose pyproject.toml has `[tool.watertable]`."""
+    return next((found for found in (folder, *folder.parents) if "watertable" in _tools(found)), None)
 
 
 def _table(project: Path) -> dict[str, Any]:

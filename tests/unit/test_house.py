@@ -18,6 +18,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"watertable": ROOT / "streaming", "watertable_quality": ROOT / "quality", "watertable_platform": ROOT / "platform"}
+TEMPLATE = ROOT / "platform" / "watertable_platform" / "template"
+"""The project that `watertable init` copies: users' code, as assets are, and free to import what they may."""
 
 MAY_IMPORT = {
     "watertable": {"watertable"},
@@ -61,7 +63,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
 
 def modules() -> Iterator[tuple[str, Path]]:
     for package, root in PACKAGES.items():
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted(set((root / package).rglob("*.py")) - set(TEMPLATE.rglob("*.py"))):
             yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path
 
 

@@ -26,6 +26,7 @@ import typer
 from watertable.errors import DefinitionError, KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
+from watertable_platform.cli.init import init
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, AtOfApp, Key, Limit, TableName, Window
 
 if TYPE_CHECKING:
@@ -553,6 +554,8 @@ def _mount() -> None:
     for command in rewinding.COMMANDS:
         if not any(known.callback is command for known in app.registered_commands):
             app.command(rich_help_panel="Apps")(command)
+    if not any(known.callback is init for known in app.registered_commands):
+        app.command(rich_help_panel="This machine")(init)
     if not any(command.name == "demo" for command in app.registered_commands):
         try:
             module = import_module("watertable_platform.demo")

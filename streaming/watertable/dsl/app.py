@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Final
 
 from watertable.dsl.definitions import (
+    check_app_name,
     check_columns,
     check_key,
     check_read,
@@ -27,8 +28,8 @@ from watertable.dsl.definitions import (
     declared,
     declared_headers,
     here,
-    identifier,
     key_format_of,
+    placed,
 )
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
@@ -51,9 +52,8 @@ class App:
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
         self.location = here()
-        self.name = identifier(name, "app", self.location)
-        if name == "topics":
-            raise SchemaError(f"{self.location}: an app can't be called 'topics': the warehouse keeps the archives of topics there")
+        with placed(self.location):
+            self.name = check_app_name(name)
         if owner is not None and not (isinstance(owner, str) and _OWNER.fullmatch(owner)):
             raise DefinitionError(f"{self.location}: owner= wants an e-mail address or team:name; got {owner!r}")
         self.owner = owner

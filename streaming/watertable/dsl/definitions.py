@@ -116,6 +116,13 @@ def identifier(name: str, what: str, where: str) -> str:
         return check_identifier(name, what)
 
 
+def check_app_name(name: str) -> str:
+    """Return an app's name; raise `SchemaError` for one that is no identifier, or is `topics`."""
+    if check_identifier(name, "app") == "topics":
+        raise SchemaError("an app can't be called 'topics': the warehouse keeps the archives of topics there")
+    return name
+
+
 def check_columns(schema: Schema, other: Schema, where: str) -> None:
     """Raise `DefinitionError` when a name is both a key and a value column: readers see them side by side."""
     theirs = {name.lower() for name in other.names}
