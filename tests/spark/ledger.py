@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,7 @@ import watertable as wt
 from watertable.plan.plan import TableDef, Topology
 from watertable.store import fold
 from watertable.store.commits import CommitInfo, Position
+from watertable.store.deltalog import DeltaLog
 from watertable.store.writer import Retention, Store, Writer
 
 if TYPE_CHECKING:
@@ -30,6 +31,34 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 def minute(n: float) -> datetime:
     """Give a stream time, in minutes after the start of the tale."""
     return T0 + timedelta(minutes=n)
+
+
+class Repeated:
+    """A transaction on storage that repeats a write whose answer was lost: then the file is there, and Delta takes it for another's."""
+
+    def __init__(self, log: DeltaLog, txn: Any, lines: Iterable[str]) -> None:
+        self._txn, option = txn, log._jvm.scala.Option
+        self._again = log.java.startTransaction(option.empty(), option.apply(txn.snapshot()))
+        for name in lines:
+            self._again.readTxn().append(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self, *what: Any) -> int:
+        self._txn.commit(*what)
+        return int(self._again.commit(*what))
+
+
+def repeat_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each commit of a transaction line written twice, and the second answer told."""
+    begin = DeltaLog._begin
+
+    def repeated(self: DeltaLog, lines: Mapping[str, int], since: int, note: str) -> Any:
+        txn = begin(self, lines, since, note)
+        return Repeated(self, txn, lines) if lines else txn
+
+    monkeypatch.setattr(DeltaLog, "_begin", repeated)
 
 
 def shop() -> Topology:

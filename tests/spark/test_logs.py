@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.spark.ledger import repeat_writes
+from watertable.errors import Fenced
 from watertable.store import deltalog
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog
 
@@ -60,6 +62,18 @@ def test_looks_and_appends_list_no_folder(spark: SparkSession, tmp_path: Path) -
     for n in (2, 3):
         log.append(row(spark, n))
         assert numbers(log) == (n, list(range(1, n + 1)))
+
+
+def test_who_is_told_that_a_commit_failed_has_none_in_the_log(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = made(spark, tmp_path / "t")
+    repeat_writes(monkeypatch)
+    assert log.append(row(spark, 1), line="ours", number=1, since=0).version == 1
+    late = log.draft(line="ours", number=3, since=1)
+    late.write(row(spark, 3))
+    log.append(row(spark, 2), line="ours", number=2, since=1)
+    with pytest.raises(Fenced):
+        late.commit()
+    assert numbers(log) == (2, [1, 2])
 
 
 def test_what_others_commit_is_seen_at_the_next_look_without_a_listing(spark: SparkSession, tmp_path: Path) -> None:

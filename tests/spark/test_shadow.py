@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.properties.engines import tiny
-from tests.spark.ledger import Ledger
+from tests.spark.ledger import Ledger, repeat_writes
 from tests.spark.test_rewind import FOLDED, Broker, Kafka, batch, deliver, emit, planned, read, rewound, tell, told
 from watertable import failpoints
 from watertable.acts import parity, rewind, shadow
@@ -162,6 +162,28 @@ def test_a_promote_that_dies_at_any_point_has_changed_nothing_or_all_and_can_be_
     assert (ledger.store.head().position.epoch, read(ledger), ledger.store.head().shadow) == (3, told(6), None)
     with pytest.raises(RewindRefused, match="has no shadow"):
         shadow.promote(ledger.store, ledger.topology, replay(ledger))
+
+
+def test_what_is_done_is_said_to_be_done_where_the_storages_answers_are_lost(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell(ledger, cuts=(1, 2))
+    repeat_writes(monkeypatch)
+    again = rewound(ledger, "1")
+    tell(again, cuts=(2, 3), folds=(3,))
+    assert [row.fork for row in again.store.head().forks] == [1]
+    begun(again)
+    done = promoted(again, 2)
+    assert (done.writer.position.epoch, read(done), len(done.store.head().forks)) == (4, told(3), 2)
+
+
+def test_of_two_promotes_at_once_the_slower_one_says_that_it_is_done(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2))
+    begun(ledger)
+    with (
+        failpoints.armed("rewind.promote.before_commit", lambda: promoted(ledger)),
+        pytest.raises(RewindRefused, match="the shadow of shop was promoted, as epoch 3, while it was to be promoted here"),
+    ):
+        shadow.promote(ledger.store, ledger.topology, replay(ledger))
+    assert read(ledger) == told(2)
 
 
 @pytest.mark.slow

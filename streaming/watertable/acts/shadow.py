@@ -187,21 +187,18 @@ def current(store: Store, head: Head | None = None) -> CommitInfo:
     """Give the row that began the shadow there is; raise `RewindRefused` where there is none."""
     head = head or store.head()
     if head.shadow is None:
-        raise RewindRefused(
-            f"{store.app} has no shadow{_ended(head)}: `watertable rewind {store.app} --to ... --shadow --apply` begins one"
-        )
+        last = next(reversed(head.shadows), None)
+        ended = f"; the last, {last.writer!r}, {_ended(head, last)}" if last else ""
+        raise RewindRefused(f"{store.app} has no shadow{ended}: `watertable rewind {store.app} --to ... --shadow --apply` begins one")
     return head.shadow
 
 
-def _ended(head: Head) -> str:
-    """Say what became of the last shadow there was: whoever promotes it, or gives it up, after a death learns that it is done."""
-    if not head.shadows:
-        return ""
-    last = head.shadows[-1]
-    became = next((fork.epoch for fork in head.forks if last.epoch in (fork.parent, fork.counters.get(JOINED))), None)
+def _ended(head: Head, shadow: CommitInfo) -> str:
+    """Say what became of a shadow that is over: whoever promotes it, or gives it up, after a death learns that it is done."""
+    became = next((fork.epoch for fork in head.forks if shadow.epoch in (fork.parent, fork.counters.get(JOINED))), None)
     if became is None:
-        return f"; the last, {last.writer!r}, was given up"
-    return f"; the last, {last.writer!r}, {'was joined' if last.of else 'was promoted'}, as epoch {became}"
+        return "was given up"
+    return f"{'was joined' if shadow.of else 'was promoted'}, as epoch {became}"
 
 
 def emitted(topology: Topology, shadow: CommitInfo, *, emit: bool) -> tuple[str, ...]:
@@ -285,7 +282,7 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
     def look(snapshot: Snapshot) -> Act | None:
         head, own = store.changelog.head(snapshot), store.changelog.head(snapshot, epoch=shadow.epoch)
         if head.shadow is None or head.shadow.epoch != shadow.epoch:
-            raise RewindRefused(f"the shadow of {store.app} was given up while it was to be promoted; nothing is changed")
+            raise RewindRefused(f"the shadow of {store.app} {_ended(head, shadow)}, while it was to be promoted here; this changed nothing")
         if head.generation != held.generation:
             return None
         names = {topic.name for topic in part.topics}

@@ -3,7 +3,8 @@
 This is the one module that calls Delta's classes in the JVM. The writer's public way (`df.write` with txnAppId) can't say which commit
 it made, skips a known transaction without a word, and rebuilds the table's whole state for each transaction lookup; here the commit's
 version is returned, a transaction that was overtaken raises, and a commit costs one Spark job. Laws: an append is blind, so it never
-conflicts with OPTIMIZE or with other appends; of two writers of one transaction line that overlap, one gets `Fenced`.
+conflicts with OPTIMIZE or with other appends; of two writers of one transaction line that overlap, one gets `Fenced`; and whoever is
+told that its commit failed has none in the log.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Commit:
     added: tuple[Added, ...] = ()
     removed: tuple[str, ...] = ()
     """What the log says of the files that it removed, as JSON."""
+    id: str = ""
+    """Names the transaction that made it, and no other."""
     replaces: bool = False
     """Says that it left the table no other files than those that it added."""
 
@@ -586,7 +589,14 @@ class DeltaLog:
         stamp = self._jvm.scala.Option.apply(int(time.time() * 1000))
         for name, own in lines.items():
             actions = actions.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
-        return int(txn.commit(actions, described_as, self._jvm.PythonUtils.toScalaMap(dict(tags))))
+        try:
+            return int(txn.commit(actions, described_as, self._jvm.PythonUtils.toScalaMap(dict(tags))))
+        except JVM_ERRORS:  # storage that repeats a write whose answer was lost calls it another's: whether it is there, the log tells
+            newest, own = self.latest(), txn.txnId()
+            since = range(txn.readVersion() + 1, newest.version + 1 if newest else 0)
+            if (made := next((v for v in since if (commit := self.commit(v)) and commit.id == own), None)) is None:
+                raise
+            return made
 
 
 @dataclass(slots=True)
@@ -681,6 +691,6 @@ def _commit(version: int, text: str) -> Commit:
     return Commit(
         version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
         user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
-        tags=info.get("tags") or {}, added=tuple(added), removed=tuple(removed),
+        tags=info.get("tags") or {}, added=tuple(added), removed=tuple(removed), id=info.get("txnId") or "",
         replaces=info.get("operation") == "WRITE" and how.get("mode") == _OVERWRITE and "predicate" not in how,
     )  # fmt: skip
