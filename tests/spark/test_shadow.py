@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -316,3 +317,35 @@ def test_a_parity_that_died_leaves_a_shadow_that_the_next_one_gives_up(ledger: L
     assert ledger.store.head().shadow is not None
     held = parity.hold(ledger.store, ledger.topology, Kafka(), Target("earliest"), lambda: replay(ledger)(None))  # type: ignore[arg-type]
     assert (held.apart, ledger.store.head().shadow) == ((), None)
+
+
+def test_a_parity_that_is_given_up_for_another_leaves_that_one_alone(ledger: Ledger) -> None:
+    tell(ledger, [2, 4])
+    begins, is_given_up = threading.Event(), threading.Event()
+    said: list[object] = []
+
+    def hold(replay: Callable[[], None]) -> parity.Held:
+        return parity.hold(ledger.store, ledger.topology, Kafka(), Target("earliest"), replay)  # type: ignore[arg-type]
+
+    def give_way() -> None:
+        ours = beside(ledger)
+        begins.set()
+        is_given_up.wait(60)
+        ours.writer.check()
+
+    def be_first() -> None:
+        try:
+            said.append(hold(give_way))
+        except Fenced as fenced:
+            said.append(fenced)
+
+    def go_on() -> None:
+        is_given_up.set()
+        first.join(60)
+        replay(ledger)(None)
+
+    first = threading.Thread(target=be_first)
+    first.start()
+    assert begins.wait(60)
+    held = hold(go_on)
+    assert (held.apart, ledger.store.head().shadow, [type(what) for what in said]) == ((), None, [Fenced])

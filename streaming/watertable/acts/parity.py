@@ -14,6 +14,7 @@ is held. So it is after tables were rebuilt alone, and where commits are gone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -114,12 +115,16 @@ def hold(
             f"{store.app} can't be held against its records {begin}: {'; '.join(plan.refusals)}. What can be had can be held: say from "
             "where on, with --to, --by or --shift-by"
         )
-    rewind.apply(store, plan, topology.fingerprint, kafka, follow=True, mark=HELD)
+    epoch = rewind.apply(store, plan, topology.fingerprint, kafka, follow=True, mark=HELD).epoch
     try:
         replay()
         found = shadow.diff(store, topology, samples)
     finally:
-        _clear(store)
+        _clear(store, epoch)
+    if Position.parse(found.shadow).epoch != epoch:
+        raise RewindRefused(
+            f"{store.app} is held against its records by another, for which this one was given up: ask again when it has ended"
+        )
     if not found.exact:
         raise RewindRefused(
             f"{store.app} was rewound while it was held against its records, or hasn't read partitions that a topic was given: nothing can "
@@ -136,9 +141,10 @@ def _is_loaded(store: Store, topology: Topology, code: str) -> bool:
     return outline is not None and classify(outline, topology).kind is Kind.SAME
 
 
-def _clear(store: Store) -> None:
-    """Give up the shadow that this, or another of these, has begun, and drop what it wrote."""
+def _clear(store: Store, epoch: int | None = None) -> None:
+    """Give up the shadow that one of these has begun, or the one of this epoch and no other, and drop what it wrote."""
     row = store.head().shadow
-    if row is not None and HELD in row.counters:
-        shadow.abandon(store, REASON)
+    if row is not None and HELD in row.counters and epoch in (None, row.epoch):
+        with contextlib.suppress(RewindRefused):  # another of these was quicker
+            shadow.abandon(store, REASON, row.epoch)
         store.upkeep.drop(row.epoch)

@@ -384,15 +384,17 @@ def _changes(*states: DataFrame) -> DataFrame:
     return reduce(DataFrame.unionByName, (frame.selectExpr(*wanted) for frame in states))
 
 
-def abandon(store: Store, reason: str = "") -> Position:
+def abandon(store: Store, reason: str = "", epoch: int | None = None) -> Position:
     """Give the shadow up; give the position that it had reached. Its writer, if one runs, is fenced; nobody else notices.
 
-    Raises `RewindRefused` where there is none.
+    Raises `RewindRefused` where there is none, or where it isn't the one of the epoch that is meant.
     """
 
     def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
         shadow = current(store, head)
+        if epoch not in (None, shadow.epoch):
+            raise RewindRefused(f"the shadow {store.app}@{epoch} is over; there is another, {shadow.writer!r}")
         own = store.changelog.head(snapshot, epoch=shadow.epoch)
         info = CommitInfo(
             kind="abandoned", epoch=shadow.epoch, seq=own.position.seq, generation=own.generation + 1, writer=reason,
