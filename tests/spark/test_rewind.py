@@ -612,6 +612,45 @@ def test_a_commit_that_was_published_by_half_is_sent_to_its_end_first(ledger: Le
         assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(12)]
 
 
+def test_a_courier_that_sleeps_through_a_rewind_and_its_replay_publishes_nothing_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps between its look at the app and the moment when it takes the publishing over."""
+    broker = Broker()
+    emit(ledger, 20)
+    zombie = deliver(ledger, broker, monkeypatch)
+    zombie._leave_publisher()
+    runs: list[Ledger] = []
+
+    def sleep(*_: object) -> Broker:
+        runs.append(rewound(ledger, "earliest"))
+        emit(runs[0], 30)
+        deliver(runs[0], broker, monkeypatch)
+        return broker
+
+    monkeypatch.setattr(workers, "OutboxPublisher", sleep)
+    with pytest.raises(Fenced, match="another run of 'shop' took over"):
+        zombie._publish(ledger.writer.position, ledger.offsets)
+    emit(runs[0], 40)
+    deliver(runs[0], broker, monkeypatch)
+    for topic in (b"moves", b"names"):
+        assert [v for k, v in broker.sent if k == topic] == [f"{topic.decode()}-{o}".encode() for o in range(40)]
+
+
+def test_a_place_that_no_commit_of_the_app_has_reached_is_refused_whenever_a_publisher_is_made(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker()
+    emit(ledger, 10)
+    courier = deliver(ledger, broker, monkeypatch)
+    for place in (Place(2, 1, 0), Place(1, 3, 0)):
+        courier._leave_publisher()
+        broker._done = Published(place)
+        with pytest.raises(StoreError, match=f"published up to shop@{place.epoch}.{place.seq}, and its changelog ends at shop@1.1"):
+            courier._publish(ledger.writer.position, ledger.offsets)
+    assert len(broker.sent) == 20
+
+
 def test_of_a_topic_that_was_made_anew_everything_is_published(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     emit(ledger, 10)

@@ -254,7 +254,8 @@ class Courier(Worker):
 
     What Kafka doesn't take waits, and is tried again; `problem` says so. So does what another publisher is said to have fenced: that may
     have been a transaction whose time ran out while this process was suspended, or a writer of this very run, begun again a moment ago.
-    Whether another run took over, its writer finds out; a publisher is only made where no other writer has begun since this run's.
+    Whether another run took over, its writer finds out; a publisher is only made, and used, where no other writer has begun since this
+    run's. Whoever published before it had begun before it was made: what it finds published is of an epoch that it knows.
 
     An epoch that a rewind began publishes from where the one before it stopped, by the records' own places in the source: what came
     from records before that, its parent has published. Where the rewind asks for it, it publishes all that it makes.
@@ -347,19 +348,25 @@ class Courier(Worker):
                 self._idle.set()
 
     def _publish(self, upto: Position, offsets: Offsets) -> None:
-        changelog = self._store.changelog
-        snapshot = changelog.snapshot()
+        snapshot = self._store.changelog.snapshot()
         with job_group(self._store.spark, self._group_id, "publish", UPKEEP_POOL):
             if self._publisher is None or self._head is None:
-                head = changelog.head(snapshot)
-                if head.generation > self.generation:  # to make a publisher is to fence the one before: only the last run may
-                    raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
-                self._head, self._read, self._publisher = head, 0, OutboxPublisher(self._cluster, self._store.app, snapshot.table)
-                self._settle(self._publisher, snapshot, head)
+                self._refuse_overtaken(snapshot)  # to make a publisher is to fence the one before: only the last run may
+                self._publisher, self._read = OutboxPublisher(self._cluster, self._store.app, snapshot.table), 0
+                snapshot = self._store.changelog.snapshot()  # that one may have been another run's, if this process slept meanwhile
+                self._head = self._refuse_overtaken(snapshot)
+                self._settle(self._publisher, snapshot, self._head)
             self._send(self._publisher, snapshot, self._head, self._head.lineage, upto.seq)
         done = self._publisher.published
         if done is not None and done.floor and all(offsets.get(p, offset) >= offset for p, offset in done.floor.items()):
             self._publisher.mark(Published(Place(upto.epoch, upto.seq + 1, -1)))
+
+    def _refuse_overtaken(self, snapshot: Snapshot) -> Head:
+        """Raise `Fenced` where another run has begun since this one; give where the app stands."""
+        head = self._store.changelog.head(snapshot)
+        if head.generation > self.generation:
+            raise Fenced(f"another run of {self._store.app!r} took over, as generation {head.generation}; it publishes from now on")
+        return head
 
     def _send(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head, lineage: Lineage, upto: int) -> None:
         """Publish what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published.
@@ -382,9 +389,8 @@ class Courier(Worker):
         Of these, as much is published as the app has kept.
         """
         done = publisher.published
-        if self._began is not None:
-            _refuse_beyond(done, head, self._began)
-            self._began = None
+        _refuse_beyond(done, head, self._began or head.position)
+        self._began = None
         if done is None:
             return  # nothing is published, so nothing is again
         for row in head.forks:
