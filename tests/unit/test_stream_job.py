@@ -20,6 +20,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from watertable.errors import JobError
 from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, stream_job, topics
@@ -459,6 +460,18 @@ time.sleep(600)
     while alive(driver, "") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(driver, "")
+
+
+def test_a_run_that_has_lost_its_lease_leaves_the_winners_alone(settings: Settings) -> None:
+    ours = Lease(app="shop", run_id="ours", environment="e", host="another-host")
+    ours = leases.renew(settings, ours, beat=time.time() - 2 * leases.SILENT)  # it was suspended
+    theirs = leases.take(settings, Lease(app="shop", run_id="theirs", environment="e"))
+    for changes in ({}, {"position": "shop@1.9"}, {"released": True}):
+        ours = leases.renew(settings, ours, **changes)
+        assert leases.read(settings, "shop") == theirs
+    with pytest.raises(JobError, match="shop is kept by run theirs"):
+        leases.take(settings, Lease(app="shop", run_id="an act", environment="e", act=True))
+    assert leases.renew(settings, theirs, position="shop@1.8") == leases.read(settings, "shop")
 
 
 def test_a_lease_survives_a_reader_at_any_moment(settings: Settings) -> None:

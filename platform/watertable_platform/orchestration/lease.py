@@ -127,7 +127,7 @@ def take(settings: Settings, lease: Lease, *, take_over: bool = False) -> Lease:
                 f"{lease.app}'s lease belongs to another environment: {now.environment}, host {now.host}, last seen "
                 f"{time.time() - now.beat:.0f} s ago; this is {lease.environment}. If it is gone for good, launch with take_over: true"
             )
-    return renew(settings, lease)
+    return _write(settings, dataclasses.replace(lease, beat=time.time()))
 
 
 def await_act(settings: Settings, app: str, seconds: float) -> None:
@@ -138,10 +138,14 @@ def await_act(settings: Settings, app: str, seconds: float) -> None:
 
 
 def renew(settings: Settings, lease: Lease, **changes: Any) -> Lease:
-    """Write the lease with what changed and with the time of day; the file is replaced whole."""
-    renewed = dataclasses.replace(lease, **{"beat": time.time(), **changes})
-    _replace(_file(settings, lease.app), json.dumps(dataclasses.asdict(renewed)))
-    return renewed
+    """Write the lease with what changed and with the time of day; the file is replaced whole.
+
+    Where another run has taken the app since the last time, the lease is that run's, and stays as it is: this one's driver is fenced.
+    """
+    now = read(settings, lease.app)
+    if now is not None and now.run_id != lease.run_id and now.beat > lease.beat:
+        return dataclasses.replace(lease, **{**changes, "beat": lease.beat})
+    return _write(settings, dataclasses.replace(lease, **{"beat": time.time(), **changes}))
 
 
 def record_code(settings: Settings, topology: Topology) -> None:
@@ -155,6 +159,11 @@ def recorded_code(settings: Settings, app: str) -> Outline | None:
         return Outline.from_json(_file(settings, app).with_suffix(".plan").read_text(encoding="utf-8"))
     except (FileNotFoundError, FormatError):
         return None
+
+
+def _write(settings: Settings, lease: Lease) -> Lease:
+    _replace(_file(settings, lease.app), json.dumps(dataclasses.asdict(lease)))
+    return lease
 
 
 def _replace(file: Path, text: str) -> None:
