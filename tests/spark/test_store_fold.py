@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import polars
 import pytest
 
 import watertable as wt
+from tests import buckets
 from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints
 from watertable.errors import StoreError
@@ -344,6 +345,41 @@ def test_after_a_restore_to_a_version_or_to_a_time_a_table_is_the_fold_of_its_ch
     ledger.sell(a=10)
     ledger.store.fold("stock")
     assert plain(ledger, "stock") == ledger.read("stock") == ledger.stock
+
+
+@both_folds
+def test_a_table_that_was_put_back_is_folded_though_nothing_came_since(ledger: Ledger, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    for number in range(1, 4):
+        ledger.sell(**{f"k{number}": 1})
+        ledger.store.folder.fold_all()
+    for back in (2, 0):  # to before its first fold
+        for table in ("stock", "low"):  # of the other, states are kept beside it
+            ledger.spark.sql(f"RESTORE TABLE delta.`{ledger.store.reader.log(table).path}` TO VERSION AS OF {back}")
+        assert ledger.read("stock") == ledger.stock
+        ledger.store.folder.fold_all()
+        assert plain(ledger, "stock") == plain(ledger, "low") == ledger.stock, f"put back to {back}"
+    ledger.sell(k1=1)
+    ledger.store.folder.fold_all()
+    assert plain(ledger, "stock") == plain(ledger, "low") == ledger.stock
+
+
+@pytest.mark.slow
+def test_a_table_that_was_put_back_behind_what_is_trimmed_is_read_and_folded_whole(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    buckets.resize(2, monkeypatch.setattr)
+    for number in range(1, 9):
+        ledger.sell(**{f"k{number}": 1})
+        ledger.store.folder.fold_all()
+    assert ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30)) > 2
+    log = ledger.store.reader.log("stock")
+    ledger.spark.sql(f"RESTORE TABLE delta.`{log.path}` TO VERSION AS OF 2")
+    assert plain(ledger, "stock") == {"k1": 1, "k2": 1}
+    assert ledger.read("stock") == ledger.stock, "from a newer version of it"
+    ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30))
+    ledger.sell(k9=1)
+    assert ledger.read("stock") == ledger.stock
+    ledger.store.folder.fold_all()
+    assert plain(ledger, "stock") == ledger.stock
 
 
 def test_where_the_log_before_a_restore_to_a_time_is_gone_it_is_asked_for_by_version(ledger: Ledger) -> None:

@@ -35,12 +35,16 @@ NEXT: Final = "_wt_next"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Pin a version of a table's Delta table, and how far it has folded; `snapshot` None stands for an empty table at seq 0."""
+    """Pin a version of a table's Delta table, and how far it has folded; `snapshot` None stands for an empty table at seq 0.
+
+    `put_back` tells that somebody's RESTORE has led there: versions before it may have folded more.
+    """
 
     snapshot: Snapshot | None
     epoch: int
     seq: int
     tombstones_from: int = 0
+    put_back: bool = False
 
 
 EMPTY: Final = Base(None, 0, 0)

@@ -410,26 +410,31 @@ class DeltaLog:
         return _commit(version, lines.mkString("\n"))
 
     def transaction_at(self, app_id: str, version: int) -> int | None:
-        """Give the newest transaction of a line that version `version` of the table holds; None when it holds none.
+        """Give the newest transaction of a line that version `version` of the table holds; None when it holds none."""
+        return self.held_at(app_id, version)[0]
+
+    def held_at(self, app_id: str, version: int) -> tuple[int | None, bool]:
+        """Give the newest transaction of a line that a version holds, None when it holds none, and whether somebody put it back there.
 
         A table's content is that of its last data commit, so the walk goes back from `version`: a RESTORE, which writes no transaction
         and takes none back, leads to the version that it restored.
         """
-        begun = version
+        begun, put_back = version, False
         while version >= 0:
             commit = self.commit(version)
             if commit is None:  # log clean-up took it; nothing from there to `begun` has touched the line
                 snapshot = self.at(begun, kept=False)
                 if snapshot is None:
                     raise StoreError(f"{self.path}: what version {begun} holds can't be told any more: its log is gone")
-                return snapshot.transaction(app_id)
+                return snapshot.transaction(app_id), put_back
             if app_id in commit.transactions:
-                return commit.transactions[app_id]
+                return commit.transactions[app_id], put_back
             if commit.operation == _RESTORE:
+                put_back = True
                 begun = version = self._restored_from(commit) if commit.restored is None else commit.restored
             else:
                 version -= 1
-        return None
+        return None, put_back
 
     def _restored_from(self, restore: Commit) -> int:
         """Find the version that a RESTORE to a time went back to: the newest one before it whose files it left the table.

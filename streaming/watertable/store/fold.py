@@ -180,7 +180,7 @@ class Folder:
         number = number_of(position.epoch, position.seq)
         if number_of(newest.epoch, newest.seq) >= number or (ancestor and newest.seq >= position.seq):
             return None  # another fold got there first, or the app has left this epoch
-        outdated = base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint
+        outdated = newest.put_back or (base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint)
         tail, size = view.new_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
         same = tail == 0 and ancestor and not outdated
         if same and position.seq - newest.seq < BUCKET:
@@ -299,13 +299,14 @@ class Folder:
         states, log = self.reader.newest(table), self.reader.log(table.name)
         shown = log.latest()
         number = number_of(states.epoch, states.seq)
-        done = (shown is not None and log.transaction_at(FOLD_LINE, shown.version)) or 0
+        held, put_back = (None, False) if shown is None else log.held_at(FOLD_LINE, shown.version)
+        done = held or 0
         if states.snapshot is None or done >= number:
             return
         rows = finish(table, states_in(states.snapshot, table))
         epoch, seq = split_number(done)
         apart = stays(table) is not None or table.sessions is not None or table.sliding is not None
-        whole = apart or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
+        whole = apart or put_back or epoch != states.epoch or shown is None or shown.bytes <= SMALL_BASE
         whole = whole or (shown is not None and shown.property(ROWS_PROPERTY) != table.fingerprint)
         try:
             if whole:

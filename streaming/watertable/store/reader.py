@@ -222,16 +222,18 @@ class Reader:
         """Pin a Delta table by its name, and how far it is folded; one that no fold has written has no snapshot."""
         log = self.log(name)
         snapshot = log.latest()
-        number = None if snapshot is None else log.transaction_at(FOLD_LINE, snapshot.version)
-        if snapshot is None or number is None:
+        number, put_back = (None, False) if snapshot is None else log.held_at(FOLD_LINE, snapshot.version)
+        if snapshot is None or (number is None and not put_back):
             return EMPTY
-        return Base(snapshot, *split_number(number))
+        return Base(snapshot, *split_number(number or 0), put_back=put_back)
 
     def _pinned(self, table: TableDef, newest: Base, position: Position, head: Head, snapshot: Snapshot) -> Base:
-        """Give the base to read a table from at a position: the newest one, unless that is beyond it or on a branch that was left."""
+        """Give the base to read a table from at a position: the newest one, unless that is beyond it, on a branch that was left, or old."""
         base, lineage = newest, head.lineage.of_table(table.name, position.seq)
-        if newest.snapshot is not None and (newest.seq > position.seq or not lineage.passes(newest.epoch, newest.seq)):
-            base = self._older(table, position, lineage, snapshot)
+        there = newest.snapshot is None or (newest.seq <= position.seq and lineage.passes(newest.epoch, newest.seq))
+        if not there or newest.put_back:  # a trim goes by what was folded, and a table that is put back lacks it
+            older = self._older(table, position, lineage, snapshot)
+            base = newest if there and newest.seq >= older.seq else older
             self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
         return self._with_tombstones(table, base, lineage, head.folds, snapshot)
@@ -262,7 +264,7 @@ class Reader:
     def _check_tail(self, name: str, base: Base, position: Position, lineage: Lineage, snapshot: Snapshot) -> None:
         """Make sure that every commit between an older base and the position is still in the changelog.
 
-        Of the newest base, and of a table that never had one, trims see to that.
+        Of the newest fold, and of a table that never had one, trims see to that.
         """
         if (kept := self._lacking(snapshot, lineage, base.seq, position.seq)) is not None:
             raise UnknownPosition(
