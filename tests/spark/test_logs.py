@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import deltalake
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -53,6 +54,24 @@ def make_unlistable(log: DeltaLog) -> None:
     none = log._jvm.scala.Option.empty()
     with pytest.raises(JVM_ERRORS):
         log.java.update(False, none, none)
+
+
+def test_a_log_that_is_cleaned_up_behind_a_checkpoint_of_somebody_elses_is_read_from_there(spark: SparkSession, tmp_path: Path) -> None:
+    log = made(spark, tmp_path / "t", checkpointInterval="100")
+    for n in range(3):
+        log.append(row(spark, n))
+    *old, _ = sorted(Path(log.path, "_delta_log").glob("*.json"))
+    then = time.time() - timedelta(days=40).total_seconds()
+    for file in old:
+        os.utime(file, (then, then))
+    slow = another(spark, log)
+    assert slow.exists(), "it has seen the log, and read nothing of it yet"
+    deltalake.DeltaTable(log.path).create_checkpoint()
+    for file in old:
+        file.unlink()
+    assert numbers(slow) == (3, [0, 1, 2])
+    log.append(row(spark, 3))
+    assert numbers(slow) == (4, [0, 1, 2, 3])
 
 
 def test_looks_and_appends_list_no_folder(spark: SparkSession, tmp_path: Path) -> None:

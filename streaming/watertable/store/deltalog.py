@@ -229,6 +229,8 @@ _pinned: Final[dict[tuple[str, int], Snapshot]] = {}
 """By the path of a table and the session: the version that this process has pinned last, with what has been found out about it."""
 _FOLLOWED: Final = 20
 """So many commits of others are learned of one by one; of more, Delta lists the log."""
+_UNCLEANED: Final = 3600.0
+"""Seconds for which nobody cleans up what a log has."""
 _PINNED: Final = 1_000
 """As many are held; then all are forgotten."""
 
@@ -299,7 +301,9 @@ class DeltaLog:
         version, segment = int(known.version()), known.logSegment()
         since = version - int(segment.checkpointProvider().version())
         follow = min(_FOLLOWED, int(self.java.checkpointInterval(known.metadata())) - since) if version >= 0 else 0
-        if follow > 0 and self._changed(version) == int(segment.lastCommitFileModificationTimestamp()):
+        if follow > 0 and since and not self._lasts(segment.deltas().head()):
+            _pinned.pop((self.path, id(self.spark)), None)
+        elif follow > 0 and self._changed(version) == int(segment.lastCommitFileModificationTimestamp()):
             for number in range(version + 1, version + 1 + follow):
                 file = self._commit_file(number)
                 if not self._files.exists(file):
@@ -310,6 +314,10 @@ class DeltaLog:
                 known = self.java.updateAfterCommit(number, one_more, none, known.logSegment(), none, none, False)
         found = self.java.update(False, none, none)
         return found if int(found.version()) >= 0 else None
+
+    def _lasts(self, file: Any) -> bool:
+        """Tell whether a version's first commit is there: clean-up, behind a checkpoint of whoever's, takes what is old."""
+        return time.time() - file.getModificationTime() / 1000 < _UNCLEANED or bool(self._files.exists(file.getPath()))
 
     def _changed(self, version: int) -> int:
         """Say when a commit was written, as its file does; -1 where log clean-up took it, or the table itself is gone."""
