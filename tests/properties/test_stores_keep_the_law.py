@@ -1,4 +1,4 @@
-"""Random plans on a real store: killed between commits, folded, rewound and replayed in other batches, a table stays what it is."""
+"""Random plans on a real store: killed between commits, folded, rewound, replayed in other batches, and in others' hands, a table stays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.properties.engines import tiny
 from tests.properties.strategies import Case, covering, drawn
+from tests.spark.hands import by_hand, read_elsewhere
 from tests.spark.runs import Twin
 from watertable.plan.plan import Topology
 from watertable.plan.purity import Purity, purity_of
@@ -30,11 +31,14 @@ def by_arrival(topology: Topology) -> bool:
 
 
 def live(twin: Twin, batches: Sequence[Sequence[Record]], rng: random.Random) -> list[str]:
-    """Run an app through crashes, folds and a rewind; say what differs from the oracle after each part."""
+    """Run an app through crashes, folds, what others do to its tables, and a rewind; say what differs from the oracle after each part.
+
+    Who reads does so in a session of anywhere.
+    """
     differences = []
 
     def compare(when: str) -> None:
-        found, wanted = twin.tables(), twin.engine.tables
+        found, wanted = read_elsewhere(twin, rng), twin.engine.tables
         differences.extend(f"{when}: {name}:\n    {wanted[name]}\n    {found[name]}" for name in wanted if found[name] != wanted[name])
 
     for number, batch in enumerate(batches):
@@ -45,8 +49,10 @@ def live(twin: Twin, batches: Sequence[Sequence[Record]], rng: random.Random) ->
         if rng.random() < 0.5:
             twin.store.folder.fold_all()
         if rng.random() < 0.3:
+            by_hand(twin, rng)
+        if rng.random() < 0.3:
             twin.start()
-        if number == len(batches) // 2:
+        if number == len(batches) // 2 and rng.random() < 0.5:
             compare(f"after batch {number + 1}")
     compare("at the end")
     to = rng.randrange(len(batches))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,8 @@ from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
 from watertable.runtime.advances import clocks_of
 from watertable.store import changelog, commits
-from watertable.store.commits import CommitInfo, Position
+from watertable.store.commits import CommitInfo
+from watertable.store.reader import At
 from watertable.store.writer import Store
 
 if TYPE_CHECKING:
@@ -38,22 +39,23 @@ OfLog = TypeVar("OfLog", bound=Item)
 
 
 class Kafka:
-    """Stand in for the cluster's admin: partitions that keep everything, and topics with their names as their ids."""
+    """Stand in for the cluster's admin: partitions that keep everything, from `first` on; and topics with their names as their ids."""
 
-    def __init__(self, partitions: Partitions) -> None:
+    def __init__(self, partitions: Partitions, first: Mapping[tuple[str, int], int] | None = None, thinned: Iterable[str] = ()) -> None:
         self.numbers = Counter(topic for topic, _ in partitions)
+        self.first, self.thinned = first or {}, frozenset(thinned)
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicState]:
         return {name: TopicState(name, self.numbers[name]) for name in names if name in self.numbers}
 
     def compacted(self, names: Iterable[str]) -> frozenset[str]:
-        return frozenset()
+        return self.thinned.intersection(names)
 
     def partitions(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
         return tuple((name, number) for name in names for number in range(self.numbers[name]))
 
     def earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        return dict.fromkeys(partitions, 0)
+        return {p: self.first.get(p, 0) for p in partitions}
 
 
 class Run:
@@ -124,7 +126,7 @@ class Run:
         come = self.carry[advance.topic, advance.partition]
         return come is None or advance.offset > self.next[advance.topic, advance.partition] or come < advance.stream_time
 
-    def tables(self, at: Position | None = None, names: Sequence[str] = ()) -> Tables:
+    def tables(self, at: At | None = None, names: Sequence[str] = ()) -> Tables:
         """Read tables, all if none are named, fresh and at one position, in one job, as the oracle holds them."""
         frames = self.store.reader.read_all(names or [table.name for table in self.topology.tables], at)
         keys = {table.name: table.key.names for table in self.topology.tables}
@@ -133,9 +135,9 @@ class Run:
             for name, found in collect_together(frames).items()
         }
 
-    def plain(self, table: str) -> list[dict[str, Any]]:
-        """Read a table as it is folded, without a JVM."""
-        return polars.scan_delta(f"{self.store.warehouse}/{self.store.app}/{table}").drop("_wt").collect().to_dicts()
+    def plain(self, table: str, version: int | None = None) -> list[dict[str, Any]]:
+        """Read a table as it is folded, or was at a version, without a JVM."""
+        return polars.scan_delta(f"{self.store.warehouse}/{self.store.app}/{table}", version=version).drop("_wt").collect().to_dicts()
 
     def published(self) -> Counter[bytes | None]:
         """Count what the commits of this lineage have to publish, whatever was published before."""
@@ -222,8 +224,9 @@ Shown = Callable[[dict[str, Any]], str]
 
 
 def text(row: dict[str, Any]) -> str:
-    """Write a row so that equal rows have equal texts."""
-    return str(sorted(row.items()))
+    """Write a row so that equal rows have equal texts, whatever zone a reader gives their times in."""
+    utc = {name: value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value for name, value in row.items()}
+    return str(sorted(utc.items()))
 
 
 def without_bounds(row: dict[str, Any]) -> str:

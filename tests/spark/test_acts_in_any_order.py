@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -15,23 +16,26 @@ import pytest
 import watertable as wt
 from tests import buckets
 from tests.properties.engines import tiny
-from tests.spark.runs import Kafka, Run, Tables, without_bounds
+from tests.spark.hands import by_hand, folded, folded_at, plain, read_elsewhere
+from tests.spark.runs import Item, Kafka, OfLog, Run, Tables, without_bounds
+from tests.spark.runs import told as told_of
+from tests.spark.shop import LAST, START, kinds, sold, sums, windows, written
 from tests.spark.test_rebuild import Beside, replay
 from tests.spark.test_rewind import Broker
 from watertable import failpoints
 from watertable.acts import rebuild, rewind, shadow
 from watertable.acts.rewind import RewindPlan, Target
-from watertable.dsl.streams import Stream
-from watertable.dsl.tables import Table
-from watertable.errors import Fenced, RewindRefused, UnknownPosition
+from watertable.errors import Fenced, RewindRefused, TopicChanged, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import publisher
 from watertable.plan.plan import Topology
 from watertable.records import Record
 from watertable.runtime import workers
 from watertable.runtime.workers import Courier
+from watertable.store import fold
 from watertable.store.commits import Offsets, Position
 from watertable.store.fold import Folder
+from watertable.store.reader import At, event_time
 from watertable.store.touched import Touched
 from watertable.store.views import View
 
@@ -41,9 +45,6 @@ if TYPE_CHECKING:
 SEED = int(os.environ.get("WATERTABLE_SEED", "20241126"))
 TALES = int(os.environ.get("WATERTABLE_TALES", "4"))
 STEPS = int(os.environ.get("WATERTABLE_STEPS", "25"))
-START = datetime(2026, 1, 1, 23, 40, tzinfo=UTC)
-LAST = date(2026, 1, 2)
-"""A midnight is amid the records: days are touched one by one."""
 FOLDS = ("fold.after_pin", "fold.before_merge", "fold.after_merge", "fold.after_confirm")
 PROMOTES = ("rewind.promote.before_hold", "rewind.promote.after_hold", "rewind.promote.before_commit", "rewind.promote.after_commit")
 BEGINS = ("rewind.before_commit", "rewind.after_commit")
@@ -52,93 +53,14 @@ TIDIES = ("trim.before_delete", "trim.after_delete", "upkeep.after_optimize", "u
 TRIMS = TIDIES[:2]
 PUBLISHES = ("publish.after_produce", "publish.after_commit")
 JOINS = ("rewind.join.before_write", "rewind.join.after_write")
-
-
-def sums() -> Topology:
-    """Define an app of sums, a table of them, joins, what leaves groups, and what is published."""
-    app, sales, prices = shop()
-    named = prices.materialized_as("prices")
-    stock = sales.group_by("key.item").agg(qty=wt.sum("qty"), last=wt.last("shop")).materialized_as("stock")
-    stock.group_by("last").agg(items=wt.count(), most=wt.max("qty")).materialized_as("levels")
-    stock.join(named, worth="left.qty * right.price").materialized_as("worth")
-    stock.filter("qty > 3").materialized_as("much")
-    stock.to_stream().filter("old.qty >= 2 AND new.qty < 2").to("low")
-    return app.topology()
-
-
-def windows() -> Topology:
-    """Define an app of windows, final ones, sessions, pairs of records, and what goes by time."""
-    app, sales, prices = shop()
-    by_shop = sales.group_by("shop")
-    in_windows = by_shop.windowed_by(wt.hopping(minutes=10, every=wt.minutes(5), grace=wt.minutes(2)))
-    hours = in_windows.agg(n=wt.count(), of=wt.collect_list("qty"))
-    hours.materialized_as("hours").suppress(wt.until_window_closes()).materialized_as("final")
-    by_shop.windowed_by(wt.tumbling(minutes=5, grace=wt.minutes(8))).agg(qty=wt.sum("qty")).materialized_as("fives")
-    by_shop.windowed_by(wt.sessions(gap=wt.minutes(2))).agg(n=wt.count()).materialized_as("visits")
-    pairs = sales.join(sales.filter("qty > 1"), within=wt.minutes(1), n="left.qty * right.qty")
-    pairs.group_by_key().agg(n=wt.sum("n")).materialized_as("paired")
-    prices.materialized_as("prices").ttl(wt.minutes(8)).materialized_as("fresh")
-    sales.dedupe(name="seen", within=wt.minutes(5)).to("first")  # by what one partition has: else it depends on arrival
-    return app.topology()
-
-
-def kinds() -> Topology:
-    """Define an app of versions, pairs that find nothing, rows by another's key, what slides and what is calm, and a processor."""
-    app, sales, prices = shop()
-    old = prices.materialized_as("old", history=wt.minutes(10))
-    priced = sales.left_join(old, grace=wt.minutes(4), qty="qty", price="right.price")
-    priced.group_by_key().agg(n=wt.count(), worth=wt.sum("qty * price")).materialized_as("priced")
-    none = sales.filter("qty > 2").outer_join(sales.filter("qty < 0"), within=wt.minutes(2), a="left.qty", b="right.qty")
-    none.group_by_key().agg(n=wt.count(), a=wt.sum("a"), b=wt.sum("b")).materialized_as("pairs")
-    sold_ = sales.group_by_key().agg(qty=wt.sum("qty"), shop=wt.max("shop")).materialized_as("sold")
-    shops = sales.group_by("shop").agg(qty=wt.sum("qty")).materialized_as("shops")
-    sold_.left_join(shops, on="shop", qty="left.qty", of="right.qty").materialized_as("beside")
-    sales.group_by_key().windowed_by(wt.sliding(difference=wt.minutes(2), grace=wt.minutes(5))).agg(n=wt.count()).materialized_as("slid")
-    both = sales.group_by_key().cogroup(qty=wt.sum("qty")).cogroup(old.to_stream().group_by_key(), prices=wt.count())
-    both.agg().materialized_as("both")
-    sold_.suppress(wt.until_time_limit(wt.minutes(3))).materialized_as("calm")
-    made = sales.process(
-        _streaks, stores={"streaks": wt.key_value_store("n INT", key="shop STRING")}, children={"long": "shop STRING, n INT"}
-    )
-    made["long"].to("long")
-    return app.topology()
-
-
-def _streaks(record: wt.Record, context: wt.Context) -> None:
-    """Count, by item and shop, what was sold since the item was last given back; tell of each third."""
-    streaks = context.store("streaks")
-    if record.value is None or record.value["qty"] < 0:
-        for shop, _ in streaks.range():
-            streaks.delete(shop)
-        return
-    n = (streaks.get(record.value["shop"]) or {"n": 0})["n"] + 1
-    streaks.put({"n": n}, record.value["shop"])
-    if n % 3 == 0:
-        context.forward({"shop": record.value["shop"], "n": n}, to="long")
-
-
-def shop() -> tuple[wt.App, Stream, Table]:
-    """Begin the app of both: what is sold, and prices."""
-    app = wt.App("shop")
-    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
-    return app, sales, app.topic("prices", key="item STRING", value="price BIGINT").table()
-
-
-def sold(draw: Random, size: int) -> list[Record]:
-    """Write records of two partitions a topic, some late, some that delete, in an order that they may be read in."""
-    records, offsets = list[Record](), Counter[tuple[str, int]]()
-    for number in range(size):
-        item = draw.choice("abcd")
-        place = (draw.choice(["sales", "sales", "sales", "prices"]), ord(item) % 2)
-        qty = f'{{"shop": "{draw.choice("xyz")}", "qty": {draw.randint(-2, 4)}}}' if place[0] == "sales" else f'{{"price": {number}}}'
-        when = START + timedelta(seconds=40 * number - draw.choice([0, 0, 0, 30, 200, 900]))
-        records.append(Record(*place, offsets[place], when, item.encode(), None if draw.random() < 0.1 else qty.encode()))
-        offsets[place] += 1
-    return records
+Place = tuple[str, int, int]
 
 
 class Tale(Run):
     """Tell what happens to an app, and remember where it was: by position, the offsets that it had read up to."""
+
+    by_one_code = True
+    """Says that what is folded was shown by the code that is asked."""
 
     def __init__(self, spark: SparkSession, warehouse: Path, topology: Topology, records: list[Record], draw: Random) -> None:
         self.records, self.draw, self.said = records, draw, ""
@@ -149,9 +71,23 @@ class Tale(Run):
         self.touched: Touched | None = None
         self.pinned: tuple[Folder, View] | None = None
         self.broker = Broker()
+        self.seen: dict[str, list[str]] = {}
+        """What other Delta readers saw before what happens now."""
         self.furthest: Offsets = {}
         """Up to where, at any time, all was published."""
         self.courier: Courier | None = None
+        self.times: dict[Position, tuple[datetime | None, dict[tuple[str, int], datetime | None]]] = {}
+        """By position, its commit time where that is known, and its stream times."""
+        self.first: dict[tuple[str, int], int] = {}
+        self.thinned: set[str] = set()
+        self.deleted: set[Place] = set()
+        """The records that Kafka has no more."""
+        self.lost: dict[Position, frozenset[Place]] = {}
+        self.lacks, self.since = frozenset[Place](), dict[tuple[str, int], int]()
+        """Those that the app has gone on without, by position, and where it stands; and up to where it was seen last."""
+        self.beside_lacks = frozenset[Place]()
+        self.trimmed = False
+        self.mill: Mill | None = None
         super().__init__(spark, warehouse, topology, sorted({(r.topic, r.partition) for r in records}))
 
     # -- what is known of it
@@ -160,17 +96,50 @@ class Tale(Run):
     def position(self) -> Position:
         return self.writer.position
 
-    def remember(self) -> None:
-        self.been[self.position] = dict(self.next)
+    @property
+    def cluster(self) -> Any:
+        return Kafka(self.partitions, self.first, self.thinned)
 
-    def oracle(self, offsets: Offsets) -> Interpreter:
-        """Ask the oracle what all records before these offsets make."""
-        engine = Interpreter(self.topology, partitions=self.partitions)
-        engine.read([r for r in self.records if r.offset < offsets.get((r.topic, r.partition), 0)])
+    @property
+    def stopped(self) -> bool:
+        """Tell whether the app stops at a topic that was given partitions, until it is rewound to earliest."""
+        return {*self.next} != {*self.partitions}
+
+    def open(self) -> None:
+        super().open()
+        last = self.writer.last
+        there = self.cluster.earliest(self.partitions) if last is None else last.next
+        self.next = {p: there[p] for p in self.partitions if p in there}
+        self.carry = {p: self.carry[p] for p in self.next}
+
+    def left(self, items: Iterable[OfLog]) -> list[OfLog]:
+        return super().left(i for i in items if place(i) not in self.deleted and place(i)[:2] in self.next)
+
+    def remember(self) -> None:
+        self.lacks |= self.passed(self.since, self.next)
+        self.since = dict(self.next)
+        self.been[self.position], self.lost[self.position] = dict(self.next), self.lacks
+        self.dates()
+
+    def dates(self) -> None:
+        """Remember when it came to where it is, and what its stream times are there."""
+        last = self.writer.last
+        known = last is not None and last.seq == self.position.seq
+        self.times[self.position] = last.commit_time if known and last is not None else None, dict(self.carry)
+
+    def passed(self, begin: Offsets, end: Offsets) -> frozenset[Place]:
+        """List the records in a range that Kafka hasn't any more."""
+        return frozenset((t, p, n) for t, p, n in self.deleted if begin.get((t, p), 0) <= n < end.get((t, p), 0))
+
+    def oracle(self, offsets: Offsets, lost: frozenset[Place] | None = None) -> Interpreter:
+        """Ask the oracle what all records before these offsets make; but for those that the app, where it stands, has gone on without."""
+        lost = self.lacks if lost is None else lost
+        engine = Interpreter(self.topology, partitions=[*offsets] or self.partitions)
+        engine.read([r for r in self.records if r.offset < offsets.get((r.topic, r.partition), 0) and place(r) not in lost])
         return engine
 
     def wanted(self, position: Position) -> Tables:
-        return self.oracle(self.been[position]).tables
+        return self.oracle(self.been[position], self.lost.get(position)).tables
 
     @property
     def shadowed(self) -> Topology:
@@ -180,6 +149,10 @@ class Tale(Run):
     def follow(self, commits: int, last: date = LAST, topology: Topology | None = None) -> Touched:
         return Touched(self.store.changelog, (topology or self.topology).tables, START.date(), last, commits)
 
+    def shown(self) -> dict[str, list[str]]:
+        """Read all tables as other Delta readers do."""
+        return {name: plain(self.store.reader.log(name)) for name in folded(self)}
+
     def asked(self, touched: Touched, epoch: int | None = None) -> dict[str, dict[str, str]]:
         head = self.store.changelog.head(epoch=epoch)
         return {name: dict(days) for name, days in touched.upto(head.position, head.lineage).items()}
@@ -187,7 +160,7 @@ class Tale(Run):
     # -- what can happen
 
     def batch(self) -> None:
-        left = self.left(self.records)
+        left = [] if self.stopped else self.left(self.records)
         if left:
             size = self.draw.randint(1, 9)
             if self.draw.random() < 0.2:
@@ -227,7 +200,7 @@ class Tale(Run):
         """Bring to topics what commits have for them, whoever did so last and wherever that died."""
         dies = self.draw.choice([*PUBLISHES, None, None, None])
         if self.courier is None or self.courier.generation != self.writer.generation:
-            kafka: Any = Kafka(self.partitions)
+            kafka = self.cluster
             self.courier = Courier(self.store, kafka, kafka, publishes=True)
             self.courier.generation = self.writer.generation
         courier, reached = self.courier, max(self.furthest, self.next, key=lambda offsets: sum(offsets.values()))
@@ -282,10 +255,11 @@ class Tale(Run):
         self.dies_at(self.draw.choice([*TRIMS, None]), lambda: gone.append(self.store.upkeep.trim(self.consumers, now=later)))
         self.said += f" {gone}"
         self.gone |= self.been.keys()
+        self.trimmed = True
 
     def target(self) -> Target:
         kind = self.draw.random()
-        if kind < 0.15:
+        if kind < (0.7 if self.stopped else 0.15):
             return Target.parse("earliest")
         if kind < 0.3:
             return Target.parse(shift_by=self.draw.randint(1, 20))
@@ -302,8 +276,8 @@ class Tale(Run):
         self.goes(Target("undo"))
 
     def goes(self, target: Target) -> None:
-        kafka: Any = Kafka(self.partitions)
-        plan = rewind.plan(self.store, self.topology, kafka, target)
+        kafka = self.cluster
+        plan = rewind.plan(self.store, self.topology, kafka, target, accept_loss=self.accepts())
         self.said += f" {plan.target}, forked at {plan.fork}"
 
         def act() -> None:
@@ -315,25 +289,30 @@ class Tale(Run):
         fork = Position.parse(plan.fork)
         self.open()
         assert str(self.position) == plan.becomes
-        if fork.seq == 0:
-            assert set(self.next.values()) == {0}
-        elif fork in self.been:
-            assert self.next == dict(self.been[fork]), f"{fork} was at other offsets"
+        before = self.been.get(fork, {}) if fork.seq else dict.fromkeys(self.partitions, 0)
+        if before:
+            begins = {p: max(offset, self.first.get(p, 0)) for p, offset in before.items()}
+            assert self.next == begins, f"{fork} was at other offsets"
+            self.since, self.lacks = dict(before), self.lost[fork] if fork.seq else frozenset()
         self.remember()
 
+    def accepts(self) -> list[str]:
+        """Accept what is lost of some topics, mostly all."""
+        return [topic for topic in {t for t, _, _ in self.deleted} if self.draw.random() < 0.8]
+
     def shadows(self) -> None:
-        kafka: Any = Kafka(self.partitions)
-        plan = rewind.plan(self.store, self.topology, kafka, self.target(), shadow=True)
+        plan = rewind.plan(self.store, self.topology, self.cluster, self.target(), shadow=True, accept_loss=self.accepts())
         self.said += f" {plan.target}, forked at {plan.fork}"
         self.begins(plan)
+        fork = Position.parse(plan.fork)
+        self.beside_lacks = self.lost.get(fork, frozenset()) if fork.seq else frozenset()
 
     def begins(self, plan: RewindPlan) -> None:
-        kafka: Any = Kafka(self.partitions)
         point = self.draw.choice([*BEGINS, None, None])
-        self.dies_at(point, lambda: rewind.apply(self.store, plan, self.shadowed.fingerprint, kafka))
+        self.dies_at(point, lambda: rewind.apply(self.store, plan, self.shadowed.fingerprint, self.cluster))
 
     def rebuilds(self) -> None:
-        kafka: Any = Kafka(self.partitions)
+        kafka = self.cluster
         windowed = [t.name for t in self.topology.tables if not rebuild.unbounded(self.topology, [t.name])]
         if windowed and self.draw.random() < 0.5:
             tables = self.draw.sample(windowed, 1)
@@ -359,11 +338,12 @@ class Tale(Run):
         return to
 
     def begin(self) -> Beside:
-        return Beside(self.spark, self.warehouse, self.shadowed, self.partitions)
+        return Replaying(self)
 
     def promotes(self) -> None:
         """Promote the shadow, or die on the way: before it is done, or right after."""
-        points = PROMOTES + JOINS if shadow.current(self.store).of else PROMOTES
+        row = shadow.current(self.store)
+        points = PROMOTES + JOINS if row.of else PROMOTES
         before, done = self.position, list[tuple[Position, Position]]()
 
         def act() -> None:
@@ -379,29 +359,128 @@ class Tale(Run):
             assert done == [(before, self.position)]
         if self.position != before:
             assert self.position.epoch > before.epoch
+            if not row.of:
+                self.since, self.lacks = dict(self.next), self.beside_lacks
             self.remember()
 
     def abandons(self) -> None:
         self.dies_at(self.draw.choice([*ABANDONS, None]), lambda: shadow.abandon(self.store))
 
+    # -- what happens around it
+
+    def by_hand(self) -> None:
+        """Let somebody do something to a table, as to any other."""
+        self.said += (said := f": {by_hand(self, self.draw)}")
+        if "cleans" in said:
+            self.pinned = self.courier = None
+            self.start()
+        if self.trimmed:
+            self.gone |= self.been.keys()  # what was read from versions whose log is gone
+
+    def grows(self) -> None:
+        """Give a topic a partition, with keys that are new."""
+        topic = self.draw.choice([*{t for t, _ in self.partitions}])
+        number = 1 + max(p for t, p in self.partitions if t == topic)
+        self.partitions = sorted([*self.partitions, (topic, number)])
+        begun = self.draw.randint(0, 40 * len(self.records))
+        for n in range(self.draw.randint(0, 5)):
+            when = START + timedelta(seconds=begun + 40 * n)
+            self.records.append(written(self.draw, topic, number, n, "efghijkl"[number], when, 100 + n))
+        self.said += f" {topic}/{number}"
+
+    def truncates(self) -> None:
+        """Delete the oldest records of a partition, none that the app has yet to read."""
+        topic, number = p = self.draw.choice([*self.next])
+        self.first[p] = self.draw.randint(self.first.get(p, 0), self.next[p])
+        self.deleted |= {(topic, number, n) for n in range(self.first[p])}
+        self.said += f" {topic}/{number} before {self.first[p]}"
+
+    def compacts(self) -> None:
+        """Keep of a partition, up to somewhere, the newest record of each key."""
+        topic, number = p = self.draw.choice([*self.next])
+        upto = self.draw.randint(0, 1 + self.next[p])
+        newest = {r.key: r for r in self.records if place(r)[:2] == p and r.offset < upto}
+        self.deleted |= {place(r) for r in self.records if place(r)[:2] == p and r.offset < upto and newest[r.key] is not r}
+        self.thinned.add(topic)
+        self.said += f" {topic}/{number} before {upto}"
+
+    def has_a_neighbour(self) -> None:
+        """Let another app, in the same warehouse, go on with a topic of this one's."""
+        self.mill = self.mill or Mill(self)
+        self.mill.goes_on(self.draw)
+
     # -- what holds after it
 
     def holds(self) -> list[str]:
         """Say what is wrong, anywhere."""
-        wrong = self.wrong + differences("now", self.tables(), self.wanted(self.position))
-        position = self.draw.choice([*self.been])
-        tables = self.draw.sample([t.name for t in self.topology.tables], 2)
-        try:
-            wrong += differences(f"at {position}", self.tables(position, tables), self.wanted(position))
-        except UnknownPosition as error:
-            if position not in self.gone:
-                wrong.append(f"at {position}: {error}")
+        now = self.tables() if self.draw.random() < 0.5 else read_elsewhere(self, self.draw)
+        wrong = self.wrong + differences("now", now, self.wanted(self.position))
+        wrong += self.asked_for() + self.seen_by_others()
         if len(self.been) > 1:
             wrong += self.changed(*self.draw.sample([*self.been], 2))
         wanted = Counter(o.value for o in self.oracle(self.next).outputs)
         if not self.gone and (found := self.made()) != wanted:
             wrong.append(f"published: {found - wanted} too many, {wanted - found} too few")
         return wrong + (self.wrongly_touched() if self.draw.random() < 0.5 else [])
+
+    def asked_for(self) -> list[str]:
+        """Ask for an old place by any of its names: it is found, and its tables are what they were there."""
+        tables = self.draw.sample([t.name for t in self.topology.tables], 2)
+        place = self.draw.choice([*self.been])
+        made, reached = self.times.get(place, (None, {}))
+        head = self.store.head()
+        own = [p for p in self.been if head.lineage.holds(p.epoch, p.seq)]
+        at: At = place
+        match self.draw.choice(["position", "text", "commit time", "event time", "offsets"]):
+            case "text":
+                at = str(place)
+            case "commit time" if made is not None and place in own:
+                at, own = made, [p for p in own if p in self.times and (t := self.times[p][0]) is not None and t <= made]
+            case "event time" if place in own and (known := [t for t in reached.values() if t is not None]):
+                time = max(known) + timedelta(seconds=self.draw.randint(0, 60))
+                at, own = (
+                    event_time(time),
+                    [p for p in own if p in self.times and all(t is None or t <= time for t in self.times[p][1].values())],
+                )
+            case "offsets" if place in own and head.last is not None:
+                offsets = {p: min(n, self.next[p]) for p, n in self.been[place].items() if p in self.next and self.draw.random() < 0.8}
+                if offsets:
+                    at, own = offsets, [p for p in own if all(self.been[p].get(q, 0) <= n for q, n in offsets.items())]
+        try:
+            position = self.store.reader.view(tables, at).position
+            if at not in (place, str(place)) and own and position.seq < max(p.seq for p in own):
+                return [f"at {at}: {position}, though {own} are no further"]
+            if position in self.been:
+                read = self.tables(at, tables) if self.draw.random() < 0.5 else read_elsewhere(self, self.draw, at, tables)
+                return differences(f"at {at}, {position}", read, self.wanted(position))
+        except UnknownPosition as error:
+            return [] if place in self.gone else [f"at {at}: {error}"]
+        return []
+
+    def seen_by_others(self) -> list[str]:
+        """Look at a table as any Delta reader does, now and at any version that it has: it is whole, as it was at some position."""
+        wrong = list[str]()
+        if not self.by_one_code:
+            return wrong
+        there = [name for name in folded(self) if name in {t.name for t in self.topology.tables}]
+        for name in self.draw.sample(there, min(1, len(there))):
+            log, keys = self.store.reader.log(name), self.topology.table(name).key.names
+            newest = log.latest()
+            assert newest is not None
+            versions = [v for v in range(newest.version + 1) if v == newest.version or log.at(v) is not None]
+            version = self.draw.choice([newest.version, self.draw.choice(versions)])
+            position, rows = folded_at(self, name, version), self.plain(name, version)
+            found = {name: {tuple(row[n] for n in keys): row for row in rows}}
+            if position is None:
+                wrong += [f"version {version} of {name} holds no fold, and {rows}"] if rows else []
+                continue
+            if position in self.been and len(found[name]) == len(rows):
+                wrong += differences(f"version {version}, of {position}", found, self.wanted(position))
+            try:
+                wrong += differences(f"at version {version}, of {position}", self.tables(version, [name]), found)
+            except UnknownPosition as error:
+                wrong += [] if self.gone else [f"at version {version}, of {position}: {error}"]
+        return wrong
 
     def wrongly_touched(self) -> list[str]:
         """Ask one that goes by notes, since its last answer or as one that has just begun, and one that reads every commit there is."""
@@ -411,6 +490,7 @@ class Tale(Run):
         for name, days in self.asked(touched).items():
             self.days[name] = self.days.get(name, {}) | days
         whole = self.asked(self.follow(1_000, date(2999, 1, 1)))
+        whole = {name: within for name, days in whole.items() if (within := {d: v for d, v in days.items() if d <= LAST.isoformat()})}
         known = {name: {d: v for d, v in days.items() if d in whole.get(name, {})} for name, days in self.days.items() if name in whole}
         found = known if self.gone else self.days  # what was trimmed is known from notes only
         return [] if found == whole else [f"touched:\n    {self.days}\n    {whole}"]
@@ -435,49 +515,157 @@ class Tale(Run):
         return [] if found == wanted else [f"changes of {name} from {start} to {end}:\n    {found}\n    {wanted}"]
 
 
+class Replaying(Beside):
+    """Read what the app has read, as far as Kafka has it."""
+
+    def __init__(self, tale: Tale) -> None:
+        self.tale = tale
+        super().__init__(tale.spark, tale.warehouse, tale.shadowed, tale.partitions)
+
+    def open(self) -> None:
+        super().open()
+        last = self.writer.last
+        first = self.tale.cluster.earliest(self.partitions)
+        if last is None:
+            self.next = first
+        elif {p for p in last.next if p in self.next} != {*self.next} or any(first[p] > offset for p, offset in self.next.items()):
+            raise TopicChanged("a topic was given partitions, or truncated past what the shadow has read")
+
+    def left(self, items: Iterable[OfLog]) -> list[OfLog]:
+        return super().left(i for i in items if place(i) not in self.tale.deleted)
+
+    def read(self, items: Sequence[Item], *, dies: bool = False) -> None:
+        before = dict(self.next)
+        super().read(items, dies=dies)
+        self.tale.beside_lacks |= self.tale.passed(before, self.next)
+
+
+class Mill(Run):
+    """Run another app in the same warehouse, on a topic of the tale's."""
+
+    def __init__(self, tale: Tale) -> None:
+        app = wt.App("mill")
+        sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
+        sales.group_by("shop").agg(n=wt.count(), qty=wt.sum("qty")).materialized_as("stock")
+        self.records = [r for r in tale.records if r.topic == "sales"]
+        super().__init__(tale.spark, tale.warehouse, app.topology(), sorted({place(r)[:2] for r in self.records}))
+
+    def goes_on(self, draw: Random) -> None:
+        if draw.random() < 0.3:
+            self.start()
+        if draw.random() < 0.2 and self.writer.position.seq:
+            self.rewind(0)
+        self.read(self.left(self.records)[: draw.randint(1, 9)])
+        if draw.random() < 0.5:
+            self.store.folder.fold_all()
+        read = [r for r in self.records if r.offset < self.next[r.topic, r.partition]]
+        assert self.tables() == told_of(self.topology, read).tables
+
+
+def place(item: Item) -> Place:
+    return item.topic, item.partition, item.offset
+
+
 def differences(when: str, found: Tables, wanted: Mapping[str, Any]) -> list[str]:
     return [f"{when}: {name}:\n    {found[name]}\n    {wanted[name]}" for name in found if found[name] != wanted[name]]
 
 
-ALWAYS = {
-    "batch": 10, "folds": 5, "start": 2, "tidies": 1, "trims": 1, "goes_back": 3, "undoes": 2, "pins": 2, "folds_late": 2,
-    "is_taken_over": 1, "publishes": 4,
-}  # fmt: skip
-"""What can happen, and how often beside the others."""
-ALONE = ALWAYS | {"shadows": 4, "rebuilds": 4}
-BESIDE = ALWAYS | {"follows": 3, "promotes": 6, "abandons": 1}
+def always(tale: Tale) -> bool:
+    return True
 
 
-def tell(tale: Tale, steps: int, alone: Mapping[str, int], beside: Mapping[str, int]) -> list[str]:
+def alone(tale: Tale) -> bool:
+    """Tell whether there is no shadow."""
+    return tale.store.head().shadow is None
+
+
+def beside(tale: Tale) -> bool:
+    return not alone(tale)
+
+
+def whole(tale: Tale) -> bool:
+    """Tell whether Kafka has all: where it hasn't, what was published before can't be told from what is left."""
+    return not tale.deleted
+
+
+def small(tale: Tale) -> bool:
+    return len(tale.partitions) < 6
+
+
+def nothing(tale: Tale) -> str:
+    """Ask for no more than what holds always."""
+    return ""
+
+
+def unseen(tale: Tale) -> str:
+    """Ask that other Delta readers see what they saw: only folds, and who puts a table back, change that."""
+    return "" if tale.shown() == tale.seen else "other readers see something else"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Say of what can happen, which the method of a tale of its name does, how often it does beside the others, when it may, and what must
+    hold after it, beside what always holds: it gives words where that doesn't.
+    """
+
+    often: int
+    may: Callable[[Tale], bool] = always
+    leaves: Callable[[Tale], str] = nothing
+
+
+DEEDS = {
+    "batch": Deed(10, always, unseen),
+    "folds": Deed(5),
+    "start": Deed(2, always, unseen),
+    "tidies": Deed(1, always, unseen),
+    "trims": Deed(1, always, unseen),
+    "goes_back": Deed(3, always, unseen),
+    "undoes": Deed(3, always, unseen),
+    "pins": Deed(2, always, unseen),
+    "folds_late": Deed(2),
+    "is_taken_over": Deed(1, always, unseen),
+    "publishes": Deed(3, whole, unseen),
+    "shadows": Deed(4, alone, unseen),
+    "rebuilds": Deed(4, alone, unseen),
+    "follows": Deed(3, beside, unseen),
+    "promotes": Deed(6, beside, unseen),
+    "abandons": Deed(1, beside, unseen),
+    "by_hand": Deed(7),
+    "has_a_neighbour": Deed(1, always, unseen),
+    "grows": Deed(1, small, unseen),
+    "truncates": Deed(1, always, unseen),
+    "compacts": Deed(1, always, unseen),
+}
+OF_TOPICS = ("grows", "truncates", "compacts")
+
+
+def tell(tale: Tale, steps: int, deeds: Mapping[str, Deed]) -> list[str]:
     """Tell a tale, and print it as it goes; give what is wrong after the step that made it so, or nothing."""
     tale.batch()
     for _ in range(steps):
-        acts = alone if tale.store.head().shadow is None else beside
-        (act,) = tale.draw.choices([*acts], [*acts.values()])
-        tale.said = act
+        may = {name: deed.often for name, deed in deeds.items() if deed.may(tale)}
+        (name,) = tale.draw.choices([*may], [*may.values()])
+        tale.said, tale.seen = name, tale.shown()
         try:
-            getattr(tale, act)()
-        except RewindRefused as error:
+            getattr(tale, name)()
+        except (RewindRefused, TopicChanged) as error:
             tale.said += f", refused: {error}"
             tale.start()  # a promote had asked it to wait
         finally:
-            print(tale.said, "->", tale.position)
+            print(tale.said, "->", tale.position, flush=True)
+        if words := deeds[name].leaves(tale):
+            tale.wrong.append(f"after {tale.said}: {words}")
         if wrong := tale.holds():
             return wrong
     return []
 
 
-def told(
-    number: int,
-    begin: Callable[[list[Record], Random], Tale],
-    alone: Mapping[str, int],
-    beside: Mapping[str, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Tell one of the tales, of records of its own, in buckets of two commits; nothing may be wrong."""
+def told(number: int, begin: Callable[[list[Record], Random], Tale], deeds: Mapping[str, Deed], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell one of the tales, of records of its own, in buckets of two commits, with folds of one kind; nothing may be wrong."""
     buckets.resize(2, monkeypatch.setattr)
     draw = Random(SEED + number)
-    wrong = tell(begin(sold(draw, 70), draw), STEPS, alone, beside)
+    monkeypatch.setattr(fold, "SMALL_BASE", draw.choice([fold.SMALL_BASE, -1]))
+    wrong = tell(begin(sold(draw, 70), draw), STEPS, deeds)
     assert not wrong, "\n".join(wrong)
 
 
@@ -489,4 +677,4 @@ def test_acts_in_any_order_leave_every_position_what_its_records_make_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, define: Callable[[], Topology], number: int
 ) -> None:
     """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
-    told(number, lambda records, draw: Tale(tiny(spark), tmp_path, define(), records, draw), ALONE, BESIDE, monkeypatch)
+    told(number, lambda records, draw: Tale(tiny(spark), tmp_path, define(), records, draw), DEEDS, monkeypatch)

@@ -14,7 +14,8 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.spark.runs import Item, Kafka, Tables
-from tests.spark.test_acts_in_any_order import ALONE, BESIDE, START, TALES, Tale, told
+from tests.spark.shop import START
+from tests.spark.test_acts_in_any_order import DEEDS, OF_TOPICS, TALES, Place, Tale, told
 from tests.spark.test_rebuild import Beside, until
 from watertable.acts import rewind, shadow
 from watertable.acts.targets import Target
@@ -28,7 +29,7 @@ from watertable.tools.explain import interleaved
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ACTS = {act: weight for act, weight in ALONE.items() if act != "publishes"}
+IDLE = {name: deed for name, deed in DEEDS.items() if name not in ("publishes", *OF_TOPICS)}
 """Outputs may have been told of other advances, of which they were told again."""
 
 
@@ -36,7 +37,7 @@ def waits() -> Topology:
     """Define an app of what waits for time to go by: final windows, sessions, pairs, versions, calm rows and mortal ones."""
     app = wt.App("shop")
     sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT", idle_after=wt.minutes(5)).stream()
-    prices = app.topic("prices", key="item STRING", value="price BIGINT", idle_after=wt.minutes(5)).table()
+    prices = app.topic("prices", key="item STRING", value="price BIGINT, at TIMESTAMP", timestamp="at", idle_after=wt.minutes(5)).table()
     by_shop = sales.group_by("shop")
     hours = by_shop.windowed_by(wt.hopping(minutes=10, every=wt.minutes(5), grace=wt.minutes(2))).agg(
         n=wt.count(), of=wt.collect_list("qty")
@@ -78,7 +79,7 @@ class Idling(Tale):
         found = self.decided.get(Position(position.app, lineage.epoch_of(position.seq), position.seq))
         return self.known(replace(position, seq=position.seq - 1)) if found is None else found  # a join decides nothing
 
-    def oracle(self, offsets: Offsets) -> Interpreter:
+    def oracle(self, offsets: Offsets, lost: frozenset[Place] | None = None) -> Interpreter:
         return self.made_of(offsets, self.known(self.position))
 
     def wanted(self, position: Position) -> Tables:
@@ -215,5 +216,4 @@ def test_partitions_that_are_let_go_amid_acts_count_as_that_far_wherever_they_ar
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """WATERTABLE_TALES and WATERTABLE_STEPS say how many, and how long each is; WATERTABLE_SEED which."""
-    beside = {act: weight for act, weight in BESIDE.items() if act != "publishes"}
-    told(number, lambda records, draw: Idling(tiny(spark), tmp_path, waits(), records, draw), ACTS, beside, monkeypatch)
+    told(number, lambda records, draw: Idling(tiny(spark), tmp_path, waits(), records, draw), IDLE, monkeypatch)

@@ -126,7 +126,8 @@ class Beside(Run):
         return Store.open(self.spark, str(self.warehouse), topology.app, topology.kept)
 
     def upto(self, goal: Offsets, records: list[Record], size: int) -> None:
-        left = [r for r in self.left([r for r in records if (r.topic, r.partition) in self.next]) if r.offset < goal[r.topic, r.partition]]
+        own = [r for r in records if (r.topic, r.partition) in self.next]
+        left = [r for r in self.left(own) if r.offset < goal.get((r.topic, r.partition), r.offset + 1)]  # all, where the app reads none
         for batch in by(left, size):
             self.read(batch)
 
