@@ -35,7 +35,8 @@ from watertable.records import Record
 from watertable.schema import quote
 from watertable.store.changelog import READERS, interval
 from watertable.store.commits import FORMAT, Offsets, Partition
-from watertable.store.deltalog import JVM_ERRORS, Commit, DeltaLog, Snapshot, conflict
+from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Snapshot, conflict
+from watertable.store.logged import Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

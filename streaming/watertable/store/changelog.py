@@ -48,7 +48,8 @@ from watertable.store.commits import (
     Position,
     from_micros,
 )
-from watertable.store.deltalog import JVM_ERRORS, Added, DeltaLog, Files, Snapshot, conflict
+from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Files, Snapshot, conflict
+from watertable.store.logged import Added
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,7 @@ from pyspark.sql import DataFrame
 from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.schema import OWN, Schema, Type
+from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,60 +40,7 @@ JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 _ENDLESS: Final = 2**62
 """Bytes that no disk has: Hadoop says so many are free of what it knows no size of."""
 _LATELY: Final = 2
-_RESTORE: Final = "RESTORE"
 _APPEND: Final = "Append"
-_OVERWRITE: Final = "Overwrite"
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """Hold what the log says of one file that a commit added: its value of the partition column `table`, and all of it, as JSON.
-
-    `rows` are those of its statistics; None where it has none.
-    """
-
-    table: str | None
-    bytes: int
-    rows: int | None
-    action: str
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Hold what one commit of a Delta log says about itself.
-
-    `restored` is the version that a RESTORE names; None where it names a time, and for any other commit.
-    """
-
-    version: int
-    operation: str
-    blind: bool
-    transactions: Mapping[str, int]
-    user_metadata: str | None
-    restored: int | None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    added: tuple[Added, ...] = ()
-    removed: tuple[str, ...] = ()
-    """What the log says of the files that it removed, as JSON."""
-    id: str = ""
-    """Names the transaction that made it, and no other."""
-    replaces: bool = False
-    """Says that it left the table no other files than those that it added."""
-
-    @property
-    def changed(self) -> Iterator[tuple[str, bool]]:
-        """Name the files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
-        yield from ((_named_in_log(json.loads(file.action)["add"]), True) for file in self.added)
-        yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
-
-    @property
-    def rows(self) -> Mapping[str, int]:
-        """Count the rows added by the value of the partition column `table`, from the files' statistics; of a table with one."""
-        found: Counter[str] = Counter()
-        for file in self.added:
-            if file.table is not None:
-                found[file.table] += file.rows or 0
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +362,7 @@ class DeltaLog:
             if "FileNotFound" in str(error.java_exception.getClass().getName()):
                 return None
             raise
-        return _commit(version, lines.mkString("\n"))
+        return Commit.read(version, lines.mkString("\n"))
 
     def transaction_at(self, app_id: str, version: int) -> int | None:
         """Give the newest transaction of a line that version `version` of the table holds; None when it holds none."""
@@ -437,7 +384,7 @@ class DeltaLog:
                 return snapshot.transaction(app_id), put_back
             if app_id in commit.transactions:
                 return commit.transactions[app_id], put_back
-            if commit.operation == _RESTORE:
+            if commit.operation == RESTORE:
                 put_back = True
                 begun = version = self._restored_from(commit) if commit.restored is None else commit.restored
             else:
@@ -550,7 +497,7 @@ class DeltaLog:
         gone = (before.whole if only is None else only).described
         gone = gone if isinstance(gone, tuple) else self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(gone)
         removed = self._listed(file.remove() for file in gone)
-        self._end(txn, added.appendedAll(removed), {line: number}, self._writing(_OVERWRITE, where=where), {})
+        self._end(txn, added.appendedAll(removed), {line: number}, self._writing(OVERWRITE, where=where), {})
 
     def _metadata(self, txn: Any, properties: Mapping[str, str], **more: str) -> Any:
         """Give a transaction's metadata with some properties, and more of it, anew."""
@@ -674,36 +621,3 @@ def conflict(error: Exception) -> str | None:
             return str(name)
         cause = cause.getCause()
     return None
-
-
-def _named_in_log(file: Mapping[str, Any]) -> str:
-    """Tell a file of a table from others, as `_identity` does, by what the log says of it."""
-    vector = file.get("deletionVector") or {}
-    return "|".join(str(part) for part in (file["path"], *(vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))))
-
-
-def _commit(version: int, text: str) -> Commit:
-    info: dict[str, Any] = {}
-    transactions: dict[str, int] = {}
-    added: list[Added] = []
-    removed: list[str] = []
-    for line in text.split("\n"):
-        if line.startswith('{"commitInfo"'):
-            info = json.loads(line)["commitInfo"]
-        elif line.startswith('{"txn"'):
-            txn = json.loads(line)["txn"]
-            transactions[txn["appId"]] = int(txn["version"])
-        elif line.startswith('{"add"'):
-            add = json.loads(line)["add"]
-            count = json.loads(add.get("stats") or "{}").get("numRecords")
-            added.append(Added(add.get("partitionValues", {}).get("table"), int(add["size"]), count, line))
-        elif line.startswith('{"remove"'):
-            removed.append(line)
-    how = info.get("operationParameters", {})
-    restored = how.get("version") if info.get("operation") == _RESTORE else None
-    return Commit(
-        version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
-        user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
-        tags=info.get("tags") or {}, added=tuple(added), removed=tuple(removed), id=info.get("txnId") or "",
-        replaces=info.get("operation") == "WRITE" and how.get("mode") == _OVERWRITE and "predicate" not in how,
-    )  # fmt: skip

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from watertable.compiler import Lookup, Write
-    from watertable.store.deltalog import Commit, Draft, Snapshot
+    from watertable.store.deltalog import Draft, Snapshot
+    from watertable.store.logged import Commit
 
 WRITER_LINE: Final = "watertable/writer"
 EPOCH_LINE: Final = "watertable/epoch"

@@ -1,0 +1,100 @@
+"""Read what a commit of a Delta log says of itself: its transactions, the files that it added and removed, what made it.
+
+So as the Delta protocol writes them, a line of JSON an action ("Actions", github.com/delta-io/delta/blob/master/PROTOCOL.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+RESTORE: Final = "RESTORE"
+OVERWRITE: Final = "Overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Hold what the log says of one file that a commit added: its value of the partition column `table`, and all of it, as JSON.
+
+    `rows` are those of its statistics; None where it has none.
+    """
+
+    table: str | None
+    bytes: int
+    rows: int | None
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Hold what one commit of a Delta log says about itself.
+
+    `restored` is the version that a RESTORE names; None where it names a time, and for any other commit.
+    """
+
+    version: int
+    operation: str
+    blind: bool
+    transactions: Mapping[str, int]
+    user_metadata: str | None
+    restored: int | None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[Added, ...] = ()
+    removed: tuple[str, ...] = ()
+    """What the log says of the files that it removed, as JSON."""
+    id: str = ""
+    """Names the transaction that made it, and no other."""
+    replaces: bool = False
+    """Says that it left the table no other files than those that it added."""
+
+    @classmethod
+    def read(cls, version: int, text: str) -> Self:
+        """Read a commit from its file of the log."""
+        info: dict[str, Any] = {}
+        transactions: dict[str, int] = {}
+        added: list[Added] = []
+        removed: list[str] = []
+        for line in text.split("\n"):
+            if line.startswith('{"commitInfo"'):
+                info = json.loads(line)["commitInfo"]
+            elif line.startswith('{"txn"'):
+                txn = json.loads(line)["txn"]
+                transactions[txn["appId"]] = int(txn["version"])
+            elif line.startswith('{"add"'):
+                add = json.loads(line)["add"]
+                count = json.loads(add.get("stats") or "{}").get("numRecords")
+                added.append(Added(add.get("partitionValues", {}).get("table"), int(add["size"]), count, line))
+            elif line.startswith('{"remove"'):
+                removed.append(line)
+        how = info.get("operationParameters", {})
+        restored = how.get("version") if info.get("operation") == RESTORE else None
+        return cls(
+            version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
+            user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
+            tags=info.get("tags") or {}, added=tuple(added), removed=tuple(removed), id=info.get("txnId") or "",
+            replaces=info.get("operation") == "WRITE" and how.get("mode") == OVERWRITE and "predicate" not in how,
+        )  # fmt: skip
+
+    @property
+    def changed(self) -> Iterator[tuple[str, bool]]:
+        """Name the files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
+        yield from ((_named_in_log(json.loads(file.action)["add"]), True) for file in self.added)
+        yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Count the rows added by the value of the partition column `table`, from the files' statistics; of a table with one."""
+        found: Counter[str] = Counter()
+        for file in self.added:
+            if file.table is not None:
+                found[file.table] += file.rows or 0
+        return found
+
+
+def _named_in_log(file: Mapping[str, Any]) -> str:
+    """Tell a file of a table from others, as `_identity` does, by what the log says of it."""
+    vector = file.get("deletionVector") or {}
+    return "|".join(str(part) for part in (file["path"], *(vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))))
