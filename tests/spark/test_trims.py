@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import deltalake
 import pytest
 
 import watertable as wt
@@ -21,7 +22,7 @@ from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused
-from watertable.store import changelog, deltalog, fold
+from watertable.store import bases, changelog, deltalog, fold
 from watertable.store.commits import GATHERED, CommitInfo
 from watertable.store.fold import Folder
 
@@ -277,6 +278,26 @@ def test_a_rewind_to_before_tombstones_were_gathered_finds_them_where_they_came(
     three.store.fold("names")
     three.name(3, x=(4, "after all"))
     assert three.read("names") == {"w": "first", "y": "other", "z": "last"}
+
+
+def test_a_round_of_upkeep_leaves_the_large_files_of_a_table_as_they_are(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", 0)
+    monkeypatch.setattr(fold, "OVERWRITE_FROM", 100)
+    monkeypatch.setattr(bases, "_FILE", 4096)
+
+    def files() -> set[str]:
+        return set(deltalake.DeltaTable(f"{ledger.store.warehouse}/shop/stock").file_uris())
+
+    ledger.sell(**{f"k{n}": n + 1 for n in range(500)})
+    ledger.store.fold("stock")
+    first = files()
+    for n in range(3):
+        ledger.sell(k7=1)
+        ledger.store.fold("stock")
+        ledger.store.upkeep.optimize()
+        assert first <= files(), f"round {n} wrote all of it for one row"
+    assert len(files()) <= len(first) + 3
+    assert ledger.read("stock") == ledger.stock
 
 
 @pytest.mark.slow

@@ -334,7 +334,8 @@ class Folder:
         expired = None if reached is None else f"t._wt_until < {moment(reached)}"
         if is_open(table):
             expired = _over(table, self._reached(view, table), "t.")
-        self._merge_rows(table, base_name(table), source, number, expired, first)
+        few = view.has_few_changes(table) and not any(f.type.kind == "array" for f in table.state)
+        self._merge_rows(table, base_name(table), F.broadcast(source) if few else source, number, expired, first)
 
     def _live(self, table: TableDef, view: View, shaped: DataFrame) -> DataFrame:
         """Let go of what waits for nothing any more: in the buffer of a join, in a history, in a window whose row was given."""

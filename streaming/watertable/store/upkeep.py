@@ -17,7 +17,7 @@ from delta.tables import DeltaTable
 from watertable import failpoints
 from watertable.errors import StoreError
 from watertable.store.archive import Archives
-from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets, goes_by_time
+from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets
 from watertable.store.changelog import QUARANTINE_TABLE, past_of, told
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Lineage, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
@@ -50,12 +50,12 @@ class Upkeep:
     def optimize(self) -> None:
         """Rewrite small files as large ones: those of the changelog by epoch, table and bucket, those of each table.
 
-        Of a table of windows, as small ones that are large enough: in one large file, the last windows would be among all the others.
+        Of a table, as files of the size that it's worth, and what is an eighth of that is left alone: for each row that changes, a round
+        would else write all of it anew, and what it was stays for the horizon. Of one of windows, the last would be among all the others.
         """
-        by_time = {self._reader.log(t.name).path for t in self._reader.tables.values() if goes_by_time(t)}
         for log in self._logs():
             try:
-                with _short_files(log) if log.path in by_time else nullcontext():
+                with nullcontext() if log is self._reader.changelog.log else _short_files(log):
                     DeltaTable.forPath(log.spark, log.path).optimize().executeCompaction()
             except JVM_ERRORS as error:
                 if conflict(error) is None:
@@ -180,7 +180,7 @@ def _delete(log: DeltaLog, where: str) -> None:
 
 @contextmanager
 def _short_files(log: DeltaLog) -> Iterator[None]:
-    """Have a table of windows optimized to the size of file that its folds write, and what is an eighth of one left alone."""
+    """Have a table optimized to files of a part of its size, as folds write them of windows, and what is an eighth of one left alone."""
     newest = log.latest()
     most = file_bytes(newest.bytes if newest else 0)
     for name, size in zip(_SIZES, (most // 8, most), strict=True):

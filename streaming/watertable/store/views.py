@@ -36,7 +36,7 @@ WHOLE_BASE: Final = 4 << 20
 ONE_TASK: Final = 4 << 20
 """Bytes of a base and its tail up to which they are merged in one task."""
 SMALL_TAIL: Final = 16 << 20
-"""Bytes of the tail, spread to its windows, up to which its keys are broadcast, and the base is neither sorted nor shuffled."""
+"""Bytes of what a base lacks, spread to its windows, up to which it is broadcast, and the base is neither sorted nor shuffled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,10 @@ class View:
         """Add up the files of the commits that the base lacks, each as often as a delta in it may be for a window of its own."""
         windows = folded_into(table.root)
         return self.new_bytes(table) * (1 if windows is None else windows.per_record)
+
+    def has_few_changes(self, table: TableDef) -> bool:
+        """Tell whether what the base lacks is so little that it is broadcast, and the base neither sorted nor shuffled."""
+        return self.spread_bytes(table) <= SMALL_TAIL
 
     def whole_bytes(self, table: TableDef) -> int:
         """Add up the files of the base and of the tail, spread to its windows."""
@@ -282,7 +286,7 @@ class View:
 
     def _is_little_changed(self, table: TableDef) -> bool:
         """Tell whether the keys in the tail are few enough to be broadcast, and base and tail too much to be merged in one task."""
-        return self.spread_bytes(table) <= SMALL_TAIL and self.whole_bytes(table) > ONE_TASK
+        return self.has_few_changes(table) and self.whole_bytes(table) > ONE_TASK
 
     def _at_hand(self, rows: DataFrame, size: int) -> DataFrame:
         """Bring rows of so many bytes together in one task where they are few: what is made of them by key then needs no shuffle."""
