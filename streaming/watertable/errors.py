@@ -22,7 +22,12 @@ what was wanted and what came, and what to do. The tree:
     │   ├── RewindRefused          a rewind that can't be done, or not without saying more
     │   │   └── PlanOutdated       the app, its code or its topics aren't what was planned for
     │   ├── UnknownPosition        a position, version or time that no table can be read at   (LookupError)
-    │   └── TableNotFound          no such table or app in this warehouse           (LookupError)
+    │   │   └── PositionGone       one that was there: what it takes is trimmed
+    │   ├── TableNotFound          no such table or app in this warehouse           (LookupError)
+    │   └── KeyMismatch            a key that no row of its table can have          (ValueError)
+    ├── SparkError                 what Spark refused or failed at, in its own words
+    │   ├── Unreachable            storage failed, or the JVM is gone
+    │   └── QueryRefused           SQL that reads anything but an app's tables
     └── JobError                   a running app that has to stop
         ├── CodeReplaced           its app goes on under other code; start it again with that
         └── RecordFailed           one record that an app can't be made to pass
@@ -119,6 +124,10 @@ class UnknownPosition(StoreError, LookupError):
     """Refuse a position, version or time that no table can be read at."""
 
 
+class PositionGone(UnknownPosition):
+    """Refuse a position, version or time that was there, and of which too little is kept."""
+
+
 class TableNotFound(StoreError, LookupError):
     """Refuse the name of a table or app that this warehouse doesn't hold."""
 
@@ -129,6 +138,14 @@ class KeyMismatch(StoreError, ValueError):
 
 class SparkError(WatertableError):
     """Report what Spark, or the storage below it, refused or failed at, in its own words."""
+
+
+class Unreachable(SparkError):
+    """Report that storage failed, or the JVM is gone: whatever was asked for, it is the surroundings' doing."""
+
+
+class QueryRefused(SparkError):
+    """Refuse SQL that reads anything but an app's tables."""
 
 
 class JobError(WatertableError):

@@ -32,13 +32,14 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
-from watertable.errors import JobError, KafkaError, SparkError, WatertableError
+from watertable.errors import JobError, KafkaError, SparkError, Unreachable, WatertableError
 from watertable.jars import property_text, spark_classpath
 from watertable.settings import HELD, JAVA_OPTIONS, QUICK, Settings, java_options
 
 PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it writes errors down, as JSON, that are raised as well
 STREAM_POOL: Final = "stream"
 UPKEEP_POOL: Final = "upkeep"
+SERVING_POOL: Final = "serving"
 _SCHEDULER: Final = Path(__file__).with_name("fairscheduler.xml")
 _CONF: Final = {
     "spark.scheduler.mode": "FAIR",
@@ -115,10 +116,13 @@ def handed_over(frame: DataFrame) -> DataFrame:
     What the frame computes stays as it was made: Spark has bound time zone and ANSI mode to each of its expressions by then.
     """
     own = SparkSession.builder.getOrCreate()
-    if frame.sparkSession is own:
-        return frame
-    dataset = own._jvm.org.apache.spark.sql.classic.Dataset  # type: ignore[union-attr]
-    return DataFrame(dataset.ofRows(own._jsparkSession, frame._jdf.queryExecution().analyzed()), own)
+    return frame if frame.sparkSession is own else handed_to(own, frame)
+
+
+def handed_to(spark: SparkSession, frame: DataFrame) -> DataFrame:
+    """Give a frame to another session of this process; what it computes stays as it was made."""
+    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset  # type: ignore[union-attr]
+    return DataFrame(dataset.ofRows(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)
 
 
 def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]:
@@ -252,20 +256,19 @@ def _bottom(error: BaseException) -> Any:
     return next(reversed([*_thrown(error)]), None)
 
 
-def check_query(spark: SparkSession, text: str) -> None:
-    """Raise `SparkError` for SQL that isn't a query: what Spark is asked for, it does at once, be it to drop a table."""
-    with in_words(spark):
-        spark._jsparkSession.sessionState().sqlParser().parseQuery(text)
-
-
 @contextmanager
 def in_words(spark: SparkSession) -> Iterator[SparkSession]:
-    """Raise what goes wrong in the JVM as `SparkError`, while it can still be asked for the words: once it has ended, it can't."""
+    """Raise what goes wrong in the JVM as `SparkError`, while it can still be asked for the words: once it has ended, it can't.
+
+    Where storage failed, or the JVM itself is gone, it is `Unreachable`.
+    """
     try:
         yield spark
     except (Py4JError, PySparkException, ConnectionError) as error:
-        gone = "the JVM of this command is gone: killed, or out of memory (its log says). Nothing that is committed is lost: try again"
-        raise SparkError(gone if lost_jvm(spark, error) else said(error)) from error
+        if lost_jvm(spark, error):
+            gone = "the JVM of this command is gone: killed, or out of memory (its log says). Nothing that is committed is lost: try again"
+            raise Unreachable(gone) from error
+        raise (Unreachable if storage_failed(error) else SparkError)(said(error)) from error
 
 
 @contextmanager
@@ -283,6 +286,11 @@ def job_group(spark: SparkSession, group: str, description: str, pool: str) -> I
         if alive(spark):
             for name in ("spark.jobGroup.id", *_CALL_SITE):
                 context.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+def cancel_jobs(spark: SparkSession, group: str) -> None:
+    """Cancel the jobs of a group, those that run and those that are yet to begin."""
+    spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
 @contextmanager

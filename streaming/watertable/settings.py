@@ -245,6 +245,7 @@ class Settings(BaseSettings):
             **HELD,
             LEFT_OUT: REGROUPS,
             "spark.sql.warehouse.dir": str(self.home_folder / "spark-warehouse"),
+            "spark.sql.variable.substitute": "false",  # else '${env:HOME}' in an expression is what this process has there
             "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot is 50 tasks by default, and each writes 100 KB of code anew
             "spark.sql.codegen.cache.maxEntries": "1000",  # a round of commits and folds is more plans than the 100 it keeps by default
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each column looks for its caller: 3 times its cost

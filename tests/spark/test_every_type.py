@@ -25,6 +25,7 @@ from watertable.tools import bisect, keytext
 from watertable.tools.explain import explain
 from watertable.tools.preview import live_of, preview
 from watertable.tools.testcase import as_test
+from watertable_platform import answers
 from watertable_platform.cli import show
 
 if TYPE_CHECKING:
@@ -179,11 +180,11 @@ def test_a_diff_says_which_columns_are_of_another_type_and_a_preview_shows_both(
 def asked(run: Run, app: Topology, capsys: pytest.CaptureFixture[str]) -> None:
     """Take a row of each table as `query` shows it, and ask every command for it by its key."""
     for table in app.tables:
-        show.print_json(show.ask(run.store.reader, table, limit=100))
+        show.print_json(answers.rows(run.store.reader, table).answer(100))
         row = json.loads(capsys.readouterr().out)["rows"][-1]
         names = [name for name in table.key.names if not (table.windows and name.startswith("window_"))]
         key = json.dumps([row[name] for name in names])
-        show.print_json(show.ask(run.store.reader, table, wanted=keytext.read(table, keytext.split(key)), limit=100))
+        show.print_json(answers.rows(run.store.reader, table, wanted=keytext.read(table, keytext.split(key))).answer(100))
         assert row in json.loads(capsys.readouterr().out)["rows"], (table.name, key)
         if table.name in ("a_topics", "grouped", "first"):
             found = bisect.find(run.store.reader, table, bisect.condition_of(table, "true"), keytext.read(table, keytext.split(key)))
@@ -199,7 +200,7 @@ def test_the_story_of_a_row_is_told_for_what_is_shown_of_its_key(of: str) -> Non
     for name in ("a_topics", "hopping", "joined"):
         table = app.table(name)
         key, row = list(engine.tables[name].items())[-1]
-        shown = json.dumps(json.loads(show.plain_json(list(key[: 1 if table.windows else None]))))
+        shown = json.dumps(json.loads(answers.plain_json(list(key[: 1 if table.windows else None]))))
         story = explain(app, table, keytext.read(table, keytext.split(shown)), given)
         assert repr(story.steps[-1].row) == repr({n: v for n, v in row.items() if n in table.value.names}), (name, shown)
         written = as_test(app, table, story, given, "watertable explain")

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -26,6 +27,7 @@ from watertable.runtime.events import BatchCommitted, Failed, Folded, Idle, Rewo
 from watertable.settings import Settings
 from watertable.store.commits import Position
 from watertable.store.reader import EventTime
+from watertable_platform import answers
 from watertable_platform.cli import show, terminal
 from watertable_platform.cli.main import main
 from watertable_platform.cli.progress import JsonLines, Progress
@@ -127,7 +129,7 @@ def test_a_broken_folder_is_named_with_its_line_beside_the_apps_that_run(project
     assert main(["run", "x"]) == 2
     assert "assets/broken/app.py:2" in capsys.readouterr().err
     with pytest.raises(TableNotFound, match=r"no table 'x'; there are: wordcount\.counts\nbroken: assets/broken/app\.py:2"):
-        show.find_table(load_apps(Settings.load(project)), "x")
+        answers.find_table(load_apps(Settings.load(project)), "x")
 
 
 def test_the_broker_is_told_apart_for_programs_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,22 +145,22 @@ def test_a_version_is_offered_where_it_is_taken(capsys: pytest.CaptureFixture[st
 
 
 def test_a_position_a_version_and_times_can_be_asked_for() -> None:
-    assert show.parse_at("retail@1.17") == "retail@1.17"
-    assert show.parse_at("12") == 12
-    assert show.parse_at("2011-06-01T12:00+02:00") == datetime(2011, 6, 1, 10, tzinfo=UTC)
-    assert show.parse_at("2011-06-01") == datetime(2011, 6, 1, tzinfo=UTC), "on a command line, a time without an offset is UTC"
-    assert show.parse_at("event:2011-06-01") == EventTime(datetime(2011, 6, 1, tzinfo=UTC))
+    assert answers.parse_at("retail@1.17") == "retail@1.17"
+    assert answers.parse_at("12") == 12
+    assert answers.parse_at("2011-06-01T12:00+02:00") == datetime(2011, 6, 1, 10, tzinfo=UTC)
+    assert answers.parse_at("2011-06-01") == datetime(2011, 6, 1, tzinfo=UTC), "on a command line, a time without an offset is UTC"
+    assert answers.parse_at("event:2011-06-01") == EventTime(datetime(2011, 6, 1, tzinfo=UTC))
     with pytest.raises(UnknownPosition, match="names no position: write one"):
-        show.parse_at("soon")
+        answers.parse_at("soon")
 
 
 def test_a_table_of_two_apps_must_be_named_with_its_app(project: Path) -> None:
     (project / "assets" / "again").mkdir()
     (project / "assets" / "again" / "app.py").write_text(WORDCOUNT.replace('"wordcount"', '"again"'))
     found = load_apps(Settings.load(project))
-    assert show.find_table(found, "again.counts")[0].app == "again"
+    assert answers.find_table(found, "again.counts")[0].app == "again"
     with pytest.raises(TableNotFound, match=r"again\.counts, wordcount\.counts|wordcount\.counts, again\.counts"):
-        show.find_table(found, "counts")
+        answers.find_table(found, "counts")
 
 
 def test_the_live_lines_show_rate_lag_batch_time_last_commit_and_position() -> None:
@@ -220,7 +222,7 @@ def test_a_reader_that_is_gone_stops_the_run(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = show.Answer(
+    answer = answers.Answer(
         "revenue", "retail@1.17", ("country", "start", "revenue", "lines"), frozenset({"revenue", "lines"}),
         (("France", "2010-12-01T08:00:00Z", Decimal("-855.86"), 20), ("Norway", "2010-12-01T09:00:00Z", None, 1900)), True,
     )  # fmt: skip
@@ -244,18 +246,21 @@ def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsy
 
 def test_a_column_is_shown_by_its_name_whatever_is_in_it() -> None:
     out = io.StringIO()
-    show.print_answer(Console(width=120, file=out), show.Answer("t", "t@1.1", ("split(a, [/-])", "[red]"), frozenset(), (("x", 1),), False))
+    show.print_answer(
+        Console(width=120, file=out), answers.Answer("t", "t@1.1", ("split(a, [/-])", "[red]"), frozenset(), (("x", 1),), False)
+    )
     assert "split(a, [/-])   [red]" in out.getvalue()
 
 
 def test_json_is_refused_where_it_would_lose_a_column_and_csv_keeps_both(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = show.Answer("t", "t@1.1", ("word", "n", "word"), frozenset({"n"}), (("a", 1, "b"),), False)
-    monkeypatch.setattr(show, "ask", lambda *_, **__: answer)
+    answer = answers.Answer("t", "t@1.1", ("word", "n", "word"), frozenset({"n"}), (("a", 1, "b"),), False)
+    monkeypatch.setattr(answers, "reader_of", lambda *_: None)
+    monkeypatch.setattr(answers, "query", lambda *_: SimpleNamespace(answer=lambda _: answer))
     monkeypatch.setattr(terminal, "begin_session", lambda *_, **__: nullcontext())
     asked = ["query", "counts", "--sql", "SELECT a.word, a.n, b.word FROM counts a, counts b"]
-    assert main([*asked, "--json"]) == 2
+    assert main([*asked, "--json"]) == 1
     said = capsys.readouterr()
     assert ("JSON has room for one word: name them apart with AS" in said.err, said.out) == (True, "")
     assert main([*asked, "--csv"]) == 0
@@ -266,7 +271,7 @@ def test_what_is_nested_is_shown_as_json_with_times_in_utc(capsys: pytest.Captur
     at = datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))
     nested = {"at": at, "price": Decimal("2.50"), "raw": b"\x00\xff", "share": math.nan, "by_day": {date(2026, 1, 1): [math.inf, None]}}
     plain = {"at": "2026-01-01T00:00:00Z", "price": "2.50", "raw": "00ff", "share": "NaN", "by_day": {"2026-01-01": ["Infinity", None]}}
-    answer = show.Answer("t", "t@1.1", ("row",), frozenset(), ((nested,),), False)
+    answer = answers.Answer("t", "t@1.1", ("row",), frozenset(), ((nested,),), False)
     show.print_json(answer)
     assert json.loads(capsys.readouterr().out)["rows"] == [{"row": plain}]
     show.print_csv(answer)
@@ -319,8 +324,8 @@ def test_a_time_of_no_zone_is_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        assert show._plain(datetime(2020, 1, 1)) == "2020-01-01T00:00:00"
-        assert show._plain(datetime(2020, 1, 1, tzinfo=UTC)) == "2020-01-01T00:00:00Z"
+        assert answers.plain(datetime(2020, 1, 1)) == "2020-01-01T00:00:00"
+        assert answers.plain(datetime(2020, 1, 1, tzinfo=UTC)) == "2020-01-01T00:00:00Z"
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"runtime", "tools"},
         {"classes"},
     ),
-    "watertable_platform": ({"orchestration", "development"}, {"cli", "demo", "definitions"}, {"__main__"}),
+    "watertable_platform": ({"orchestration", "development", "answers"}, {"cli", "demo", "definitions"}, {"__main__"}),
 }
 
 

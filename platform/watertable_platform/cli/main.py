@@ -12,8 +12,7 @@ import json
 import os
 import shlex
 import traceback
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from watertable.errors import DefinitionError, KafkaError, TableNotFound, UnknownPosition, WatertableError, exit_code
+from watertable.errors import DefinitionError, KafkaError, UnknownPosition, WatertableError, exit_code
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
 from watertable_platform.cli.init import init
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.records import Advance
-    from watertable.store.reader import AppStatus, Reader
     from watertable.store.reader import At as AtPosition
+    from watertable.store.reader import Reader
     from watertable.store.writer import Store
     from watertable.tools.past import Past
-    from watertable_platform.cli.show import Answer
+    from watertable_platform.answers import Answer
 
 app = typer.Typer(
     name="watertable", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -135,22 +134,23 @@ def query(
 ) -> None:
     """Show rows of a table, fresh and exact, with the position they are of."""
     from watertable.project import load_apps
-    from watertable.store.reader import Reader
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
     if sql is not None and (key, window, as_of) != (None, None, None):
         raise typer.BadParameter("the query says which rows it reads: leave --key, --window and --as-of out", param_hint="--sql")
     settings = _settings()
-    topology, chosen = show.find_table(load_apps(settings), table)
-    wanted = show.read_key(chosen, key, window)
-    moment = show.parse_at(at) if at is not None else None
-    time = show.parse_time(as_of) if as_of is not None else None
+    topology, chosen = answers.find_table(load_apps(settings), table)
+    wanted = answers.read_key(chosen, key, window)
+    moment = answers.parse_at(at) if at is not None else None
+    time = answers.parse_time(as_of) if as_of is not None else None
     with terminal.begin_session(settings, brief=True) as spark:
-        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
-        answer = show.ask(reader, chosen, wanted=wanted, sql=sql, at=moment, as_of=time, limit=limit)
-    twice = sorted(name for name, times in Counter(answer.columns).items() if times > 1)
-    if as_json and twice:
-        raise typer.BadParameter(f"JSON has room for one {', one '.join(twice)}: name them apart with AS, or use --csv", param_hint="--sql")
+        reader = answers.reader_of(spark, settings, topology)
+        if sql is not None:
+            asked = answers.query(reader, sql, moment)
+        else:
+            asked = answers.rows(reader, chosen, wanted=wanted, at=moment, as_of=time)
+        answer = asked.answer(limit)
     _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
 
 
@@ -167,16 +167,15 @@ def changes(
 ) -> None:
     """Show what changed in a table between two positions: each row that differs, before and after."""
     from watertable.project import load_apps
-    from watertable.store.reader import Reader
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
     settings = _settings()
-    topology, chosen = show.find_table(load_apps(settings), table)
-    wanted = show.read_key(chosen, key, window)
-    start, end = show.parse_at(since), None if until is None else show.parse_at(until)
+    topology, chosen = answers.find_table(load_apps(settings), table)
+    wanted = answers.read_key(chosen, key, window)
+    start, end = answers.parse_at(since), None if until is None else answers.parse_at(until)
     with terminal.begin_session(settings, brief=True) as spark:
-        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
-        answer = show.changed(reader, chosen, start, end, wanted=wanted, limit=limit)
+        answer = answers.changes(answers.reader_of(spark, settings, topology), chosen, start, end, wanted=wanted).answer(limit)
     _print(answer, show.print_changes, as_json=as_json, as_csv=as_csv)
 
 
@@ -200,10 +199,11 @@ def explain(
     from watertable.project import load_apps
     from watertable.tools import keytext, testcase
     from watertable.tools.explain import explain as tell
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
     settings = _settings()
-    topology, chosen = show.find_table(load_apps(settings), table)
+    topology, chosen = answers.find_table(load_apps(settings), table)
     wanted = keytext.read(chosen, keytext.split(key), window)
     part = topology.above({chosen.name})
     committed = _may_have_committed(settings, topology.app)
@@ -242,18 +242,18 @@ def bisect(
 ) -> None:
     """Find the first commit after which a condition on a row was true, and the record of it that made it so."""
     from watertable.project import load_apps
-    from watertable.store.reader import Reader
     from watertable.tools import bisect as history
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
     settings = _settings()
-    topology, chosen = show.find_table(load_apps(settings), table)
+    topology, chosen = answers.find_table(load_apps(settings), table)
     judged = history.condition_of(chosen, condition)
-    wanted = show.read_key(chosen, key, window)
+    wanted = answers.read_key(chosen, key, window)
     culprit: history.Culprit | None = None
     unknown = ""
     with terminal.begin_session(settings, brief=True) as spark:
-        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+        reader = answers.reader_of(spark, settings, topology)
         with terminal.err.status("folding every change", spinner="dots"):
             found = history.find(reader, chosen, judged, wanted)
         if found.at is not None:
@@ -281,14 +281,14 @@ def preview(
 ) -> None:
     """Run a table's definition as it is here on the newest records, without a commit, and compare with the live table."""
     from watertable.project import load_apps
-    from watertable.store.reader import Reader
     from watertable.tools import preview as trial
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
-    topology, wanted = show.find_table(load_apps(settings := _settings()), table)
+    topology, wanted = answers.find_table(load_apps(settings := _settings()), table)
     with terminal.begin_session(settings, brief=True) as spark:
         past = _past(settings, topology.above({wanted.name}), spark)
-        reader = Reader(spark, settings.warehouse_uri, topology.app, topology.tables)
+        reader = answers.reader_of(spark, settings, topology)
         live = trial.live_of(reader, topology, wanted)
         reached = {p: max(offset, past.first[p]) for p, offset in (live.next if live else {}).items() if p in past.ends}
         end = {**past.ends, **reached}
@@ -305,9 +305,10 @@ def preview(
 @app.command(rich_help_panel="Tables")
 def quarantine(name: AppName, at: AtOfApp = None, limit: Limit = 20, as_json: AsJson = False, as_csv: AsCsv = False) -> None:
     """Show the records that an app's definition has refused, the newest first: bytes, place, operator, and why."""
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
-    answer = _left_out(name, at, lambda reader, moment: show.quarantined(reader, moment, limit))
+    answer = _left_out(name, at, lambda reader, moment: answers.quarantined(reader, moment).answer(limit))
     _print(answer, show.print_quarantine, as_json=as_json, as_csv=as_csv)
 
 
@@ -321,20 +322,20 @@ def dropped(
     as_csv: AsCsv = False,
 ) -> None:
     """Show what an app's operators have left out, by operator and reason: what came too late for a window, and nulls."""
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
-    answer = _left_out(name, at, lambda reader, moment: show.dropped(reader, moment, limit, each=each))
+    answer = _left_out(name, at, lambda reader, moment: answers.dropped(reader, moment, each=each).answer(limit))
     _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
 
 
 def _left_out(name: str, at: str | None, ask: Callable[[Reader, AtPosition | None], Answer]) -> Answer:
-    from watertable.store.reader import Reader
-    from watertable_platform.cli import show
+    from watertable_platform import answers
 
     settings, loaded = terminal.find_app(name)
-    moment = None if at is None else show.parse_at(at)
+    moment = None if at is None else answers.parse_at(at)
     with terminal.begin_session(settings, brief=True) as spark:
-        return ask(Reader(spark, settings.warehouse_uri, loaded.name, loaded.topology.tables), moment)
+        return ask(answers.reader_of(spark, settings, loaded.topology), moment)
 
 
 def _print(answer: Answer, shown: Callable[[Console, Answer], None], *, as_json: bool, as_csv: bool) -> None:
@@ -352,22 +353,15 @@ def _print(answer: Answer, shown: Callable[[Console, Answer], None], *, as_json:
 def status(as_json: AsJson = False) -> None:
     """Show every app and table: position, lag, and how far other Delta readers are behind."""
     from watertable.project import load_apps
-    from watertable.store.reader import Reader
+    from watertable_platform import answers
     from watertable_platform.cli import show
 
     settings = _settings()
     project = load_apps(settings)
-    found: dict[str, tuple[AppStatus | None, Mapping[str, int] | None]] = {}
     with terminal.begin_session(settings, brief=True) as spark:
-        for name, loaded in sorted(project.apps.items()):
-            try:
-                now = Reader(spark, settings.warehouse_uri, name, loaded.topology.tables).status()
-            except TableNotFound:
-                found[name] = (None, None)
-            else:
-                found[name] = (now, show.lag_of(settings, loaded.topology, now))
+        found = answers.standing(project, lambda topology: answers.reader_of(spark, settings, topology))
     if as_json:
-        print(show.status_json(found))
+        print(answers.status_json(found))
     else:
         show.print_status(terminal.out, found)
     for broken in project.broken.values():

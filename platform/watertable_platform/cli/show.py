@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -23,27 +22,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from watertable.errors import KafkaError, TableNotFound, UnknownPosition
-from watertable.plan.plan import TableDef, Topology
-from watertable.plan.windows import typed_time
-from watertable.project import Project
-from watertable.records import Row
-from watertable.schema import quote
 from watertable.settings import Settings
-from watertable.tools import keytext
+from watertable_platform.answers import Answer, Standing, answer_json, plain, plain_json
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from watertable.acts.rewind import RewindPlan
     from watertable.acts.shadow import Diff
     from watertable.store.commits import Offsets
-    from watertable.store.reader import AppStatus, At, Reader
     from watertable.tools.bisect import Culprit, Found
     from watertable.tools.explain import Explanation
     from watertable.tools.preview import Pair, Preview
 
-_ROWS = 20
 _KEYS = 5
 _MOST_KEYS = 100
 _PAIRS = {
@@ -55,20 +46,8 @@ _PAIRS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Hold rows to show: at most so many, whether there are more, and what they are of."""
-
-    title: str
-    position: str
-    columns: tuple[str, ...]
-    numeric: frozenset[str]
-    rows: tuple[tuple[object, ...], ...]
-    more: bool
-
-
 @contextmanager
-def session(settings: Settings, console: Console, *, brief: bool) -> Iterator[SparkSession]:
+def session(settings: Settings, console: Console, *, brief: bool, of: str) -> Iterator[SparkSession]:
     """Start Spark for one command, saying so while it takes its seconds, and end it; a brief one looks at little data.
 
     What goes wrong in it is raised as `SparkError`, in one line.
@@ -76,91 +55,12 @@ def session(settings: Settings, console: Console, *, brief: bool) -> Iterator[Sp
     from watertable.session import BRIEF, in_words, shut_down, spark_session
 
     with console.status("starting Spark", spinner="dots"):
-        spark = spark_session(settings, app="watertable query", log=settings.log_file("query"), conf=BRIEF if brief else None)
+        spark = spark_session(settings, app=f"watertable {of}", log=settings.log_file(of), conf=BRIEF if brief else None)
     try:
         with in_words(spark):
             yield spark
     finally:
         shut_down(spark)
-
-
-def find_table(project: Project, name: str) -> tuple[Topology, TableDef]:
-    """Find a table by its name, or by app.table where two apps have one of that name; raise `TableNotFound` saying what there is."""
-    app, _, table = name.rpartition(".")
-    found = [(a.topology, t) for a in project.apps.values() for t in a.topology.tables if t.name == table and app in ("", a.name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise TableNotFound(f"several apps have a table {table!r}: name one of {', '.join(f'{t.app}.{table}' for t, _ in found)}")
-    have = ", ".join(f"{a.name}.{t.name}" for a in project.apps.values() for t in a.topology.tables)
-    raise TableNotFound(f"no table {name!r}; there are: {have or 'none'}{project.told_broken}")
-
-
-def parse_at(text: str) -> At:
-    """Read where to look: a position (retail@1.17), a version of the table (12), a commit time, or event:TIME.
-
-    Times are ISO, and UTC where they name no offset, as all are that a person types. Raises `UnknownPosition` for anything else.
-    """
-    from watertable.store.reader import event_time
-
-    if "@" in text:
-        return text
-    if text.isdigit():
-        return int(text)
-    try:
-        when = typed_time(text.removeprefix("event:"))
-    except ValueError:
-        raise UnknownPosition(
-            f"{text!r} names no position: write one (retail@1.17), a version (12), a time (2011-06-01T00:00Z) or event:TIME"
-        ) from None
-    return event_time(when) if text.startswith("event:") else when
-
-
-def read_key(table: TableDef, key: str | None, window: str | None) -> Row | None:
-    """Read which rows a person asks for; None for all. Raises `KeyMismatch`."""
-    return None if key is None and window is None else keytext.read(table, () if key is None else keytext.split(key), window)
-
-
-def ask(
-    reader: Reader, table: TableDef, *, wanted: Row | None = None, sql: str | None = None, at: At | None = None,
-    as_of: datetime | None = None, limit: int | None,
-) -> Answer:  # fmt: skip
-    """Read rows of a table: all, those that `keytext` has read, or what a query over the app's tables gives, each a view of its name.
-
-    `as_of` is of versioned tables: their rows at an event time. Raises `SparkError` for SQL that is no query.
-    """
-    from watertable.session import check_query
-
-    view = reader.view(None if sql else [table.name], at)
-    if sql:
-        check_query(view.changelog.spark, sql)
-        for name in view.bases:
-            view.rows(reader.tables[name]).createOrReplaceTempView(name)
-        frame = view.changelog.spark.sql(sql)
-    else:
-        frame = view.rows(table) if as_of is None else reader.read_as_of(table.name, as_of, view.position)
-        if wanted is not None:
-            frame = frame.where(keytext.condition(table, wanted))
-        frame = frame.orderBy(*(quote(n) for n in table.key.names))
-    title = sql or (table.name if as_of is None else f"{table.name} as of {_plain(as_of)}")
-    return _answer(frame, title, str(view.position), limit)
-
-
-def parse_time(text: str) -> datetime:
-    """Read `--as-of`, an event time (ISO, UTC where it has no offset); raise `UnknownPosition` for anything else."""
-    try:
-        return typed_time(text)
-    except ValueError:
-        raise UnknownPosition(f"--as-of {text!r}: write an event time, such as 2011-06-01T00:00Z") from None
-
-
-def changed(reader: Reader, table: TableDef, start: At, end: At | None, *, wanted: Row | None, limit: int) -> Answer:
-    """Read what changed in a table between two positions, by key: the row before and after."""
-    since, until = (reader.view([table.name], at).position for at in (start, end))
-    frame = reader.changes(table.name, since, until)
-    if wanted is not None:
-        frame = frame.selectExpr("key.*", "struct(key, old, new) AS _wt").where(keytext.condition(table, wanted)).selectExpr("_wt.*")
-    return _answer(frame.orderBy("key"), f"{table.name} since {since}", str(until), limit)
 
 
 def print_changes(console: Console, answer: Answer) -> None:
@@ -176,26 +76,6 @@ def print_changes(console: Console, answer: Answer) -> None:
     console.print(f"the first {count}; --limit shows more" if answer.more else count, style="dim", highlight=False)
 
 
-def quarantined(reader: Reader, at: At | None, limit: int) -> Answer:
-    """Read the records that an app's definition has refused, the newest first."""
-    position = reader.view([], at).position
-    newest = reader.quarantine(position).orderBy("seq", "timestamp", "topic", "partition", "offset", ascending=False)
-    return _answer(newest, f"{position.app}, quarantined", str(position), limit)
-
-
-def dropped(reader: Reader, at: At | None, limit: int, *, each: bool) -> Answer:
-    """Read what an app's operators have left out: how much by operator and reason, or `each` that came too late, the newest first."""
-    position = reader.view([], at).position
-    rows = reader.dropped(position)
-    if each:
-        late = rows.where("offset IS NOT NULL").orderBy("seq", "topic", "partition", "offset", "window_start", ascending=False)
-        late = late.selectExpr("concat(topic, '/', partition, '@', offset) AS record", "node", "window_start", "window_end", "position")
-        return _answer(late, f"{position.app}, late", str(position), limit)
-    counts = "node, reason, sum(count) AS count, min_by(position, seq) AS first, max_by(position, seq) AS last"
-    by_reason = rows.sparkSession.sql(f"SELECT {counts} FROM {{rows}} GROUP BY node, reason ORDER BY node, reason", rows=rows)
-    return _answer(by_reason, f"{position.app}, dropped", str(position), limit)
-
-
 def print_quarantine(console: Console, answer: Answer) -> None:
     """Print each refused record with its place, its operator, the reason, and as much of its bytes as fits a line."""
     from watertable.store.commits import Position
@@ -204,7 +84,7 @@ def print_quarantine(console: Console, answer: Answer) -> None:
     for row in (dict(zip(answer.columns, values, strict=True)) for values in answer.rows):
         place, when = f"{row['topic']}/{row['partition']}@{row['offset']}", row["timestamp"]
         console.print()
-        console.print(Text.assemble((place, "bold"), f"  {'' if when is None else _plain(when)}  ", (str(row["position"]), "cyan")))
+        console.print(Text.assemble((place, "bold"), f"  {'' if when is None else plain(when)}  ", (str(row["position"]), "cyan")))
         facts = Table.grid(padding=(0, 2, 0, 2))
         facts.add_column(style="dim", no_wrap=True, min_width=len("refused by"))
         facts.add_column(no_wrap=True, overflow="ellipsis")
@@ -244,36 +124,17 @@ def print_answer(console: Console, answer: Answer) -> None:
 
 def print_json(answer: Answer) -> None:
     """Print rows as one JSON object: position, and the rows as objects."""
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-    print(plain_json({"position": answer.position, "rows": rows, "more": answer.more}))
+    print(answer_json(answer))
 
 
 def print_csv(answer: Answer) -> None:
     """Print rows as CSV with a header; what is nested is JSON."""
     out = csv.writer(sys.stdout)
     out.writerow(answer.columns)
-    out.writerows([["" if v is None else plain_json(v) if isinstance(v, dict | list) else _plain(v) for v in row] for row in answer.rows])
+    out.writerows([["" if v is None else plain_json(v) if isinstance(v, dict | list) else plain(v) for v in row] for row in answer.rows])
 
 
-def lag_of(settings: Settings, topology: Topology, status: AppStatus) -> Mapping[str, int] | None:
-    """Ask Kafka how many offsets an app is behind in each topic that it reads; None when it doesn't answer."""
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
-
-    if status.last is None:
-        return {}
-    names = {topic.name for topic in topology.topics}  # commits keep the offsets of those that it reads no more, and that may be gone
-    try:
-        ends = Admin(Cluster.of(settings), timeout=3).latest([p for p in status.last.next if p[0] in names])
-    except KafkaError:
-        return None
-    lag: dict[str, int] = {}
-    for (topic, partition), end in ends.items():
-        lag[topic] = lag.get(topic, 0) + max(0, end - status.last.next[topic, partition])
-    return lag
-
-
-def print_status(console: Console, found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> None:
+def print_status(console: Console, found: Standing) -> None:
     """Print each app with its position and lag, and below it its tables with how far each is folded."""
     for name, (status, lag) in found.items():
         if status is None or status.last is None:
@@ -571,7 +432,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _key(key: Mapping[str, object]) -> Text:
-    return Text(", ").join(Text(str(_plain(value)), style="bold") for value in key.values())
+    return Text(", ").join(Text(str(plain(value)), style="bold") for value in key.values())
 
 
 def _json_fields(text: str | None) -> Text:
@@ -580,41 +441,6 @@ def _json_fields(text: str | None) -> Text:
 
 def _fields(row: Mapping[str, object]) -> Text:
     return Text("  ").join(Text.assemble((f"{name} ", "dim"), _cell(value)) for name, value in row.items())
-
-
-def status_json(found: Mapping[str, tuple[AppStatus | None, Mapping[str, int] | None]]) -> str:
-    """Write what `print_status` shows, for programs."""
-    return plain_json(
-        {
-            name: None if status is None else {
-                "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
-                "quarantined": status.quarantined,
-                "tables": {
-                    table: {
-                        "version": t.version, "folded": str(t.folded), "rows": t.folded_rows, "commits_behind": t.commits_behind,
-                        "behind_s": t.behind.total_seconds(),
-                    } for table, t in status.tables.items()
-                },
-            } for name, (status, lag) in found.items()
-        }
-    )  # fmt: skip
-
-
-def plain_json(value: object) -> str:
-    """Write anything shown as JSON: decimals and times as text, bytes in hexadecimal digits, NaN and the infinities by their names."""
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
-
-
-def _answer(frame: DataFrame, title: str, position: str, limit: int | None) -> Answer:
-    from pyarrow import types
-
-    limit = _ROWS if limit is None else limit
-    # By Arrow: what `collect` gives is moved into this machine's time zone, and loses a column of two of one name.
-    found = frame.limit(limit + 1).toArrow()
-    rows = tuple(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in found.columns), strict=True))
-    numbers = (types.is_integer, types.is_floating, types.is_decimal)
-    numeric = frozenset(field.name for field in found.schema if any(is_number(field.type) for is_number in numbers))
-    return Answer(title, position, tuple(found.column_names), numeric, rows[:limit], len(rows) > limit)
 
 
 def _cell(value: object) -> Text:
@@ -630,7 +456,7 @@ def _cell(value: object) -> Text:
         case dict() | list():
             return Text(plain_json(value))
         case _:
-            return Text(str(_plain(value)))
+            return Text(str(plain(value)))
 
 
 def _bytes(value: object) -> Text:
@@ -641,28 +467,6 @@ def _bytes(value: object) -> Text:
         if (text := value.decode()).isprintable():
             return Text(text)
     return Text.assemble(("hex ", "dim"), value.hex())
-
-
-def _plain(value: object) -> object:
-    match value:
-        case datetime(tzinfo=None):
-            return value.isoformat()  # a TIMESTAMP_NTZ, which is of no zone
-        case datetime():
-            return f"{value.astimezone(UTC).isoformat().removesuffix('+00:00')}Z"
-        case date():
-            return value.isoformat()
-        case bytes() | bytearray():
-            return bytes(value).hex()
-        case float() if not math.isfinite(value):
-            return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-        case dict():
-            return {str(_plain(name)): _plain(part) for name, part in value.items()}
-        case list() | tuple():
-            return [_plain(part) for part in value]
-        case bool() | int() | float() | str() | None:
-            return value
-        case _:
-            return str(value)
 
 
 def _ago(when: datetime) -> str:

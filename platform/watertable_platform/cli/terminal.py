@@ -98,9 +98,12 @@ def counted(items: Iterable[Item], description: str, total: int) -> Iterator[Ite
     yield from track(items, description, total, console=err, transient=True, disable=not err.is_terminal)
 
 
-def begin_session(settings: Settings, *, brief: bool = False) -> AbstractContextManager[SparkSession]:
-    """Begin a Spark session for a command that looks or acts, ended with it; a brief one starts sooner, and is slower with much data."""
+def begin_session(settings: Settings, *, brief: bool = False, of: str = "query") -> AbstractContextManager[SparkSession]:
+    """Begin a Spark session for a command that looks or acts, ended with it; a brief one starts sooner, and is slower with much data.
+
+    Its log is that of such commands, or of the one that it is `of`.
+    """
     from watertable_platform.cli.show import session
 
-    quiet(settings.log_file("query"))
-    return session(settings, err, brief=brief)
+    quiet(settings.log_file(of))
+    return session(settings, err, brief=brief, of=of)

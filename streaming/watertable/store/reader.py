@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import company, finish
 from watertable.compiler.versions import state_as_of
-from watertable.errors import StoreError, TableNotFound, UnknownPosition
+from watertable.errors import PositionGone, StoreError, TableNotFound, UnknownPosition
 from watertable.plan.nodes import Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, topics_above
 from watertable.schema import Column, Type, quote
@@ -103,7 +103,7 @@ class Reader:
         commit = view.commit
         times = [when for (topic, _), when in commit.stream_times.items() if topic in topics] if commit else []
         if times and None not in times and asked < (oldest := min(t for t in times if t is not None) - wanted.root.history):
-            raise UnknownPosition(f"{table} can't be read as of {asked.isoformat()}: its history goes back to {oldest.isoformat()}")
+            raise PositionGone(f"{table} can't be read as of {asked.isoformat()}: its history goes back to {oldest.isoformat()}")
         return shown(finish(wanted, view.states(history).selectExpr("key", f"{state_as_of(asked)} AS state")))
 
     def read_all(self, tables: Sequence[str] | None = None, at: At | None = None) -> dict[str, DataFrame]:
@@ -267,7 +267,7 @@ class Reader:
         Of the newest fold, and of a table that never had one, trims see to that.
         """
         if (kept := self._lacking(snapshot, lineage, base.seq, position.seq)) is not None:
-            raise UnknownPosition(
+            raise PositionGone(
                 f"{name} can't be read at {position}: no version of its Delta table at or below it can be had any more, "
                 f"and the changelog is trimmed up to seq {(kept.first or position.seq + 1) - 1}; read at a later position"
             )
@@ -310,7 +310,7 @@ class Reader:
                 log = self.log(names[0])  # the one that others see: where states are kept beside it, their versions are others
                 number = log.transaction_at(FOLD_LINE, at) if log.at(at) is not None else None
                 if number is None:
-                    raise UnknownPosition(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
+                    raise PositionGone(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
                 return Position(app, *split_number(number))
             case datetime():
                 until = _utc(at)
@@ -332,7 +332,7 @@ class Reader:
         oldest = self.changelog.extent(snapshot, head.lineage, 0, head.position.seq).first or 1
         if oldest > 1:
             kept = Position(app, head.lineage.epoch_of(oldest), oldest)
-            raise UnknownPosition(f"no commit of {app} that is kept is at or before {what}; the oldest is {kept}")
+            raise PositionGone(f"no commit of {app} that is kept is at or before {what}; the oldest is {kept}")
         return Position(app, head.position.epoch, 0)
 
     def _offsets(self, at: Mapping[Any, Any], snapshot: Snapshot) -> Offsets:
