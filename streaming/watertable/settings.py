@@ -125,6 +125,10 @@ class Settings(BaseSettings):
     days: dict[str, str] = Field(
         default_factory=dict, description="days an app's data spans, first/last or first/..: partitions in Dagster"
     )
+    serve_token: str = Field(default="", pattern="^(env:.+)?$", description="token that `watertable serve` asks for, as env:NAME")
+    serve_requests: int = Field(default=4, gt=0, description="requests that `watertable serve` computes at once; others wait")
+    serve_seconds: float = Field(default=60.0, gt=0, description="longest that a request may take; then its jobs are cancelled")
+    serve_rows: int = Field(default=100_000, gt=0, description="most rows that a request may ask for at once")
     maven_mirror: str = Field(default="", description="address of the Maven repository that jars are fetched from")
 
     def in_environment(self, name: str) -> str:

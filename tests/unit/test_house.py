@@ -41,6 +41,8 @@ ROOMS = {
     "dagster": {"watertable_platform.orchestration", "watertable_platform.definitions"},
     "dagster_pyspark": {"watertable_platform.orchestration"},
     "great_expectations": {"watertable_quality"},
+    "starlette": {"watertable_platform.serving"},
+    "uvicorn": {"watertable_platform.serving"},
 }
 NEVER = {"assets", "tests", "benchmarks"}
 # Packages with rooms, from the ground up: what a room imports, even for a type, is in it or on a floor below.
@@ -57,7 +59,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"runtime", "tools"},
         {"classes"},
     ),
-    "watertable_platform": ({"orchestration", "development", "answers"}, {"cli", "demo", "definitions"}, {"__main__"}),
+    "watertable_platform": ({"orchestration", "development", "answers"}, {"serving"}, {"cli", "demo", "definitions"}, {"__main__"}),
 }
 
 

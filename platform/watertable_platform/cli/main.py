@@ -369,6 +369,32 @@ def status(as_json: AsJson = False) -> None:
 
 
 @app.command(rich_help_panel="Tables")
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on; any but this machine's own needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.", min=0, max=65535)] = 8474,
+    token: Annotated[str | None, typer.Option(metavar="env:NAME", help="The token that requests have to send; or serve_token.")] = None,
+) -> None:
+    """Answer over HTTP what `query`, `changes` and `status` show, read-only, until Ctrl-C."""
+    from watertable.project import load_apps
+    from watertable_platform.serving import running
+
+    settings = _settings()
+    project = load_apps(settings)
+    for broken in project.broken.values():
+        terminal.err.print(f"[red]broken[/] {_escaped(str(broken))}", highlight=False, soft_wrap=True)
+    named = token if token is not None else settings.serve_token
+    asked = running.token(named)
+    with running.listening(host, port, asked) as listening, terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+        with terminal.begin_session(settings, of="serve") as spark:
+            address = running.address(listening)
+            table = next((f"{name}.{t.name}?limit=5" for name, loaded in project.apps.items() for t in loaded.topology.tables), "")
+            bearer = "" if asked is None else f'-H "Authorization: Bearer ${named.removeprefix("env:")}" '
+            print(f"serving {', '.join(sorted(project.apps)) or 'no app'} at {address}, until Ctrl-C", flush=True)
+            print(f"  curl {bearer}'{address}/v1/tables/{table}'", flush=True)
+            running.serve(project, spark, listening, asked, stop)
+
+
+@app.command(rich_help_panel="Tables")
 def fold(name: AppName) -> None:
     """Fold an app's tables now, so that every Delta reader sees what is committed."""
     settings, loaded = terminal.find_app(name)
