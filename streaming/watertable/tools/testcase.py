@@ -2,8 +2,9 @@
 
 Which records a row needs is found by watching the interpreter: each record looks at and changes states, by table and key. Those that
 changed the row are needed; of the tables that it is computed from, so are all that changed a state before a needed record looked at it.
-Where only the stream time of what was left out makes the row what it is, it is moved on by `advance`. The test is run on the driver
-before it is given, so that what is written is what is true.
+Where only the stream time of what was left out makes the row what it is, it is moved on by `advance`. The driver is told how many
+partitions there are, as a job is: some table of the app may wait for all of them. The test is run on it before it is given, so that
+what is written is what is true.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ MOST: Final = 5_000
 """Records that a test is written of at most: beyond that nobody reads it."""
 _WIDTH: Final = 120
 _NAN: Final = 'float("nan")'
-_NO_TIME: Final = "it has no record that could be read: what waits for the time of every partition waits"
 State = tuple[str, Key]
 """A table's name and a key of it."""
 Offset = tuple[str, int, int]
@@ -107,15 +107,17 @@ def as_test(
             f"it took {len(seen):,} records to make this row, and nobody reads a test of more than {MOST:,}; choose a key with fewer, "
             "or let `watertable bisect` find the record that made a condition true"
         )
-    reached = {partition: times.get(partition, EPOCH) for partition in sorted({*partitions, *times})}
+    several = len(partitions) > 1  # of one alone the first record tells
+    known = {topic: number + 1 for topic, number in sorted(partitions)} if several else {}
+    reached = dict(sorted(times.items()))
     for advanced, upto in ((False, {}), (True, {}), (True, reached)):  # stream time is moved on only where the row depends on it
         steps = list(_steps(topology, seen, upto, advanced=advanced))
-        driver = TopologyTestDriver(topology)
+        driver = TopologyTestDriver(topology, partitions=known)
         for step in steps:
             step.take(driver)
         rows = driver.table(table.name)
         if all(_plain(rows.get(short(key))) == _plain(row) for key, row in expected.items()):
-            return _written(topology, table, told, steps, expected, command)
+            return _written(topology, table, told, steps, expected, command, known)
     raise StoreError(
         f"the {len(seen):,} records that touched this row of {table.name!r}, and those that they looked up, don't make it by themselves: "
         "it depends on how its topics arrived. `watertable explain` tells its story"
@@ -303,20 +305,26 @@ def _steps(
 
 
 def _written(
-    topology: Topology, table: TableDef, told: Explanation, steps: Sequence[_Step], expected: Mapping[Key, Row | None], command: str
-) -> str:
+    topology: Topology, table: TableDef, told: Explanation, steps: Sequence[_Step], expected: Mapping[Key, Row | None], command: str,
+    known: Mapping[str, int],
+) -> str:  # fmt: skip
     """Write the file."""
     after = {(s.topic, s.partition, s.offset): _row_text(s.row) for s in told.steps}
     after |= {(o.topic, o.partition, o.offset): o.reason for o in told.left_out}
     parts = next(iter(expected))[: -2 if table.windows else None]
     words = "_".join(map(str, (table.name, *parts))).lower()
     name = re.sub("_+", "_", "".join(c if f"a{c}".isidentifier() else "_" for c in words)).strip("_")
-    body = [f'    driver = TopologyTestDriver(load_apps(Settings.load()).app("{topology.app}").topology)', ""]
+    line, arguments = "    driver = TopologyTestDriver(", [f'load_apps(Settings.load()).app("{topology.app}").topology']
+    if known:
+        arguments.append(f"partitions={literal(known)}")
+    whole = f"{line}{', '.join(arguments)})"
+    body = [whole] if len(whole) <= _WIDTH else [line, *(f"        {argument}," for argument in arguments), "    )"]
+    body.append("")
     for step in steps:
         place = f"{step.topic.name}/{step.record.partition}@{step.record.offset}"
         told_of = f"{place}: {after.get(_offset(step.record), 'looked up')}"
         said = " ".join("".join(c if c.isprintable() else " " for c in told_of).split())
-        body += step.lines(said if step.call == "pipe_input" else _NO_TIME if step.advance == EPOCH else "")
+        body += step.lines(said if step.call == "pipe_input" else "")
     body += ["", f'    rows = driver.table("{table.name}")']
     for key, row in expected.items():
         whole = literal(short(key))
