@@ -8,12 +8,14 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from watertable.errors import SettingsError
+import watertable as wt
+from watertable.errors import DefinitionError, SettingsError
 from watertable.plan.nodes import Topic
 from watertable.plan.plan import Sink, TableDef
 from watertable.project import load_apps
@@ -168,6 +170,20 @@ def test_each_app_has_a_stream_and_each_table_its_checks(definitions: dg.Definit
     }  # fmt: skip
     for sensor in ("reconcile_streams", "observe_topics"):
         assert definitions.get_repository_def().get_sensor_def(sensor).default_status is dg.DefaultSensorStatus.RUNNING
+
+
+@pytest.mark.parametrize("owner", [
+    "team:shop", "team:", "a@b.co", "a+b%c@b.c.info", "data@corp.internal", "a@b.c", "a@b_c.com", "-a@b.com", "_a@b.com", "ü@b.com",
+])  # fmt: skip
+def test_an_app_takes_the_owners_that_dagster_takes(owner: str) -> None:
+    def takes(make: Callable[[], object]) -> bool:
+        try:
+            make()
+        except (dg.DagsterInvalidDefinitionError, DefinitionError):
+            return False
+        return True
+
+    assert takes(lambda: wt.App("shop", owner=owner)) == takes(lambda: dg.AssetSpec("shop", owners=[owner]))
 
 
 def test_a_broken_folder_is_an_asset_whose_check_fails_with_its_line(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: a.topic("x", value="a INTT"), SchemaError, "it can't be read at 'INTT'", id="a misspelt type"),
         pytest.param(lambda a, s, t: a.topic("x", value="a INT COMMENT 'x"), SchemaError, "no", id="a text that isn't ended"),
         pytest.param(lambda a, s, t: ANY.App("b", owner="me"), DefinitionError, "team:name; got 'me'", id="kind: nobody's"),
+        pytest.param(lambda a, s, t: ANY.App("b", owner="a@b.internal"), DefinitionError, "got 'a@b.internal'", id="kind: not Dagster's"),
         pytest.param(lambda a, s, t: ANY.App("b", owner=5), DefinitionError, "e-mail address or team:name; got 5", id="kind: an owner"),
         pytest.param(lambda a, s, t: a.topic(None, value="x INT"), SchemaError, "None is no Kafka topic name", id="kind: a topic's name"),
         pytest.param(lambda a, s, t: a.topic("x", value="x INT", headers="h"), SchemaError, "a column for each header", id="kind: headers"),

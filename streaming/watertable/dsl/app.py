@@ -40,7 +40,8 @@ from watertable.plan.places import check_room
 from watertable.plan.plan import CHANGELOG, Sink, TableDef, Topology
 from watertable.plan.windows import check_duration
 
-_OWNER: Final = re.compile(r"team:\S.*|[^@\s]+@[^@\s]+\.[^@\s]+")
+_OWNER: Final = re.compile(r"team:\S.*|\w[\w.%+-]*@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}", re.ASCII)
+"""What Dagster takes: of an address, a top-level domain of two to seven letters, say."""
 
 
 class App:
