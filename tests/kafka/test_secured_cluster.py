@@ -191,17 +191,20 @@ def with_token(folder: Path, port: int, endpoint: str, **login: str) -> Cluster:
 @pytest.mark.parametrize(
     "login",
     [
-        {"sasl_oauthbearer_client_id": "me", "sasl_oauthbearer_client_secret": "env:SECURED_SECRET"},
+        {
+            "sasl_oauthbearer_client_id": "me", "sasl_oauthbearer_client_secret": "env:SECURED_SECRET",
+            "sasl_oauthbearer_extensions": "logicalCluster=lkc-1,identityPoolId=pool-1",
+        },
         {"sasl_jaas_config": "env:SECURED_JAAS"},
     ],
     ids=["a client and its secret", "a JAAS line"],
-)
+)  # fmt: skip
 def test_all_three_clients_ask_the_token_endpoint(
     spark: SparkSession, folder: Path, port: int, endpoint: str, monkeypatch: pytest.MonkeyPatch, login: dict[str, str]
 ) -> None:
     monkeypatch.setenv("SECURED_SECRET", "s3cret")
     module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-    monkeypatch.setenv("SECURED_JAAS", f'{module} required clientId="me" clientSecret="s3cret";')
+    monkeypatch.setenv("SECURED_JAAS", f'{module} required clientId="me" clientSecret="s3cret" extension_logicalCluster="lkc-1";')
     cluster = with_token(folder, port, endpoint, **login)
     topic = f"tokens_{len(login)}"
     Admin(cluster, timeout=60).create_topic(topic, 1)

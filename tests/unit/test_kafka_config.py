@@ -88,6 +88,41 @@ def test_a_handler_of_the_users_own_asks_an_endpoint_for_java_and_nothing_else_f
         client(sasl_mechanism="OAUTHBEARER", **own)
 
 
+@pytest.mark.parametrize(
+    "login",
+    [
+        {
+            "sasl.oauthbearer.client.id": "c", "sasl.oauthbearer.client.secret": "env:PASSWORD",
+            "sasl.oauthbearer.extensions": "logicalCluster=lkc-1, identityPoolId=pool=1",
+        },
+        {"sasl.jaas.config": "env:JAAS"},
+    ],
+    ids=["an option", "a JAAS line"],
+)  # fmt: skip
+def test_sasl_extensions_reach_both_sides(login: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = 'clientId="c" clientSecret="p\\"w;d" extension_logicalCluster="lkc-1" extension_identityPoolId="pool=1"'
+    monkeypatch.setenv("JAAS", jaas := f"{OAUTH}.OAuthBearerLoginModule required {said};")
+    found = Cluster("b:1", ENDPOINT | login).spark_options()
+    assert found["kafka.sasl.jaas.config"] == jaas
+    assert "kafka.sasl.oauthbearer.extensions" not in found
+    config = client(**ENDPOINT | login)
+    assert str(config["sasl.oauthbearer.extensions"]).replace(", ", ",") == "logicalCluster=lkc-1,identityPoolId=pool=1"
+    AdminClient({"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL"} | config)
+
+
+def test_sasl_extensions_that_would_reach_one_side_only_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAAS", 'OAuthBearerLoginModule required clientId="c" clientSecret="s" extension_pool="a,b";')
+    both = Cluster("b:1", ENDPOINT | {"sasl.jaas.config": "env:JAAS", "sasl.oauthbearer.extensions": "pool=a"})
+    for ask in (both.spark_options, both.client_config):
+        with pytest.raises(SettingsError, match='alone: write extension_name="value" into it'):
+            ask()
+    with pytest.raises(SettingsError, match="no comma in a SASL extension, and pool has one"):
+        client(**ENDPOINT, sasl_jaas_config="env:JAAS")
+    for broken in ("pool", "pool=", "=a", "pool=a,", "p1=a"):
+        with pytest.raises(SettingsError, match="wants name=value,name=value"):
+            client(**ENDPOINT | {"sasl.oauthbearer.extensions": broken})
+
+
 def test_a_jaas_line_becomes_the_user_and_password_that_librdkafka_wants() -> None:
     assert client(sasl_mechanism="PLAIN", sasl_jaas_config="env:JAAS") == {
         "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'p"w;d',

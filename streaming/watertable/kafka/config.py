@@ -18,8 +18,8 @@ from watertable.settings import Secret, Settings, resolve
 
 _SAME: Final = re.compile(
     r"""bootstrap\.servers|security\.protocol|sasl\.mechanism|client\.(id|rack)|ssl\.key\.password|ssl\.endpoint\.identification\.algorithm
-    |sasl\.kerberos\.(service\.name|kinit\.cmd|min\.time\.before\.relogin)|sasl\.oauthbearer\.(token\.endpoint\.url|scope|client\.id|client\.secret)
-    |metadata\.max\.age\.ms|socket\.connection\.setup\.timeout\.ms|re(connect|try)\.backoff\.(max\.)?ms|enable\.metrics\.push""",
+    |sasl\.kerberos\.(service\.name|kinit\.cmd|min\.time\.before\.relogin)|sasl\.oauthbearer\.(token\.endpoint\.url|scope|client\.id|client\.secret
+    |extensions)|metadata\.max\.age\.ms|socket\.connection\.setup\.timeout\.ms|re(connect|try)\.backoff\.(max\.)?ms|enable\.metrics\.push""",
     re.VERBOSE,
 )
 _RENAMED: Final = {
@@ -43,6 +43,9 @@ _CLIENT: Final = {  # a JAAS line's words → librdkafka's names
     "clientSecret": "sasl.oauthbearer.client.secret",
     "scope": "sasl.oauthbearer.scope",
 }
+_EXTENSIONS: Final = "sasl.oauthbearer.extensions"
+_EXTENSION: Final = "extension_"
+"""Begins a JAAS line's word for what is said to the broker beside the token; librdkafka has one option for all of that, `name=value,…`."""
 _HANDLER: Final = "sasl.login.callback.handler.class"
 _ASKS_ENDPOINT: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 """What a Java client gets its token with; by default it makes up one, unsigned. librdkafka asks the endpoint by itself."""
@@ -60,6 +63,7 @@ class Cluster:
 
     SASL credentials are either `sasl.jaas.config` whole, or what the JAAS line is made from: `sasl.username` with `sasl.password`; for
     OAUTHBEARER `sasl.oauthbearer.client.id` with `sasl.oauthbearer.client.secret`, and `sasl.oauthbearer.token.endpoint.url` in both cases.
+    SASL extensions are `extension_name="value"` in the one, and `sasl.oauthbearer.extensions` ("name=value,...") beside the other.
 
     >>> Cluster("broker:9093", {"security.protocol": "SSL"}).spark_options()
     {'kafka.bootstrap.servers': 'broker:9093', 'kafka.security.protocol': 'SSL'}
@@ -87,7 +91,10 @@ class Cluster:
         found = self._resolved()
         mechanism = found.get("sasl.mechanism", "GSSAPI")
         words = _CLIENT if mechanism == "OAUTHBEARER" else _PASSWORD
-        if login := {word: found.pop(name) for word, name in words.items() if name in found}:
+        login = {word: found.pop(name) for word, name in words.items() if name in found}
+        if mechanism == "OAUTHBEARER":
+            login |= _extensions(found.pop(_EXTENSIONS, ""))
+        if login:
             found.setdefault("sasl.jaas.config", _jaas(mechanism, login))
         if _asks_endpoint(found):
             found.setdefault(_HANDLER, _ASKS_ENDPOINT)
@@ -131,11 +138,22 @@ class Cluster:
         return {name: resolve(f"kafka option {name}", value) for name, value in self.options.items()}
 
     def _resolved(self) -> dict[str, str]:
-        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self._looked_up().items()}
+        found = {name: value.reveal() if isinstance(value, Secret) else value for name, value in self._looked_up().items()}
+        if _extensions(found.get(_EXTENSIONS, "")) and "sasl.jaas.config" in found:
+            raise SettingsError(f'{_EXTENSIONS}: Java takes them from sasl.jaas.config alone: write {_EXTENSION}name="value" into it')
+        return found
 
 
 def _asks_endpoint(options: Options) -> bool:
     return options.get("sasl.mechanism") == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in options
+
+
+def _extensions(said: str) -> dict[str, str]:
+    """Read what librdkafka takes as SASL extensions, as words of a JAAS line."""
+    pairs = [part.partition("=") for part in said.split(",")] if said else []
+    if not all(re.fullmatch(r"\s*[A-Za-z]+\s*", name) and value.strip() for name, _, value in pairs):
+        raise SettingsError(f"{_EXTENSIONS} wants name=value,name=value, in which a name is of letters")
+    return {f"{_EXTENSION}{name.strip()}": value.strip() for name, _, value in pairs}
 
 
 def _jaas(mechanism: str, login: Mapping[str, str]) -> str:
@@ -157,7 +175,11 @@ def _credentials(options: Options) -> dict[str, str]:
         case {"username": username, "password": password}:
             return {"sasl.username": username, "sasl.password": password}
         case {"clientId": _, "clientSecret": _}:
-            return {"sasl.oauthbearer.method": "oidc"} | {name: said[word] for word, name in _CLIENT.items() if word in said}
+            config = {"sasl.oauthbearer.method": "oidc"} | {name: said[word] for word, name in _CLIENT.items() if word in said}
+            extensions = {word.removeprefix(_EXTENSION): value for word, value in said.items() if word.startswith(_EXTENSION)}
+            if unsaid := [name for name, value in extensions.items() if "," in value]:
+                raise SettingsError(f"sasl.jaas.config: librdkafka takes no comma in a SASL extension, and {', '.join(unsaid)} has one")
+            return config | ({_EXTENSIONS: ",".join(f"{name}={value}" for name, value in extensions.items())} if extensions else {})
         case {"keyTab": keytab, "principal": principal}:
             return {"sasl.kerberos.keytab": keytab, "sasl.kerberos.principal": principal}
     halves = [word for word in _PAIRED if word in said]  # and no other: of a line with a quote too few, a word may be a secret
