@@ -219,21 +219,49 @@ def test_timestamps_and_tombstones_arrive_as_they_are(broker: Cluster, topic: To
     consumer.close()
 
 
-def test_a_record_whose_time_a_topic_does_not_take_is_named_and_sent_once_it_does(broker: Cluster, topic: Topics, app: str) -> None:
-    out, ahead = topic("prices"), datetime(2099, 1, 1, tzinfo=UTC)
-    rows = [OutboxRow(Place(1, n, 0), out, key, b"0", at) for n, (key, at) in enumerate([(b"k", START), (b"late", ahead), (b"l", START)])]
-    told = rf"'{out}': the record with the key b'late' has the event time 2099-.* further ahead .*message\.timestamp\.after\.max\.ms"
-    with pytest.raises(KafkaError, match=told):
+@pytest.mark.parametrize(
+    ("setting", "days", "told"),
+    [
+        (
+            "message.timestamp.after.max.ms",
+            1,
+            r"the record with the key b'last' has .* further ahead .*message\.timestamp\.after\.max\.ms:",
+        ),
+        ("message.timestamp.before.max.ms", 9, r"the record with the key b'first' has .* further behind .*\.before\.max\.ms:"),
+    ],
+    ids=["ahead", "behind"],
+)
+def test_a_record_whose_time_a_topic_does_not_take_is_named_and_sent_once_it_does(
+    broker: Cluster, app: str, setting: str, days: int, told: str
+) -> None:
+    """Others are a little ahead, or long ago, and the topic takes those."""
+    out, now, limits = f"{app}.out", datetime.now(UTC), [f"message.timestamp.{end}.max.ms" for end in ("before", "after")]
+    wide = dict.fromkeys(limits, str(10**12))
+    Admin(broker).create_topic(out, 1, wide | {setting: str(days * 24 * 3_600_000)})
+    times = {b"a": timedelta(), b"last": timedelta(days=3), b"first": timedelta(days=-10), b"b": timedelta(seconds=30)}
+    rows = [OutboxRow(Place(1, n, 0), out, key, b"0", now + time) for n, (key, time) in enumerate(times.items())]
+    with pytest.raises(KafkaError, match=told) as refused:
         OutboxPublisher(broker, app).publish(rows)
+    assert len([limit for limit in limits if limit in str(refused.value)]) == 1
     Admin(broker).delete_topic(out)
-    Admin(broker).create_outputs([out], 1)
-    assert OutboxPublisher(broker, app).publish(rows) == 3
+    Admin(broker).create_topic(out, 1, wide)
+    assert OutboxPublisher(broker, app).publish(rows) == 4
+
+
+def test_where_the_limits_of_times_can_not_be_read_both_ends_are_named(
+    broker: Cluster, topic: Topics, app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "BEHIND", "message.timestamp.no.such.ms")
+    out, years = topic("prices"), (2099, 2010)
+    rows = [OutboxRow(Place(1, n, 0), out, b"%d" % year, b"0", datetime(year, 1, 1, tzinfo=UTC)) for n, year in enumerate(years)]
+    with pytest.raises(KafkaError, match=r"b'2010' has .* 2010-.*b'2099' has .* 2099-.*before\.max\.ms or .*after\.max\.ms"):
+        OutboxPublisher(broker, app).publish(rows)
 
 
 def test_a_broker_that_knows_no_limit_of_times_makes_an_output_topic_as_well(
     broker: Cluster, app: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "_AHEAD", "message.timestamp.no.such.ms")
+    monkeypatch.setattr(admin, "AHEAD", "message.timestamp.no.such.ms")
     Admin(broker).create_outputs([f"{app}.out"], 2)
     assert Admin(broker).describe([f"{app}.out"])[f"{app}.out"].partitions == 2
 

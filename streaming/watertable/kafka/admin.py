@@ -29,7 +29,8 @@ _NO_LEADER_YET: Final = (
     ClientError._NOENT,  # nobody does yet, as the client was told
 )  # fmt: skip
 START_OVER: Final = "To start over from what the topic holds, `watertable rewind APP --to earliest`"
-_AHEAD: Final = "message.timestamp.after.max.ms"
+BEHIND: Final = "message.timestamp.before.max.ms"
+AHEAD: Final = "message.timestamp.after.max.ms"
 _ANY: Final = str((1 << 63) - 1)
 Partition = tuple[str, int]
 Offsets = Mapping[Partition, int]
@@ -102,9 +103,9 @@ class Admin:
         wanted = set(names)
         for name in sorted(wanted - set(self.describe(wanted))):
             try:
-                self.create_topic(name, partitions, {_AHEAD: _ANY})
+                self.create_topic(name, partitions, {AHEAD: _ANY})
             except KafkaError as error:
-                if _AHEAD not in str(error):
+                if AHEAD not in str(error):
                     raise
                 self.create_topic(name, partitions)  # a broker before Kafka 3.6 has no such limit, and knows no such setting
 
@@ -142,16 +143,24 @@ class Admin:
 
     def compacted(self, names: Iterable[str]) -> frozenset[str]:
         """Name those of the topics that Kafka compacts; one whose settings may not be read counts as one that it doesn't. One request."""
+        return frozenset(name for name, settings in self._settings(names).items() if "compact" in settings["cleanup.policy"])
+
+    def time_limits(self, name: str) -> tuple[int, int] | None:
+        """Say by how many milliseconds a topic's records may be behind and ahead of its broker's clock; None where that can't be read."""
+        found = self._settings([name]).get(name, {})
+        return (int(found[BEHIND]), int(found[AHEAD])) if {BEHIND, AHEAD} <= found.keys() else None  # Kafka has them since 3.6
+
+    def _settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Give the settings of those of the topics of which they may be read, in one request."""
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
-        found = set[str]()
+        found = dict[str, dict[str, str]]()
         for topic, future in self._client.describe_configs(asked, request_timeout=self._timeout).items() if asked else ():
             try:
-                if "compact" in str(future.result(self._timeout)["cleanup.policy"].value):
-                    found.add(topic.name)
+                found[topic.name] = {setting: str(entry.value) for setting, entry in future.result(self._timeout).items()}
             except (KafkaException, TimeoutError) as error:
                 if not isinstance(error, KafkaException) or error.args[0].code() != ClientError.TOPIC_AUTHORIZATION_FAILED:
                     raise self._failed(f"ask for the settings of topic {topic.name!r}", error) from None
-        return frozenset(found)
+        return found
 
     def partitions(self, names: Iterable[str]) -> tuple[Partition, ...]:
         """List the partitions of topics; raise `KafkaError` naming those that don't exist."""

@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from watertable import failpoints
 from watertable.errors import Fenced, KafkaError, StoreError
-from watertable.kafka.admin import Admin, Offsets, connected
+from watertable.kafka.admin import AHEAD, BEHIND, Admin, Offsets, connected
 from watertable.kafka.config import ClientConfig, Cluster
 from watertable.records import Headers
 
@@ -214,7 +214,10 @@ class OutboxPublisher:
         if error is not None and not self._failed:
             topic = message.topic()
             if error.code() == ClientError.INVALID_TIMESTAMP:  # said of all that were sent together
-                self._failed = _untimely([row for row in self._sending if row.topic == topic], datetime.now(UTC))
+                limits = None
+                with contextlib.suppress(KafkaError):
+                    limits = self._admin.time_limits(topic)
+                self._failed = _untimely([row for row in self._sending if row.topic == topic], datetime.now(UTC), limits)
             else:
                 self._failed = _refusal(error, topic, message.key(), message.value())
 
@@ -261,13 +264,24 @@ def _refusal(problem: Any, topic: str, key: bytes | None, value: bytes | None) -
     )
 
 
-def _untimely(rows: list[OutboxRow], now: datetime) -> str:
-    """Say which of a topic's records has a time that the topic doesn't take: one ahead of the clock, or else the oldest; and what to do."""
-    last = max(rows, key=lambda row: row.timestamp)
-    row, way, name = (last, "ahead", "after") if last.timestamp > now else (min(rows, key=lambda row: row.timestamp), "back", "before")
+def _untimely(rows: list[OutboxRow], now: datetime, limits: tuple[int, int] | None) -> str:
+    """Say which of a topic's records has a time that the topic doesn't take, and what to do: the first or the last, as its limits say.
+
+    Where both are within them, as far as we know, both are named: the limits can't be read, or the broker's clock isn't ours.
+    """
+    first, last = (choose(rows, key=lambda row: row.timestamp) for choose in (min, max))
+    told = [f"the record with the key {row.key!r} has the event time {row.timestamp.isoformat()}" for row in (first, last)]
+    clock = _milliseconds(now)
+    beyond = limits and (clock - _milliseconds(first.timestamp) - limits[0], _milliseconds(last.timestamp) - clock - limits[1])
+    if beyond is None or max(beyond) <= 0:
+        return (
+            f"topic {first.topic!r}: {', and '.join(dict.fromkeys(told))}; that is further behind or ahead than the topic takes. Raise the "
+            f"topic's {BEHIND} or {AHEAD}: it's sent then, and all that waits behind it"
+        )
+    said, way, limit = (told[0], "behind", BEHIND) if beyond[0] > beyond[1] else (told[1], "ahead", AHEAD)
     return (
-        f"topic {row.topic!r}: the record with the key {row.key!r} has the event time {row.timestamp.isoformat()}, which is further {way} "
-        f"than the topic takes. Raise the topic's message.timestamp.{name}.max.ms: it's sent then, and all that waits behind it"
+        f"topic {first.topic!r}: {said}, which is further {way} than the topic takes. Raise the topic's {limit}: "
+        "it's sent then, and all that waits behind it"
     )
 
 
