@@ -13,6 +13,7 @@ from watertable.dsl.definitions import check_columns, check_found_by_key, check_
 from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
+from watertable.plan.exactness import check_exact, reads_of
 from watertable.plan.plan import TableDef
 from watertable.plan.purity import told_out_of_time
 from watertable.plan.scopes import join_scope, scope_of
@@ -71,7 +72,7 @@ class Table:
         Columns are named `left.x`, `right.x` and `key.x`, where `left` is this table. The keys must have the same types, and take the
         names of this table's. With `on`, an expression over this table's row for each of the other's key columns, each row is joined
         with the row that it names (a foreign-key join); the key is this table's. Raises `DefinitionError` when the keys or windows differ,
-        and, with `on`, for tables without a name and for those that `group_by` refuses.
+        and, with `on`, for tables without a name, and where a sum of floating point in their rows is read.
         """
         where = here()
         return self._join(How.INNER, other, columns, where) if on is None else self._join_on(How.INNER, other, on, columns, where)
@@ -112,13 +113,17 @@ class Table:
         foreign = tuple((name, parse(f"key.`{c.name}`", theirs, where)) for (name, _), c in zip(named, other.key, strict=True))
         left, right = (
             nodes.ForeignSide(
-                parent=table._exact_changes(what, where), group=group, aggregates=(), optional=optional, location=where,
+                parent=table._changes(what, where), group=group, aggregates=(), optional=optional, location=where,
                 rows=held_row(f"__{side}", table.value, [e for _, e in made], scope_of(table.node), where),
             ) for side, table, group, optional in (
                 ("left", self, named + keyed, tuple(name for name, _ in named) if how is How.LEFT else ()),
                 ("right", other, foreign + nothing, self.key.names),
             )
         )  # fmt: skip
+        for side in (left, right):
+            check_exact(
+                side.parent.table, side.parent.parent, [*(expr for _, expr in side.group), *reads_of([side.rows])], f"{where}: {what}"
+            )
         return Table(self.app, nodes.ForeignJoin(how=how, left=left, right=right, columns=made, location=where))
 
     def suppress(self, until: UntilWindowCloses | UntilTimeLimit, /) -> Table:
@@ -216,24 +221,14 @@ class Table:
     def group_by(self, *columns: str, **named: str) -> GroupedTable:
         """Group the rows by columns, or by named expressions; a row with a null in its group is left out and counted.
 
-        Raises `DefinitionError` for a table without a name, as `to_stream` does, and for one whose rows hold sums of floating point: what
-        leaves a group must be exactly what entered it.
+        Raises `DefinitionError` for a table without a name, as `to_stream` does, and, here or in `agg`, where a sum of floating point in
+        its rows is read, or filters them: what leaves a group must be exactly what entered it.
         """
         where = here()
         group = grouped_by(columns, named, scope_of(self.node), where, "group_by")
-        return GroupedTable(self, group, self._exact_changes("group_by", where))
-
-    def _exact_changes(self, operator: str, where: str) -> nodes.ToStream:
-        """Give the Changes that others take from and add to; refuse rows that can't leave exactly as they came."""
-        changes = self._changes(operator, where)
-        leaves = [leaf for leaf in plan.leaves_of(plan.root_of(self.node)) if isinstance(leaf, nodes.Aggregate | nodes.TableAggregate)]
-        inexact = [a.name for leaf in leaves for a in leaf.aggregates if not a.exact]
-        if inexact:
-            raise DefinitionError(
-                f"{where}: {operator}: {', '.join(inexact)} of {self.name} adds up floating point, whose last digits depend on the order: "
-                "a row couldn't leave its group as it entered it; aggregate a DECIMAL instead"
-            )
-        return changes
+        grouped = GroupedTable(self, group, self._changes("group_by", where))
+        check_exact(grouped.changes.table, self.node, [expr for _, expr in group], f"{where}: group_by")
+        return grouped
 
     def _changes(self, operator: str, where: str) -> nodes.ToStream:
         if self.name is None:
@@ -269,6 +264,7 @@ class GroupedTable:
         scope, key = scope_of(self.table.node), self.table.key
         bound = bound_aggregates(aggregates, where, lambda name, aggregation: bind_rows(name, aggregation, scope, key, where))
         rows = row_count(scope, where)
+        check_exact(self.changes.table, self.table.node, reads_of(bound), f"{where}: group_by")
         node = nodes.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
         check_columns(plan.key_of(node), plan.value_of(node), where)
         return Table(self.table.app, node)
