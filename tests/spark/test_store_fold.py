@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
+import duckdb
 import polars
 import pytest
+from deltalake.exceptions import DeltaProtocolError
 
 import watertable as wt
 from tests import buckets
@@ -65,6 +68,42 @@ def test_the_demo_counts_no_row_that_a_merge_took_away(ledger: Ledger, monkeypat
     table = deltalake.DeltaTable(f"{ledger.store.warehouse}/shop/stock")
     assert table.count() > 40, "the statistics have them"
     assert rows_of(table) == len(plain(ledger, "stock")) == 40
+
+
+def test_the_calls_that_the_docs_name_read_a_table_with_deletion_vectors_and_the_others_refuse_it(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
+    monkeypatch.setattr(fold, "SMALL_BASE", -1)
+    ledger.sell(**{f"k{number}": 1 for number in range(40)})
+    ledger.store.fold("stock")
+    ledger.sell(k1=1, k2=1)
+    ledger.store.fold("stock")
+    path = f"{ledger.store.warehouse}/shop/stock"
+    table = deltalake.DeltaTable(path)
+    assert table.count() == 42, "replaced rows are counted: there is a deletion vector"
+    rows = sorted(plain(ledger, "stock").items())
+    assert rows == sorted(ledger.stock.items())
+    with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as duck:
+        packed = find_spec("duckdb_extension_delta")
+        assert packed is not None
+        (extension,) = Path(packed.origin or "").parent.rglob("*.duckdb_extension")
+        duck.execute(f"LOAD '{extension}'")
+        assert sorted(duck.execute(f"SELECT k, qty FROM delta_scan('{path}')").fetchall()) == rows
+        duck.execute(f"ATTACH '{path}' AS stock (TYPE delta)")
+        assert sorted(duck.execute("SELECT k, qty FROM stock").fetchall()) == rows
+    query = deltalake.QueryBuilder().register("t", table).execute("SELECT k, qty FROM t").read_all()
+    for frame in (polars.read_delta(path), polars.scan_delta(path).collect(), polars.DataFrame(query)):
+        assert sorted(frame.select("k", "qty").rows()) == rows
+    for refused in (
+        table.to_pandas,
+        table.to_pyarrow_table,
+        table.to_pyarrow_dataset,
+        lambda: polars.read_delta(path, use_pyarrow=True),
+        lambda: polars.scan_delta(path, use_pyarrow=True).collect(),
+    ):
+        with pytest.raises(DeltaProtocolError, match="deletionVectors"):
+            refused()
 
 
 @pytest.mark.parametrize("overwrite_from", [pytest.param(1e9, id="by merge"), pytest.param(0.0, id="by overwrite", marks=pytest.mark.slow)])
