@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pyspark
 from py4j.clientserver import ClientServerConnection, JavaClient
@@ -78,8 +79,8 @@ _CALL_SITE: Final = ("callSite.short", "callSite.long")
 """Where Spark says each job and RDD was made: seen from Python it's nowhere, and to look for it costs it a twentieth of its planning."""
 _END: Final = ord("\n")
 """The last byte of an answer of Java's."""
-_beside: Final[list[SparkSession]] = []
-"""The session beside that of the process, once somebody was in need of it."""
+_beside: Final[WeakKeyDictionary[SparkSession, tuple[SparkSession, dict[str, str]]]] = WeakKeyDictionary()
+"""The session beside one that isn't `held`, once somebody was in need of it, and what it has been told of that one's settings."""
 _lock = threading.Lock()
 
 
@@ -100,14 +101,25 @@ def spark_session(
 
 
 def held(spark: SparkSession) -> SparkSession:
-    """Give a session that evaluates expressions as plans mean them, in UTC and ANSI mode: this one, or where it doesn't, one beside it."""
+    """Give a session that evaluates expressions as plans mean them, in UTC and ANSI mode: this one, or where it doesn't, one beside it.
+
+    What else is set on this one, then or later, is set there as well: how storage is reached, among others.
+    """
     if all(spark.conf.get(name) == value for name, value in HELD.items()):
         return spark
-    if not _beside or _beside[0].sparkContext is not spark.sparkContext:
-        _beside[:] = [spark.newSession()]
+    if spark not in _beside:
+        beside = spark.newSession()
+        _beside[spark] = beside, beside.conf.getAll
         for name, value in HELD.items():
-            _beside[0].conf.set(name, value)
-    return _beside[0]
+            beside.conf.set(name, value)
+    (beside, told), now = _beside[spark], spark.conf.getAll
+    for name in (told.keys() | now.keys()) - HELD.keys():
+        if name not in now:
+            beside.conf.unset(name)
+        elif told.get(name) != now[name]:
+            beside.conf.set(name, now[name])
+    _beside[spark] = beside, now
+    return beside
 
 
 def handed_over(frame: DataFrame) -> DataFrame:

@@ -74,3 +74,18 @@ def test_a_session_that_is_held_already_is_taken_and_another_gets_one_beside_it(
     assert {name: held(other).conf.get(name) for name in HELD} == HELD
     assert held(held(other)) is held(other)
     assert other.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+
+
+def test_what_is_set_on_a_session_is_set_beside_it_whenever_that_was(spark: SparkSession) -> None:
+    other, name = spark.newSession(), "fs.lake.account.key"
+    other.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    beside = held(other)
+    beside.conf.set("spark.sql.shuffle.partitions", "7")  # its own: nobody has changed it in the other
+    for value in ("one", "two"):
+        other.conf.set(name, value)
+        assert held(other) is beside
+        assert beside.conf.get(name) == value
+    other.conf.unset(name)
+    assert held(other).conf.get(name, None) is None
+    assert held(other).conf.get("spark.sql.shuffle.partitions") == "7"
+    assert {name: held(other).conf.get(name) for name in HELD} == HELD
