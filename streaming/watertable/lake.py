@@ -38,8 +38,9 @@ def read(
     """Read a table, "app.table", or several tables of one app at one position: everything committed is in them, folded or not.
 
     `at` is a position ("retail@1.481"), offsets ({"sales": {0: 1200, 1: 1187}}, beyond which nothing had been read), an aware datetime
-    (commit time), `wt.event_time(...)`, or a version of the Delta table; a place before the app's first commit has no rows. Any other Delta
-    reader sees each table whole too, but at its own folded position, at most the fold lag behind.
+    (as the app stood then, whatever it was rewound to since), `wt.event_time(...)`, or a version of the Delta table; a place before the
+    app's first commit has no rows. Any other Delta reader sees each table whole too, but at its own folded position, at most the fold lag
+    behind.
     `as_of` is an event time, for one versioned table: its rows as they were then, as far as is known at the position.
 
     Raises `TableNotFound` for a name that the project doesn't have, `UnknownPosition` for a place no table can be read at any more.

@@ -247,7 +247,7 @@ def test_a_trim_takes_what_nobody_can_need_and_says_so_afterwards(spark: SparkSe
     assert [ledger.read("stock", f"shop@1.{n}") for n in (6, 7, 8)] == [{"a": 6}, {"a": 7}, {"a": 8}]
     with pytest.raises(UnknownPosition, match="trimmed up to seq"):
         ledger.read("stock", "shop@1.2")
-    with pytest.raises(UnknownPosition, match=r"kept is at or before the offsets .*; the oldest is shop@1\.6"):
+    with pytest.raises(UnknownPosition, match=r"at or before the offsets .* isn't kept any more; the oldest after it is shop@1\.6"):
         ledger.read("stock", {"moves": {0: 20}})
     again = ledger.restart()
     again.sell(a=1)

@@ -20,7 +20,7 @@ from watertable import failpoints
 from watertable.acts import rewind
 from watertable.acts.estimates import BEGIN
 from watertable.acts.rewind import RewindPlan, Target
-from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError
+from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.records import HEADERS
@@ -405,7 +405,41 @@ def test_an_event_time_to_rewind_to_is_one_of_the_topics_that_the_app_reads(ledg
         planned(without, minute(70).isoformat())
 
 
-def test_a_plan_asks_which_topics_are_compacted_and_refuses_those_whose_records_all_count(ledger: Ledger) -> None:
+def test_a_commit_time_is_read_as_the_app_stood_then_on_whatever_lineage(ledger: Ledger) -> None:
+    def stood() -> datetime:
+        last = ledger.store.head().last
+        assert last is not None
+        return last.commit_time
+
+    times = [(datetime(2001, 1, 1, tzinfo=UTC), 0)]
+    for upto in (1, 2, 3):
+        tell(ledger, cuts=(upto,))
+        times.append((stood(), upto))
+    for target, back, cuts in ((Target("earliest"), 0, (2, 6)), (Target("commit", "1"), 2, (4, 5)), (Target("undo"), 6, ())):
+        ledger = rewound(ledger, target=target)
+        times.append((ledger.store.head().forks[-1].commit_time, back))
+        for upto in cuts:
+            tell(ledger, cuts=(upto,))
+            times.append((stood(), upto))
+    for time, upto in times:
+        rows = {"stock": ledger.read("stock", time), "low": ledger.read("low", time), "names": ledger.read("names", time)}
+        assert rows == told(upto), (time, upto)
+    changed = ledger.store.reader.changes("stock", times[3][0]).collect()
+    assert {row.key.k for row in changed} == {"a", "b", "c"}
+
+
+def test_a_commit_time_of_a_lineage_that_is_gone_is_refused(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3))
+    then = ledger.store.head().last
+    assert then is not None
+    ledger = rewound(ledger, "1")
+    log = ledger.store.changelog.log
+    ledger.spark.sql(f"DELETE FROM delta.`{log.path}` WHERE bucket >= 0 AND epoch = 1 AND seq > 1")
+    with pytest.raises(UnknownPosition, match=r"at or before the commit time .* isn't kept any more; nor is any after it"):
+        ledger.read("stock", then.commit_time)
+
+
+def test_a_plan_asks_which_topics_are_compacted_and_refuses_those_that_lack_what_counts(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 6))
     kafka = Kafka()
     kafka.thin = frozenset({"moves", "names"})  # of which `names` is read as a table

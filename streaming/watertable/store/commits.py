@@ -488,6 +488,17 @@ class Head:
         """
         return dict(zip((1, *(fork.epoch for fork in self.forks)), self.forks, strict=False))
 
+    def epoch_at(self, time: datetime) -> int:
+        """Give the epoch that was current at a time.
+
+        >>> noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+        >>> forks = (CommitInfo(kind="epoch", epoch=2, parent=1, fork=0, commit_time=noon),)
+        >>> head = Head(Position("shop", 2, 0), None, 2, Lineage.of(2, forks), 7, (), forks)
+        >>> head.epoch_at(noon), head.epoch_at(noon - timedelta(seconds=1))
+        (2, 1)
+        """
+        return next((fork.epoch for fork in reversed(self.forks) if fork.commit_time <= time), 1)
+
     def lineage_of(self, epoch: int) -> Lineage:
         """Give the lineage of any epoch there was."""
         return Lineage.of(epoch, (*self.forks, *self.shadows))

@@ -26,7 +26,7 @@ from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
 from watertable.store.changelog import DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
-from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, offsets_of
+from watertable.store.commits import BUCKET, LEFT, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, offsets_of
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.views import Known, View, materialise, shown
 
@@ -49,7 +49,8 @@ def event_time(time: datetime) -> EventTime:
 At = Position | str | int | datetime | EventTime | Mapping[str, Mapping[int, int] | Mapping[str, int]] | Mapping[tuple[str, int], int]
 """How to name a position: itself, `app@epoch.seq`, a version of the table's Delta table, a commit time, an event time, or offsets.
 
-Offsets are the next of partitions, {"sales": {0: 1200, 1: 1187}}: the newest position at which none had been read beyond its own.
+Offsets are the next of partitions, {"sales": {0: 1200, 1: 1187}}: the newest position at which none had been read beyond its own. A
+commit time is where readers found the app then, in an epoch that it may have left since; all else is of the current one.
 """
 
 
@@ -326,14 +327,17 @@ class Reader:
                     f"{at!r} is no position: write one ({app}@1.481), a datetime, wt.event_time(...), offsets or a version"
                 )
         head = self.changelog.head(snapshot)
-        found = self.changelog.newest(snapshot, head.lineage, 0, head.position.seq, holds)
-        if found is not None:
-            return Position(app, found.epoch, found.seq)
-        oldest = self.changelog.extent(snapshot, head.lineage, 0, head.position.seq).first or 1
-        if oldest > 1:
-            kept = Position(app, head.lineage.epoch_of(oldest), oldest)
-            raise PositionGone(f"no commit of {app} that is kept is at or before {what}; the oldest is {kept}")
-        return Position(app, head.position.epoch, 0)
+        lineage, ended = head.lineage, head.position.seq
+        if isinstance(at, datetime) and (epoch := head.epoch_at(until)) != lineage.epoch:  # readers saw another one then
+            of, left = self.changelog.head(snapshot, epoch=epoch), head.left[epoch].counters
+            lineage, ended = of.lineage, left.get(LEFT, of.position.seq)
+        found = self.changelog.newest(snapshot, lineage, 0, ended, holds)
+        seq = found.seq if found is not None else 0
+        if seq < ended and not self.changelog.extent(snapshot, lineage, seq, seq + 1).commits:
+            first = self.changelog.extent(snapshot, lineage, seq, ended).first
+            after = "nor is any after it" if first is None else f"the oldest after it is {Position(app, lineage.epoch_of(first), first)}"
+            raise PositionGone(f"the last commit of {app} at or before {what} isn't kept any more; {after}")
+        return Position(app, found.epoch if found is not None else lineage.epoch, seq)
 
     def _offsets(self, at: Mapping[Any, Any], snapshot: Snapshot) -> Offsets:
         """Read offsets that the app has come to; raise `UnknownPosition` for others."""
