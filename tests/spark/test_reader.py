@@ -18,7 +18,7 @@ from watertable.errors import TableNotFound, UnknownPosition
 from watertable.store import views
 from watertable.store.commits import Advance, CommitInfo, Position
 from watertable.store.deltalog import DeltaLog
-from watertable.store.reader import event_time
+from watertable.store.reader import Reader, event_time
 from watertable.store.writer import WRITER_LINE, Retention
 
 if TYPE_CHECKING:
@@ -206,6 +206,29 @@ def test_status_tells_how_far_each_table_is_behind(ledger: Ledger) -> None:
     assert (stock.folded.seq, stock.commits_behind, stock.folded_rows) == (1, 1, 1)
     assert (low.version, low.commits_behind) == (None, 2)
     assert timedelta(0) < stock.behind < low.behind < timedelta(minutes=10)
+    ledger.sell(b=10)
+    ledger.store.folder.fold_all()
+    assert {name: t.folded_rows for name, t in ledger.store.reader.status().tables.items() if t.folded_rows} == {"stock": 2, "low": 1}
+
+
+def test_a_table_is_behind_by_the_commits_of_code_that_keeps_it(ledger: Ledger) -> None:
+    ledger.sell(a=1)
+    app = wt.App("shop")
+    moves = app.topic("moves", key="k STRING", value="k STRING, qty BIGINT").stream()
+    moves.group_by("value.k").agg(qty=wt.sum("qty")).materialized_as("stock")
+    moves.group_by("value.k").count().materialized_as("counts")
+    topology = app.topology()
+
+    def behind(reader: Reader) -> dict[str, tuple[int, bool]]:
+        return {name: (t.commits_behind, t.behind > timedelta(0)) for name, t in reader.status().tables.items()}
+
+    assert behind(Reader(ledger.spark, ledger.store.warehouse, "shop", topology.tables)) == {"stock": (1, True), "counts": (0, False)}
+    rolled_in = Ledger.open(ledger.spark, ledger.store.warehouse, topology=topology)
+    assert behind(rolled_in.store.reader) == {"stock": (1, True), "counts": (0, False)}
+    rolled_in.commit({"stock": rolled_in.sums("stock", {"a": 1}), "counts": rolled_in.sums("counts", {"a": 1})})
+    assert behind(rolled_in.store.reader) == {"stock": (2, True), "counts": (1, True)}
+    rolled_in.store.folder.fold_all()
+    assert behind(rolled_in.store.reader) == {"stock": (0, False), "counts": (0, False)}
 
 
 def test_the_rows_that_a_tables_files_tell_of_are_those_that_are_there(spark: SparkSession, tmp_path: Path) -> None:

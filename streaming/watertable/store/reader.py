@@ -158,8 +158,10 @@ class Reader:
     def status(self) -> AppStatus:
         """Tell where the app and each of its tables stand."""
         view = self.view()
-        bases = view.bases
-        waiting = sorted({b.seq + 1 for b in bases.values() if b.seq < view.position.seq})
+        bases, shown = view.bases, {name: self._shown(name, base) for name, base in view.bases.items()}
+        begun = self._begun(view)
+        done = {name: max(base.seq, begun.get(name, 0)) for name, base in bases.items()}
+        waiting = sorted({seq + 1 for seq in done.values() if seq < view.position.seq})
         rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND seq IN ({', '.join(map(str, waiting))})") if waiting else []
         since = {r.seq: r.commit_time for r in rows if view.lineage.holds(r.epoch, r.seq)}
         now = datetime.now(UTC)
@@ -167,18 +169,24 @@ class Reader:
             view.position, view.head.last,
             {
                 name: TableStatus(
-                    version=self._shown_version(name, base), folded=Position(self.changelog.app, base.epoch, base.seq),
-                    commits_behind=view.position.seq - base.seq, behind=now - since.get(base.seq + 1, now),
-                    folded_rows=base.snapshot.rows if base.snapshot else 0,
+                    version=there.version if (there := shown[name]) else None, folded=Position(self.changelog.app, base.epoch, base.seq),
+                    commits_behind=view.position.seq - done[name], behind=now - since.get(done[name] + 1, now),
+                    folded_rows=there.rows if there else 0,
                 ) for name, base in bases.items()
             },
             self._left_out(view, QUARANTINE_TABLE, "quarantine_v1").count(),
         )  # fmt: skip
 
-    def _shown_version(self, name: str, base: Base) -> int | None:
-        """Give the version of a table that others see; None where there is none yet."""
-        shown = base.snapshot if base_name(self.tables[name]) == name else self.log(name).latest()
-        return None if shown is None else shown.version
+    def _shown(self, name: str, base: Base) -> Snapshot | None:
+        """Pin a table as others see it, which where its states are kept beside it isn't its base; None where there is none yet."""
+        return base.snapshot if base_name(self.tables[name]) == name else self.log(name).latest()
+
+    def _begun(self, view: View) -> dict[str, int]:
+        """Give the last commit by code that didn't keep a table, for each that no fold has written: it lacks nothing of what was before."""
+        new = [name for name, base in view.bases.items() if base.snapshot is None]
+        codes = self.changelog.codes(view.snapshot, view.lineage, view.position.seq) if new else {}
+        kept = {code: outline.tables if (outline := self.changelog.code(code)) else () for code in codes}
+        return {name: max((seq for code, seq in codes.items() if name not in kept[code]), default=0) for name in new}
 
     def view(self, tables: Sequence[str] | None = None, at: At | None = None) -> View:
         """Pin tables, all by default, at one position.
