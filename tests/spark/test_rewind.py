@@ -443,11 +443,12 @@ def test_a_plan_asks_which_topics_are_compacted_and_refuses_those_that_lack_what
     tell(ledger, cuts=(1, 6))
     kafka = Kafka()
     kafka.thin = frozenset({"moves", "names"})  # of which `names` is read as a table
+    assert [r.topic for r in planned(ledger, "earliest", kafka).ranges if r.thinned] == ["moves"]
     plan = planned(ledger, "1", kafka)
-    assert [r.topic for r in plan.ranges if r.thinned] == ["moves"]
+    assert [r.topic for r in plan.ranges if r.thinned] == ["moves", "names"]
     with pytest.raises(RewindRefused, match=r"Kafka compacts topic moves.*--accept-loss moves"):
         rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
-    assert planned(ledger, "1", kafka, accept_loss=["moves"]).refusals == ()
+    assert planned(ledger, "1", kafka, accept_loss=["moves", "names"]).refusals == ()
 
 
 def test_a_gap_that_was_accepted_is_recorded_and_gone_behind(ledger: Ledger) -> None:

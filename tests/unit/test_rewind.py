@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import watertable as wt
-from watertable.acts import rewind
+from watertable.acts import compaction, parity, rewind
+from watertable.acts.compaction import Lack
 from watertable.acts.estimates import BEGIN, EVEN, Disk, estimate, written
 from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved, source_text
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
@@ -436,22 +438,43 @@ def test_a_plan_of_some_tables_leaves_the_rest_alone_and_says_so() -> None:
 
 
 def test_a_compacted_topic_whose_records_all_count_is_refused_without_saying_so() -> None:
-    found = facts(compacted=frozenset({"moves"}))
+    thin = {"moves": Lack.RECORDS}
+    found = facts(compacted=thin)
     plan = planned(found)
     assert [source_text(r) for r in plan.ranges] == ["Kafka, which compacts it"] * 2
     (told,) = plan.refusals
     assert "Kafka compacts topic moves" in told
     assert planned(found, accept_loss=["moves"]).refusals == ()
-    archived = facts(compacted=frozenset({"moves"}), archived={("moves", 0): 1000, ("moves", 1): 500})
+    archived = facts(compacted=thin, archived={("moves", 0): 1000, ("moves", 1): 500})
     assert planned(archived).refusals == ()
     assert RewindPlan.from_json(plan.to_json()) == plan
 
 
 def test_of_a_table_of_a_topic_each_keys_newest_record_is_all_that_counts() -> None:
     app = wt.App("shop")
-    names, kinds, prices, sold = (app.topic(name, key="k STRING", value="v BIGINT") for name in ("names", "kinds", "prices", "sold"))
-    names.table().map_values(w="v + 1").filter("w > 0").materialized_as("wide")
-    kinds.stream().to_table().materialized_as("kinds")
-    prices.table().materialized_as("prices").to_stream().to("changes")
-    sold.stream().filter("v > 0").to_table().materialized_as("sold")  # the newest may be left out, and an older one is in
-    assert rewind._by_all(app.topology()) == {"prices", "sold"}
+    names = ("names", "kinds", "homes", "places", "prices", "sold", "old")
+    topics = {name: app.topic(name, key="k STRING", value="v BIGINT, c STRING") for name in names}
+    topics["names"].table().map_values(w="v + 1").filter("w > 0").materialized_as("wide")
+    topics["kinds"].stream().to_table().materialized_as("kinds")
+    homes, places = (topics[name].table().materialized_as(name) for name in ("homes", "places"))
+    homes.join(places, on="c", v="left.v", w="right.v").materialized_as("joined").group_by("w").count().materialized_as("counts")
+    topics["prices"].table().materialized_as("prices").to_stream().to("changes")
+    topics["sold"].stream().filter("v > 0").to_table().materialized_as("sold")  # the newest may be left out, and an older one is in
+    topics["old"].table().materialized_as("versions", history=wt.days(1))
+    topology = app.topology()
+    assert compaction.by_all(topology) == {"prices", "sold", "old"}
+
+    def lacks(*, forked: bool, refused: frozenset[str] = frozenset()) -> dict[str, Lack]:
+        return compaction.lacks(topology, {"homes", "places", "sold"}, forked=forked, refused=lambda: refused)
+
+    assert lacks(forked=False) == {"sold": Lack.RECORDS}
+    assert lacks(forked=True) == {"sold": Lack.RECORDS, "homes": Lack.DELETIONS, "places": Lack.DELETIONS}
+    assert lacks(forked=False, refused=frozenset({"names", "homes"})) == {"sold": Lack.RECORDS, "homes": Lack.OLDER}
+
+
+def test_parity_names_no_way_out_of_compaction_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewind, "plan", lambda *_, **__: planned(facts(compacted={"moves": Lack.RECORDS})))
+    store: Any = SimpleNamespace(app="shop", head=lambda: head())
+    with pytest.raises(RewindRefused, match=r"Kafka compacts topic moves: .*archive=True") as refused:
+        parity.hold(store, shop(), None, Target("earliest"), lambda: None)  # type: ignore[arg-type]
+    assert "--" not in str(refused.value)

@@ -110,6 +110,12 @@ def hold(
         store, topology, kafka, begin, batch_records=batch_records, shadow=True, keep_old_code_before=True, reason=REASON,
         despite_disk=despite_disk,
     )  # fmt: skip
+    if thinned := {r.topic: r.compacted for r in plan.ranges if r.thinned}:
+        lacking = "; ".join(f"Kafka compacts topic {name}: {lack}" for name, lack in sorted(thinned.items()))
+        raise RewindRefused(
+            f"{store.app} can't be held against its records {begin}: {lacking}. What is in an archive (archive=True) can be held, "
+            "from when it is there on"
+        )
     if plan.refusals:
         raise RewindRefused(
             f"{store.app} can't be held against its records {begin}: {'; '.join(plan.refusals)}. What can be had can be held: say from "

@@ -21,21 +21,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from watertable import failpoints
+from watertable.acts.compaction import lacks
 from watertable.acts.estimates import Disk, Estimate, disk_text, estimate, eta_text, written
 from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt, unfilled
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import first_begins, fork_of, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
-from watertable.plan import nodes
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.lineage import topics_of
-from watertable.plan.plan import walk
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
@@ -60,8 +59,8 @@ EMITTING: Final = ", emitting"
 class Range:
     """Hold what is read again of one partition: [begin, end), of which all that comes from `available` on is to be had.
 
-    What comes before `archived` is in the topic's archive, the rest in Kafka. `compacted` says that Kafka keeps the newest record of each
-    key alone of it, and that others count as well.
+    What comes before `archived` is in the topic's archive, the rest in Kafka. `compacted` says what may be missing there that counts, where
+    Kafka compacts it.
     """
 
     topic: str
@@ -70,7 +69,7 @@ class Range:
     end: int
     available: int
     archived: int = 0
-    compacted: bool = False
+    compacted: str = ""
 
     @property
     def name(self) -> str:
@@ -90,7 +89,7 @@ class Range:
     @property
     def thinned(self) -> bool:
         """Tell whether records among these may be gone that count."""
-        return self.compacted and self.records > self.of_archive
+        return bool(self.compacted) and self.records > self.of_archive
 
     @property
     def of_archive(self) -> int:
@@ -282,9 +281,9 @@ class Facts:
     """Hold what a plan is drawn from: when it was looked up, the app's head, the place to fork at, and what Kafka still has.
 
     `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
-    those up to which it is in archives; `compacted` are the topics that Kafka compacts though all their records count. `records` counts
-    what was committed after it, up to `until` or the head, None where that is another lineage. `samples` are (records, milliseconds) of
-    commits, `grown` (records, bytes) of them; `folded` are the bytes of the tables.
+    those up to which it is in archives; `compacted` says what topics lack that Kafka compacts. `records` counts what
+    was committed after it, up to `until` or the head, None where that is another lineage. `samples` are (records, milliseconds) of commits,
+    `grown` (records, bytes) of them; `folded` are the bytes of the tables.
     """
 
     at: datetime
@@ -297,7 +296,7 @@ class Facts:
     available: Offsets
     archived: Offsets = field(default_factory=dict)
     renamed: frozenset[str] = frozenset()
-    compacted: frozenset[str] = frozenset()
+    compacted: Mapping[str, str] = field(default_factory=dict)
     records: int | None = None
     samples: Sequence[tuple[int, int]] = ()
     until: CommitInfo | None = None
@@ -423,9 +422,16 @@ def survey(
     ]  # fmt: skip
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
-        here.fingerprint if here is not None else "", begins, available, archived, renamed, kafka.compacted(_by_all(topology)),
+        here.fingerprint if here is not None else "", begins, available, archived, renamed,
+        lacks(topology, kafka.compacted(names), forked=seq > 0, refused=lambda: _unread(store)),
         changelog.extent(snapshot, head.lineage, seq, end).records if on_lineage and end > seq else None, samples, stop,
     )  # fmt: skip
+
+
+def _unread(store: Store) -> frozenset[str]:
+    """Name the topics of which records were refused as they were read, of those that are on the app's lineage."""
+    rows = store.reader.quarantine().where("node = 'topic'").select("topic").distinct()
+    return frozenset(row.topic for row in rows.collect())
 
 
 def stop_of(store: Store, topology: Topology, until: Target) -> int:
@@ -478,11 +484,11 @@ def draw(
         f"--accept-loss {r.name}: the gap is recorded"
         for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
     ]  # fmt: skip
-    thinned = {r.topic for r in ranges if r.thinned and r.name not in accept_loss and r.topic not in accept_loss}
+    thinned = {r.topic: r.compacted for r in ranges if r.thinned and r.name not in accept_loss and r.topic not in accept_loss}
     refusals += [
-        f"Kafka compacts topic {name}: it may hold the newest record of each key alone of what was read, and sums or counts of it become "
-        f"others. An archive keeps all (archive=True), from when it is there on; to go on with what is left, say --accept-loss {name}"
-        for name in sorted(thinned)
+        f"Kafka compacts topic {name}: {lack}. An archive keeps all (archive=True), from when it is there on; to go on with what is left, "
+        f"say --accept-loss {name}"
+        for name, lack in sorted(thinned.items())
     ]  # fmt: skip
     refusals += [misfit] if misfit else []
     if (shadow or rebuilds) and head.shadow is not None:
@@ -536,7 +542,7 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
         if topic in facts.renamed:
             available = max(end, begin)
         archived = 0 if topic in facts.renamed else facts.archived.get((topic, partition), 0)
-        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived, topic in facts.compacted))
+        found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived, facts.compacted.get(topic, "")))
     return tuple(found)
 
 
@@ -600,19 +606,6 @@ def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequen
         moved.append(f"the code changed: {plan.fingerprint} was planned for, {fingerprint} is loaded")
     if moved:
         raise PlanOutdated(f"the plan of {plan.made_at} is out of date: {'; '.join(moved)}. Make a new one", moved=tuple(moved))
-
-
-def _by_all(topology: Topology) -> frozenset[str]:
-    """Name the topics whose records all count: all but those that are read as tables, with nothing made of their changes."""
-    found = set[str]()
-    for root in topology.roots:
-        made = list(walk(root))
-        if not all(
-            isinstance(n, nodes.Source | nodes.TableFilter | nodes.TableMapValues | nodes.TableJoin)
-            or (type(n) is nodes.Latest and isinstance(n.parent, nodes.Source)) for n in made
-        ):  # fmt: skip
-            found.update(n.topic.name for n in made if isinstance(n, nodes.Source))
-    return frozenset(found)
 
 
 def checks_text(checks: Sequence[str]) -> list[str]:
