@@ -122,10 +122,11 @@ class Tale(Run):
         self.dates()
 
     def dates(self) -> None:
-        """Remember when it came to where it is, and what its stream times are there."""
-        last = self.writer.last
-        known = last is not None and last.seq == self.position.seq
-        self.times[self.position] = last.commit_time if known and last is not None else None, dict(self.carry)
+        """Remember when it came to where it is, by a commit or an act, and what its stream times are there."""
+        last, forks = self.writer.last, self.store.head().forks
+        by = last if last is not None and (last.epoch, last.seq) == (self.position.epoch, self.position.seq) else None
+        by = by or next((fork for fork in forks if (fork.epoch, fork.fork) == (self.position.epoch, self.position.seq)), None)
+        self.times[self.position] = by.commit_time if by is not None else None, dict(self.carry)
 
     def passed(self, begin: Offsets, end: Offsets) -> frozenset[Place]:
         """List the records in a range that Kafka hasn't any more."""
@@ -434,8 +435,8 @@ class Tale(Run):
         match self.draw.choice(["position", "text", "commit time", "event time", "offsets"]):
             case "text":
                 at = str(place)
-            case "commit time" if made is not None and place in own:
-                at, own = made, [p for p in own if p in self.times and (t := self.times[p][0]) is not None and t <= made]
+            case "commit time" if made is not None:  # it stood there then, wherever it has gone since
+                at, own = made, [place]
             case "event time" if place in own and (known := [t for t in reached.values() if t is not None]):
                 time = max(known) + timedelta(seconds=self.draw.randint(0, 60))
                 at, own = (
