@@ -17,7 +17,7 @@ from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute
 from tests.spark.test_rewind import Kafka, batch, planned, read, rewound, tell, told
-from tests.spark.test_shadow import begun, beside
+from tests.spark.test_shadow import begun, beside, promoted
 from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
@@ -53,6 +53,16 @@ def forgotten(ledger: Ledger) -> None:
     for cache in (changelog._seen, deltalog._pinned, deltalog._older):
         cache.clear()
     ledger.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+
+
+def aged(ledger: Ledger) -> Ledger:
+    """Let all that folds have written be of longer ago than the horizon, and start again from there as a new process would."""
+    old = time.time() - 8 * 86400
+    for log in glob.glob(f"{ledger.store.warehouse}/shop/*/_delta_log".removeprefix("file:")):
+        for file in os.listdir(log) if "/changelog/" not in log else ():
+            os.utime(f"{log}/{file}", (old, old))
+    forgotten(ledger)
+    return ledger.restart()
 
 
 def test_what_begins_while_a_trim_is_at_work_is_nobodys_to_trim(ledger: Ledger) -> None:
@@ -139,23 +149,58 @@ def test_a_base_that_is_old_when_it_is_superseded_is_kept_for_what_was_read_from
     ledger.store.fold_all()
     ledger.store.upkeep.trim(now=LATER)
     ledger.store.upkeep.optimize()
-    old = time.time() - 8 * 86400
-    for log in glob.glob(f"{ledger.store.warehouse}/shop/*/_delta_log".removeprefix("file:")):
-        for file in os.listdir(log) if "/changelog/" not in log else ():
-            os.utime(f"{log}/{file}", (old, old))
-    forgotten(ledger)
-    again = ledger.restart()
+    again = aged(ledger)
     assert read(again, "shop@1.6") == told(6)
-    again.sell(a=1)
+    for _ in range(2):  # a whole bucket, so that the tables that don't change are noted, too
+        again.sell(a=1)
     again.store.fold_all()
     forgotten(again)
     assert read(again, "shop@1.6") == told(6), "it was what everybody read a moment ago"
+    assert read(again, "shop@1.7")["names"] == told(6)["names"]
     assert planned(again, "6").fork == "shop@1.6"
     versions = {name: again.store.reader.log(name).latest() for name in ("names", "stock")}
     again.sell(a=1)
     again.store.fold_all()
     assert versions["stock"] is not None
     assert again.store.reader.log("stock").latest().version == versions["stock"].version + 1, "a young one isn't"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "act", ["rewind", pytest.param("promote", marks=pytest.mark.slow), pytest.param("rebuild", marks=pytest.mark.slow)]
+)
+def test_an_old_base_that_no_epoch_after_goes_on_from_is_kept_for_reads_of_what_was_left_and_for_its_undo(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    ledger.store.upkeep.trim(now=LATER)
+    again = aged(ledger)
+    if act == "rewind":
+        again = rewound(again, "earliest")
+        tell(again)
+    else:
+        begun(again, **({"tables": ["stock", "names", "hourly", "ids"]} if act == "rebuild" else {}))
+        again = promoted(again)
+
+    def dies(*_: object) -> None:
+        raise RuntimeError("killed before it was confirmed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "_confirm", dies)
+        with pytest.raises(RuntimeError):
+            again.store.fold_all()
+    forgotten(again)
+    again = again.restart()
+    again.store.fold_all()
+    forgotten(again)
+    assert read(again) == told(6)
+    assert read(again, "shop@1.6") == told(6), "it was what everybody read a moment ago"
+    back = rewound(again, target=Target("undo"))
+    assert back.writer.position.seq == 6
+    assert read(back) == told(6)
+    back.sell(a=1)
+    back.store.fold_all()
+    assert back.read("stock") == told(6)["stock"] | {"a": 14}
 
 
 def test_an_accepted_loss_is_remembered_by_an_undo_to_an_epoch_without_commits(ledger: Ledger) -> None:

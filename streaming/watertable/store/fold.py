@@ -73,6 +73,8 @@ longer. A fold that comes each half a minute would leave too many dead files.
 """
 OVERWRITE_WINDOWS: Final = 4
 """How many times its tail a windowed table's last windows may be for them to be written anew: a MERGE goes through the tail so often."""
+_KEPT: Final = "kept as it was"
+"""Begins the note of a base's commit that says nothing new."""
 _OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
 _LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
 """The properties of a base that say which columns it has."""
@@ -187,8 +189,8 @@ class Folder:
             return None  # a commit of the base would say nothing new
         small = SMALL_BASE // (IN_ORDER if goes_by_time(table) else 1)
         try:
-            if ancestor and not same and _version(base.snapshot) == _version(newest.snapshot):
-                base = newest = self._keep(table, view, newest)
+            kept = self._keep(table, view, newest)
+            base, newest = kept if _version(base.snapshot) == _version(newest.snapshot) else base, kept
             if same:  # an empty commit lets trims go on
                 self._stamp(name, newest, number, str(position))
             elif base.snapshot is None or outdated or size <= small or not _alike(base, newest):
@@ -234,18 +236,25 @@ class Folder:
         """Make a base that is old the newest version once more before another takes its place, and give it.
 
         Delta keeps a version for so long after it was made, and positions are read from this one until now: a table that seldom changes has
-        had no other since. It is confirmed where that fold was, beside which it is looked for.
+        had no other since. It is confirmed where that fold was, beside which it is looked for; be it in an epoch that was left, to which an
+        undo leads back.
         """
-        assert newest.snapshot is not None
-        if not newest.seq or time.time() - newest.snapshot.timestamp / 1000 <= BEFORE.total_seconds():
+        if newest.snapshot is None or not newest.seq:
             return newest
-        name = base_name(table)
-        version = self._stamp(name, newest, number_of(newest.epoch, newest.seq), f"kept as it was until {view.position}")
-        snapshot = self.reader.log(name).latest()
-        if snapshot is None or snapshot.version != version:
-            raise Fenced(f"another fold of {name} was quicker")
-        mark = FoldMark(name, version, newest.epoch, newest.seq, view.bases[table.name].tombstones_from)
-        self._confirm((mark,), view, view.along(table).epoch_of(newest.seq), newest.seq)
+        name, snapshot = base_name(table), newest.snapshot
+        log, version = self.reader.log(name), snapshot.version
+        if time.time() - snapshot.timestamp / 1000 > BEFORE.total_seconds():
+            version = self._stamp(name, newest, number_of(newest.epoch, newest.seq), f"{_KEPT} until {view.position}")
+            latest = log.latest()
+            if latest is None or latest.version != version:
+                raise Fenced(f"another fold of {name} was quicker")
+            snapshot = latest
+        elif (commit := log.commit(version)) is None or not (commit.user_metadata or "").startswith(_KEPT):
+            return newest  # else who kept it has died, perhaps before it was confirmed
+        lineage = view.head.lineage_of(newest.epoch).of_table(table.name, newest.seq)
+        known = self.reader.with_tombstones(table, newest, lineage, (), view.snapshot)
+        mark = FoldMark(name, version, newest.epoch, newest.seq, known.tombstones_from)
+        self._confirm((mark,), view, lineage.epoch_of(newest.seq), newest.seq)
         return replace(newest, snapshot=snapshot)
 
     def _stamp(self, name: str, newest: Base, number: int, note: str) -> int:

@@ -245,7 +245,7 @@ class Reader:
             base = newest if there and newest.seq >= older.seq else older
             self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
-        return self._with_tombstones(table, base, lineage, head.folds, snapshot)
+        return self.with_tombstones(table, base, lineage, head.folds, snapshot)
 
     def _check_state(self, table: TableDef, base: Base) -> None:
         """Raise `StoreError` when a base keeps another state version, which can't be merged with the table's changes."""
@@ -287,9 +287,10 @@ class Reader:
         kept = self.changelog.extent(snapshot, lineage, after, upto) if wanted > 0 else None
         return kept if kept is not None and kept.commits != wanted else None
 
-    def _with_tombstones(
+    def with_tombstones(
         self, table: TableDef, base: Base, lineage: Lineage, folds: Sequence[FoldMark], snapshot: Snapshot
     ) -> Base:  # fmt: skip
+        """Say of a base on a lineage from which commit on tombstones may be needed, by the marks of folds: the known ones first."""
         if not forgets(table) or base.snapshot is None:
             return base
 
