@@ -21,15 +21,13 @@ from tests.spark.test_shadow import begun, beside, promoted
 from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
-from watertable.errors import RewindRefused
+from watertable.errors import PlanOutdated, RewindRefused, StoreError
 from watertable.store import bases, changelog, deltalog, fold
-from watertable.store.commits import GATHERED, CommitInfo
+from watertable.store.commits import GATHERED, CommitInfo, Position
 from watertable.store.fold import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from watertable.store.commits import Position
 
 pytestmark = pytest.mark.spark
 LATER = datetime.now(UTC) + timedelta(days=30)
@@ -201,6 +199,68 @@ def test_an_old_base_that_no_epoch_after_goes_on_from_is_kept_for_reads_of_what_
     back.sell(a=1)
     back.store.fold_all()
     assert back.read("stock") == told(6)["stock"] | {"a": 14}
+
+
+@pytest.mark.parametrize("how", ["rewind", "shadow", "undo"])
+def test_what_a_trim_has_dropped_since_it_was_planned_is_never_forked_at(ledger: Ledger, how: str) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    if how == "undo":
+        two = rewound(ledger, "earliest")
+        batch(two, 0, 5)
+        two.store.fold_all()
+        ledger = rewound(two, "shop@1.6")
+        ledger.sell(a=1)
+        ledger.store.fold_all()
+        plan = planned(ledger, target=Target("undo"))
+    else:
+        plan = planned(ledger, "3", shadow=how == "shadow")
+    assert plan.refusals == ()
+    before = ledger.store.head().position
+    assert ledger.store.upkeep.trim(now=LATER) > 0
+    with pytest.raises(PlanOutdated, match=r"isn't kept any more|can't be read"):
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    assert (ledger.store.head().position, ledger.store.head().shadow) == (before, None)
+
+
+def test_of_a_trim_and_an_epoch_that_meet_one_sees_the_other_and_gives_way(ledger: Ledger) -> None:
+    """A writer's commits are in neither's way."""
+    tell(ledger)
+    ledger.store.fold_all()
+    again: list[Ledger] = []
+    with failpoints.armed("trim.before_delete", lambda: again.append(rewound(ledger, "3"))):
+        ledger.store.upkeep.trim(now=LATER)
+    forgotten(ledger)
+    assert read(ledger) == told(3)
+    batch(again[0], 3, 4)
+    ledger.store.fold_all()
+    plan = planned(ledger, "3")
+
+    def trims() -> None:
+        batch(again[0], 4, 5)
+        assert ledger.store.upkeep.trim(now=LATER) > 1
+
+    with failpoints.armed("rewind.before_commit", trims), pytest.raises(PlanOutdated, match="isn't kept any more"):
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(), follow=True)  # type: ignore[arg-type]
+    batch(again[0], 5, 6)
+    assert (read(ledger), ledger.store.head().position) == (told(6), Position("shop", 2, 6))
+
+
+def test_an_epoch_whose_fork_is_gone_is_never_begun_anew_from_nothing(ledger: Ledger) -> None:
+    """As a release before the last could leave it."""
+    tell(ledger)
+    ledger.store.fold_all()
+    rewound(ledger, "3")
+    log = ledger.store.changelog.log
+    log.drop("bucket >= 0 AND bucket < 2 AND epoch = 1", line="somebody else's", number=1, since=log.latest().version)  # type: ignore[union-attr]
+    forgotten(ledger)
+    head = ledger.store.head()
+    assert (head.position, head.last) == (Position("shop", 2, 3), None)
+    with pytest.raises(StoreError, match="`watertable undo shop --apply`"):
+        ledger.restart()
+    plan = planned(ledger, target=Target("undo"))
+    assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka()) == Position("shop", 3, 6)  # type: ignore[arg-type]
+    assert read(ledger.restart()) == told(6)
 
 
 def test_an_accepted_loss_is_remembered_by_an_undo_to_an_epoch_without_commits(ledger: Ledger) -> None:

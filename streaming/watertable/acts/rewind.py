@@ -13,7 +13,8 @@ A rewind in the shadow begins an epoch beside the current one, which changes not
 does a rebuild of some tables, which makes them, and all that is computed from them, from the first record on, and is promoted by
 joining them alone: no other table moves, and nobody's offsets do.
 
-`apply` takes exactly the plan. It refuses, and says what moved, when the app, its code or Kafka's records are no longer what was planned.
+`apply` takes exactly the plan. It refuses, and says what moved, when the app, its code or Kafka's records are no longer what was planned,
+or what it would go back to isn't kept any more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from watertable.acts.compaction import lacks
 from watertable.acts.estimates import Disk, Estimate, disk_text, estimate, eta_text, written
 from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt, unfilled
 from watertable.acts.targets import Target as Target
-from watertable.acts.targets import first_begins, fork_of, until_of
+from watertable.acts.targets import first_begins, fork_of, unkept, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.lineage import topics_of
@@ -39,9 +40,9 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
 from watertable.store.bases import base_name
-from watertable.store.changelog import NEAR
+from watertable.store.changelog import EPOCH_LINE, NEAR
 from watertable.store.commits import BACK, DAYS, EMIT, LEFT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
-from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
+from watertable.store.writer import WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
     from watertable.kafka.admin import Admin
@@ -553,7 +554,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
     and the position is where the shadow's writer begins. With `follow`, what the run that was
     planned for has committed since then is no reason to refuse: it is read again like all the rest. The row keeps `mark` as a counter, by
     which whoever has begun it knows it again. Raises `RewindRefused` for a plan with refusals, `PlanOutdated` when the app, its code or
-    what Kafka holds isn't what was planned.
+    what Kafka holds isn't what was planned, or what it forks at was trimmed.
     """
     if plan.refusals:
         raise RewindRefused(f"{plan.app} is not rewound: " + "; ".join(plan.refusals))
@@ -573,7 +574,8 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
 
     def look(snapshot: Snapshot) -> Act:
         head = store.changelog.head(snapshot)
-        refuse_if_moved(plan, head, fingerprint, gone, follow=follow)
+        lost = unkept(store, snapshot, head, Position(store.app, plan.parent, fork.seq), plan.rebuilds or [*store.reader.tables])
+        refuse_if_moved(plan, head, fingerprint, [*gone, *([lost] if lost else ())], follow=follow)
         info = CommitInfo(
             kind="shadow" if plan.is_beside else "epoch", epoch=becomes.epoch, seq=fork.seq,
             generation=1 if plan.is_beside else head.generation + 1, writer=plan.words,

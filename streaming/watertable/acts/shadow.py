@@ -41,7 +41,7 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.schema import Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import ROWS_PROPERTY, number_of
-from watertable.store.changelog import table_part
+from watertable.store.changelog import EPOCH_LINE, table_part
 from watertable.store.commits import (  # fmt: skip
     BACK,
     DAYS,
@@ -59,7 +59,7 @@ from watertable.store.commits import (  # fmt: skip
 )
 from watertable.store.reader import Reader, differing
 from watertable.store.views import materialise
-from watertable.store.writer import EPOCH_LINE, WRITER_LINE, Act, shadow_line
+from watertable.store.writer import WRITER_LINE, Act, shadow_line
 
 if TYPE_CHECKING:
     from watertable.store.deltalog import Snapshot

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -144,6 +144,19 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target, topics
             return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
         case _:
             return epoch, _newest_before(store, snapshot, head, target, topics), epoch
+
+
+def unkept(store: Store, snapshot: Snapshot, head: Head, fork: Position, tables: Sequence[str]) -> str:
+    """Say what isn't kept any more of a place to fork at, its commit or what tables are read from there; "" where all is."""
+    if not fork.seq:
+        return ""
+    if store.changelog.commit(snapshot, head.lineage_of(fork.epoch), fork.seq) is None:
+        return f"commit {fork.seq:,} of {store.app} isn't kept any more"
+    try:
+        store.reader.view(tables, fork)
+    except UnknownPosition as error:
+        return str(error)
+    return ""
 
 
 def _made_alone(head: Head, wanted: Position) -> str:

@@ -63,6 +63,8 @@ DAYS_TABLE: Final = "__days"
 OUT_PREFIX: Final = "__out_"
 GATHERED_PREFIX: Final = "__gathered_"
 """Begins the name under which a fold keeps the tombstones of a table that it has gathered."""
+EPOCH_LINE: Final = "watertable/epoch"
+"""The transaction line of whatever begins or ends an epoch, or drops commits that one could begin from; the number is an epoch's."""
 COMMIT_TAG: Final = "watertable.commit"
 """The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
 _OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
@@ -321,6 +323,7 @@ class Changelog:
         """Find the last commit of the current epoch, or of the one given.
 
         `since` is a seq that the lineage is thought to have reached: no commit before it is looked at, unless none is found after it.
+        An epoch of which no commit is kept, not even where it forks, is at its fork, without a last commit.
         What this process has seen of the app before needn't be read again: what was committed since then, the log itself says.
         """
         snapshot = snapshot or self.snapshot()
@@ -425,7 +428,7 @@ class Changelog:
             last = replace(last, next=reduce(lambda a, b: {**a, **b}, gaps, dict(last.next)))
         folds = {m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)}
         return Head(
-            position=Position(self.app, current, last.seq if last else 0), last=last,
+            position=Position(self.app, current, last.seq if last else lineage.spans[-1].after), last=last,
             generation=max((r.generation for r in rows if (r.epoch == current if current in beside else r.epoch not in beside)), default=0),
             lineage=lineage, version=snapshot.version,
             folds=tuple(sorted(folds, key=lambda m: (m.seq, m.table, m.version))),

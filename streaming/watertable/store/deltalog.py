@@ -522,6 +522,20 @@ class DeltaLog:
         actions = self._listed((*self.files(added).described, *removed))
         return self._end(txn, actions, {line: number}, restore(version, self._jvm.scala.Option.empty()), {})
 
+    def drop(self, where: str, *, line: str, number: int, since: int) -> None:
+        """Drop the partitions for which a condition over nothing else is true, in one commit of a transaction line.
+
+        `since` is as for `append`: of this and what else is of the line, one comes after a look at the other. Appends of other lines aren't
+        in its way, nor is it in theirs, be they to these partitions; whoever changes the same files is a conflict. Where there are none,
+        nothing is committed.
+        """
+        txn = self._begin({line: number}, since, f"nothing where {where}")
+        files = Snapshot(self, txn.snapshot()).files(where)
+        if files.number:
+            gone = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(files.described)
+            removed = self._listed(file.remove() for file in gone)
+            self._end(txn, removed, {line: number}, self._writing(OVERWRITE, where=where), {})  # with nothing
+
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
         """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""
         option = self._jvm.scala.Option

@@ -2,7 +2,7 @@
 
 Everything here races safely with the writer: its appends are blind, OPTIMIZE changes no row, and a trim drops whole partitions by their
 names. One worker per app does it all, after its folds. The law of trimming: what `at=` and `changes` could read before within the
-horizon, they can read after.
+horizon, they can read after; and an epoch never begins where a trim is at work: one of them sees the other, and gives way.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 from delta.tables import DeltaTable
 
 from watertable import failpoints
-from watertable.errors import StoreError
+from watertable.errors import Fenced, StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets
-from watertable.store.changelog import QUARANTINE_TABLE, past_of, told
-from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Lineage, Position
+from watertable.store.changelog import EPOCH_LINE, QUARANTINE_TABLE, past_of, told
+from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
 from watertable.store.views import View
@@ -118,11 +118,10 @@ class Upkeep:
         ours = {span.epoch for span in view.lineage.spans}
         goes = [f"(epoch = {epoch} AND bucket < {limit // BUCKET})" for epoch, limit in sorted(limits.items()) if limit >= BUCKET]
         if goes:
-            log = self._reader.changelog.log
             spared = f"(`table` <> '{QUARANTINE_TABLE}' OR epoch NOT IN ({', '.join(map(str, sorted(ours)))}))"
             where = f"bucket >= 0 AND {spared} AND ({' OR '.join(goes)})"
             self._keep_advances(view, where)
-            _delete(log, where)
+            self._drop(where, head)
         failpoints.hit("trim.after_delete")
         return min(limits[epoch] for epoch in ours) // BUCKET
 
@@ -145,7 +144,20 @@ class Upkeep:
         """Drop all that a shadow has written that was given up, but for the rows that say so; where another is quicker, trims do it."""
         head = self._reader.changelog.head()
         if not any(row.parent == epoch for row in (*head.forks, *head.shadows)):
-            _delete(self._reader.changelog.log, f"bucket >= 0 AND epoch = {epoch}")
+            self._drop(f"bucket >= 0 AND epoch = {epoch}", head)
+
+    def _drop(self, where: str, head: Head) -> None:
+        """Drop rows by their partitions, as nobody needed them where the app stood.
+
+        Where an epoch or a shadow has begun or ended since, or somebody changes the same files meanwhile, it is left to the next trim.
+        """
+        try:
+            self._reader.changelog.log.drop(where, line=EPOCH_LINE, number=head.position.epoch, since=head.version)
+        except Fenced:
+            return
+        except JVM_ERRORS as error:
+            if conflict(error) is None:
+                raise
 
     def _keep_advances(self, view: View, goes: str) -> None:
         """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon."""
@@ -167,15 +179,6 @@ class Upkeep:
     def _logs(self) -> list[DeltaLog]:
         logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
         return [log for log in (self._reader.changelog.log, *logs) if log.exists()]
-
-
-def _delete(log: DeltaLog, where: str) -> None:
-    """Drop rows by their partitions; where somebody else changes the same files meanwhile, it is left to the next trim."""
-    try:
-        DeltaTable.forPath(log.spark, log.path).delete(where)
-    except JVM_ERRORS as error:
-        if conflict(error) is None:
-            raise
 
 
 @contextmanager

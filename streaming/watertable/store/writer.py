@@ -6,7 +6,8 @@ last one for the line, and Delta refuses an append that races with one of it. So
 gap, each begins where the one before it ended, and none is by a writer after another's fence.
 
 A shadow has a writer too, in a line of its own: neither it nor the app's writer ever stands in the other's way. What begins and ends
-epochs is in a third line, beside those that it ends, so that no two epochs take one number.
+epochs is in a third line, beside those that it ends, so that no two epochs take one number; so is what drops commits, so that none begins
+where nothing is left.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from watertable.store.logged import Commit
 
 WRITER_LINE: Final = "watertable/writer"
-EPOCH_LINE: Final = "watertable/epoch"
-"""The transaction line of whatever begins or ends an epoch; the number is the epoch's."""
 SMALL_BATCH: Final = 50_000
 """Records up to which a commit is written by two tasks, the tables one after the other in each: about one file a table."""
 HOLD_MS: Final = "hold_ms"
@@ -124,7 +123,8 @@ class Store:
         """Fence off every other writer, and begin where the last one's commits end, under the code of an app.
 
         With `shadow`, it is the writer of the shadow that there is, and fences those of the shadow. Raises `Fenced` when others keep
-        starting at the same time, or when there is no shadow; `StoreError` when the shadow is of other code.
+        starting at the same time, or when there is no shadow; `StoreError` when the shadow is of other code, or nothing is kept of the
+        epoch.
         """
         changelog, identity, line, beside = self.changelog, uuid.uuid4().hex, WRITER_LINE, ""
         fingerprint = topology.fingerprint
@@ -143,6 +143,12 @@ class Store:
                     )
                 line, beside = shadow_line(row.epoch), f" beside {head.position}"  # named first, for whoever looks for the app's head
                 head = changelog.head(snapshot, epoch=row.epoch)
+            if head.last is None and head.position.seq:
+                back = f"rewind {self.app} --abandon-shadow" if shadow else f"undo {self.app}"
+                raise StoreError(
+                    f"{head.position} can't be gone on from: nothing of it is kept any more, nor the commit that it forks at. Leave it: "
+                    f"`watertable {back} --apply`"
+                )
             info = CommitInfo(
                 kind="fence", epoch=head.position.epoch, seq=head.position.seq, generation=head.generation + 1, writer=identity,
                 commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, suite_hash=suite_hash,
