@@ -95,13 +95,14 @@ def found_by_search(records: list[Record]) -> Counter[tuple[Any, ...]]:
         until = max(fact.timestamp + timedelta(seconds=GRACE), stream_time)
         if fact.value is None or (fact.key is not None and not low > until):
             continue
+        back_to = max(fact.timestamp, stream_time - timedelta(seconds=HISTORY))
         seen = [
             (row.timestamp, st_, row.partition, row.offset, row.value) for row, st_ in rows
-            if row.key == fact.key and row.timestamp <= fact.timestamp and st_ <= until
+            if fact.key is not None and row.key == fact.key and row.timestamp <= back_to and st_ <= until
             and row.timestamp + timedelta(seconds=HISTORY) >= st_
         ]  # fmt: skip
-        in_time = fact.key is not None and fact.timestamp + timedelta(seconds=HISTORY) >= stream_time
-        value = max(seen)[-1] if seen and in_time else None
+        last = max(seen, default=None)
+        value = last[-1] if last and last[0] <= fact.timestamp else None
         body = json.loads(fact.value)
         found[body["g"], body["n"], value and json.loads(value)["x"], fact.timestamp] += 1
     return found

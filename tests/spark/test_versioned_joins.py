@@ -81,6 +81,29 @@ def test_what_waits_goes_on_once_through_folds_and_is_gone_then(
 
 
 @pytest.mark.slow
+def test_what_a_fold_lets_go_of_changes_nothing_that_a_record_older_than_the_history_finds(spark: SparkSession, tmp_path: Path) -> None:
+    def read(topic: str, offset: int, minute: int, key: str, number: int | None) -> Record:
+        body = None if number is None else json.dumps({"price" if topic == "prices" else "qty": number}).encode()
+        return Record(topic, 0, offset, EPOCH + timedelta(minutes=minute), key.encode(), body)
+
+    prices = [read("prices", 0, 0, "still", 2), read("prices", 1, 0, "sold out", 3), read("prices", 2, 1, "sold out", None)]
+    prices += [read("prices", 3 + minute, minute, "moving", minute) for minute in range(2, 30)]
+    sales = [read("sales", 0, 30, "nobody", 0)]
+    late = [(key, minute) for key in ("still", "sold out", "moving") for minute in (0, 5, 19, 20, 25)]
+    sales += [read("sales", 1 + n, minute, key, n) for n, (key, minute) in enumerate(late)]
+    ends = [read(topic, 90, 50, "nobody", 0) for topic in ("prices", "sales")]
+    places = [("prices", 0), ("sales", 0)]
+    oracle, run = told(shop(), [*prices, *sales, *ends]), Run(tiny(spark), tmp_path, shop(), places)
+    for batch in (prices, sales[:1], sales[1:8], sales[8:], ends):
+        run.read(batch)
+        run.store.folder.fold_all()
+    agree(run, oracle)
+    rows = [json.loads(o.value or b"{}") for o in oracle.outputs]
+    found = {late[row["qty"]]: row["price"] for row, o in zip(rows, oracle.outputs, strict=True) if o.key != b"nobody"}
+    assert found == {(key, minute): {"still": 2, "moving": minute if minute >= 20 else None}.get(key) for key, minute in late}
+
+
+@pytest.mark.slow
 def test_after_a_crash_between_any_two_commits_and_a_rewind_to_any_of_them_the_same_rows_go_on(spark: SparkSession, tmp_path: Path) -> None:
     session, records = tiny(spark), tale(18)
     wanted = told(shop(), records)

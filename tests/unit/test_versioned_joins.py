@@ -98,14 +98,38 @@ def test_a_record_later_than_the_grace_goes_on_once_its_place_is_passed_and_find
     assert sent(driver) == [(1, 4, 15)]
 
 
-def test_a_record_older_than_the_history_finds_no_row() -> None:
-    for left, wanted in ((False, []), (True, [(1, None, 5)])):
-        driver = TopologyTestDriver(shop(None, history=timedelta(minutes=10), left=left))
-        pipe(driver, "prices", 2, 1)
-        pipe(driver, "sales", 7, 20, key="nobody")
-        driver.read_output("priced")
-        pipe(driver, "sales", 1, 5)
-        assert sent(driver) == wanted
+@pytest.mark.parametrize("grace", [None, MINUTE])
+def test_a_record_older_than_the_history_finds_a_row_that_has_not_changed_before_the_history_begins(grace: timedelta | None) -> None:
+    driver = TopologyTestDriver(shop(grace, history=timedelta(minutes=10), left=True))
+    pipe(driver, "prices", 2, 1)
+    pipe(driver, "prices", 3, 11)  # where the history begins that the sales see
+    pipe(driver, "prices", 1, 1, key="jam")
+    pipe(driver, "prices", 9, 10, key="jam")
+    pipe(driver, "prices", 4, 1, key="egg")
+    pipe(driver, "prices", None, 10, key="egg")
+    pipe(driver, "sales", 0, 21, key="nobody")
+    for number, (key, minute) in enumerate([("tea", 11), ("tea", 10), ("tea", 0), ("jam", 10), ("jam", 9), ("egg", 9)]):
+        pipe(driver, "sales", number, minute, key=key)
+    pipe(driver, "sales", 0, 22, key="nobody")
+    pipe(driver, "prices", 4, 23, key="tea")
+    pipe(driver, "sales", 6, 11)
+    pipe(driver, "sales", 7, 10)  # of two prices then in the history it can't have the first: a fold may have let go of it
+    for topic in ("prices", "sales"):
+        pipe(driver, topic, 0, 40, key="nobody")
+    found = {qty: price for qty, price, minute in sent(driver) if minute < 20}
+    assert found == {0: 3, 1: None, 2: None, 3: 9, 4: None, 5: None, 6: 3, 7: None}
+
+
+@pytest.mark.parametrize("grace", [None, MINUTE])
+def test_a_table_that_never_changes_is_found_however_late_a_record_is(grace: timedelta | None) -> None:
+    driver = TopologyTestDriver(shop(grace, history=timedelta(minutes=10)))
+    pipe(driver, "prices", 2, 1)
+    pipe(driver, "sales", 7, 500, key="nobody")
+    pipe(driver, "sales", 1, 5)
+    pipe(driver, "sales", 1, 0)  # there was no price yet
+    for topic in ("prices", "sales"):
+        pipe(driver, topic, 0, 600, key="nobody")
+    assert [(qty, price, minute) for qty, price, minute in sent(driver) if minute < 500] == [(1, 2, 5)]
 
 
 def test_a_deletion_is_a_version_and_a_left_join_says_null() -> None:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def remembered(history: History, shaped: DataFrame, reached: datetime | None) -> DataFrame:
     """Cut the rows of a history to the versions that a record can still ask for, and say when a row has none but a deletion.
 
-    A record that asks is at most the history's length behind its stream time, which is no less than what all partitions have reached. So
-    of the versions that are older than that, the last one answers for all; and where it is a deletion, so does no version at all. Nothing
-    that is still to come gets between them: it would be older than the history.
+    A record asks for nothing further than the history's length behind its stream time, which is no less than what all partitions have
+    reached: if it is older itself, it takes what was the row there, or none. So of the versions that are older than that, the last one
+    answers for all; and where it is a deletion, so does no version at all. Nothing that is still to come gets between them: it would be
+    older than the history.
     """
     versions = f"_wt.state.{quote(VERSIONS)}"
     answers = "CAST(NULL AS BOOLEAN)"
@@ -42,9 +43,10 @@ def as_of(table: Versioned, join: StreamJoin) -> list[list[str]]:
     """Write the selects that find the version which each record asks for: `now`, as the state of the table, null where there is none.
 
     `_old` are the versions of its key before the batch, `_new` those of the batch, each in order. Who waits finds those read before their
-    partition had passed the time that it waits for; who doesn't, those that arrived before it.
+    partition had passed the time that it waits for; who doesn't, those that arrived before it. Who is older than the history asks for
+    what it begins with, and takes that only if it isn't the later one.
     """
-    in_time = "unix_micros(e.order.ts) <= unix_micros(ts)"
+    in_time = f"unix_micros(e.order.ts) <= greatest(unix_micros(ts), unix_micros(st) - {microseconds(table.history)}L)"
     if isinstance(join, WaitingJoin):
         both = f"{in_time} AND unix_micros(e.order.st) <= {waits_until(join)}"
         old, new = f"filter(_old, e -> {both})", f"filter(_new, e -> {both})"
@@ -52,11 +54,10 @@ def as_of(table: Versioned, join: StreamJoin) -> list[list[str]]:
         place = ", ".join(f"'{name}', {{0}}{name}" for name in ("st", "topic", "partition", "offset"))
         arrived = f"named_struct({place.format('e.order.')}) <= named_struct({place.format('')})"
         old, new = f"filter(_old, e -> {in_time})", f"filter(_new, e -> {in_time} AND {arrived})"
-    known = f"unix_micros(ts) + {microseconds(table.history)}L >= unix_micros(st)"
-    last = [f"CASE WHEN {known} THEN get({array}, size({array}) - 1) END AS {name}" for array, name in (("_a", "_o"), ("_b", "_n"))]
+    last = [f"get({array}, size({array}) - 1) AS {name}" for array, name in (("_a", "_o"), ("_b", "_n"))]
     picked = "if(_o IS NULL OR _n.order > _o.order, _n, _o)"
     row = f"named_struct('row', named_struct('order', {picked}.order, 'value', {picked}.value.row)) END AS now"
-    return [[f"{old} AS _a", f"{new} AS _b"], last, [f"CASE WHEN _o IS NOT NULL OR _n IS NOT NULL THEN {row}"]]
+    return [[f"{old} AS _a", f"{new} AS _b"], last, [f"CASE WHEN unix_micros({picked}.order.ts) <= unix_micros(ts) THEN {row}"]]
 
 
 def waits_until(join: WaitingJoin) -> str:

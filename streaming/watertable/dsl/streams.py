@@ -177,7 +177,8 @@ class Stream:
         Of a versioned table it is the row as of the record's event time (KIP-914): as far as it is known when the record arrives, or, with
         a `grace` (KIP-923), once every partition that feeds the stream or the table has passed the event time by so much. Then what the
         record finds follows from the records alone: updates by then count, and none that come later. A record that is late by more than
-        the grace finds what came before it in log order; one that is older than the history finds no row.
+        the grace finds what came before it in log order; one that is older than the history finds the row with which that begins, if it
+        was there by then.
 
         With a stream, there is a record for every pair that has one key, and whose times are `within` a window: a `join_windows`, or the
         greatest difference. Its value is these expressions over `left.x`, `right.x` and `key.x`; its time is that of the later record.

@@ -58,15 +58,16 @@ class Histories:
                     self._waiting[number].append((record, event))
 
     def version(self, number: int, key: Key, event: Event, until: datetime | None) -> Row | None:
-        """Give the state of a key as of a record's event time, None where there is none, or where that is before the history.
+        """Give the state of a key as of a record's event time, None where there is none.
 
-        With `until`, of versions that were read before their partition had passed it; else of all that came before.
+        With `until`, of versions that were read before their partition had passed it; else of all that came before. Before the history only
+        what it begins with is known: that answers a record which isn't earlier.
         """
-        if event.timestamp + self.tables[number].history < event.place.st:
-            return None
         known = (self._known if until is None else self.ahead)[number].get(key, [])
-        seen = [v for v in known if v["order"][0] <= event.timestamp and (until is None or v["order"][1] <= until)]
-        return {"row": max(seen, key=lambda v: v["order"])} if seen else None
+        asked = max(event.timestamp, event.place.st - self.tables[number].history)
+        seen = [v for v in known if v["order"][0] <= asked and (until is None or v["order"][1] <= until)]
+        last = max(seen, key=lambda v: v["order"], default=None)
+        return None if last is None or last["order"][0] > event.timestamp else {"row": last}
 
 
 def remember(versions: Versions, found: Iterable[tuple[Key, list[Row], Event]]) -> None:
