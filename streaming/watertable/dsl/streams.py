@@ -155,7 +155,10 @@ class Stream:
         return Branches(self)
 
     def repartition(self) -> Stream:
-        """Drop records without a key, as Kafka Streams does; Spark needs no co-partitioning, so nothing else moves."""
+        """Drop records without a key; Spark needs no co-partitioning, so nothing else moves.
+
+        Kafka Streams lets them through where a left or outer join is below: leave this out before one.
+        """
         return self._with(nodes.Repartition(parent=self.node, location=here()))
 
     def join(
