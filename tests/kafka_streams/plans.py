@@ -200,6 +200,8 @@ class Plan:
             if reads == "w" and nodes[-1].op not in WINDOWS:
                 continue
             of = (nodes[-1],) if reads == "w" else tuple(draw.choice(kinds[kind]) for kind in reads)
+            if op == "merge":  # few streams have no topic in common, and fewer merges are read by what is shown
+                of = (of[0], draw.choice([node for node in kinds["s"] if not node.topics & of[0].topics] or of))
             if fits(op, of, late=late > 0):
                 node = Node(f"n{len(nodes)}", op, of, settings(op, draw, late=late > 0, nulls=nulls > 0))
                 nodes.append(node)
