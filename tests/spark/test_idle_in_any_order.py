@@ -22,7 +22,7 @@ from watertable.acts.targets import Target
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
-from watertable.runtime.advances import Advances
+from watertable.runtime.advances import Advances, Recorded
 from watertable.store.commits import Offsets, Position
 from watertable.tools.explain import interleaved
 
@@ -146,7 +146,7 @@ def known_to(run: Idling | Shadow) -> Advances:
     """Know of advances what a run knows that begins now."""
     found, ids = Advances.of(run.topology), {topic: topic for topic, _ in run.partitions}
     if run.store.head().next_epoch > 2:
-        found.recorded = run.store.changelog.advances(ids)
+        found.recorded = Recorded(run.store.changelog.advances(ids))
     return found
 
 

@@ -20,7 +20,8 @@ from watertable.plan.lineage import describe
 from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
 from watertable.records import Record
-from watertable.runtime.advances import Advances, let_go
+from watertable.runtime import advances as advances_module
+from watertable.runtime.advances import Advances, Recorded, let_go
 from watertable.store.commits import Advance
 from watertable.testing import TopologyTestDriver
 
@@ -115,7 +116,7 @@ def test_an_idle_after_of_no_time_says_where_and_the_fingerprint_doesnt_move_wit
 
 
 def test_a_replay_cuts_its_batches_at_the_recorded_advances_and_makes_them_there() -> None:
-    advances = Advances({}, ALONE, (Advance(*A, 10, at(50)), Advance(*A, 10, at(70)), Advance(*B, 4, at(60))))
+    advances = Advances({}, ALONE, Recorded([Advance(*A, 10, at(50)), Advance(*A, 10, at(70)), Advance(*B, 4, at(60))]))
     assert advances.upto({A: 0, B: 0}, {A: 25, B: 3}) == {A: 10, B: 3}
     assert advances.due({A: 0, B: 0}, {A: None, B: None}) == ()
     assert advances.due({A: 10, B: 3}, {A: at(20), B: at(9)}) == (Advance(*A, 10, at(70)),)
@@ -123,12 +124,61 @@ def test_a_replay_cuts_its_batches_at_the_recorded_advances_and_makes_them_there
     assert advances.due({A: 25, B: 9}, {A: at(70), B: at(80)}) == (), "what has come further needs none"
 
 
+MADE = st.builds(
+    Advance, st.sampled_from(["clicks", "views"]), st.integers(0, 1), st.integers(0, 5), st.integers(1, 9).map(at),
+    st.none() | st.integers(1, 9).map(at),
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(MADE, max_size=25, unique_by=lambda a: (a.topic, a.partition, a.before, a.stream_time, a.clock is None)),
+    st.dictionaries(st.sampled_from([A, B, V]), st.integers(0, 6)), st.dictionaries(st.sampled_from([A, B, V]), st.integers(0, 6)),
+    st.dictionaries(st.sampled_from([A, B, V]), st.none() | st.integers(0, 9).map(at)),
+)  # fmt: skip
+def test_what_is_found_is_what_a_look_at_each_recorded_advance_finds(
+    made: list[Advance], offsets: dict[tuple[str, int], int], end: dict[tuple[str, int], int], times: dict[tuple[str, int], datetime | None]
+) -> None:
+    cut, due = dict(end), dict[tuple[str, int, datetime], Advance]()
+    for place, offset in offsets.items():
+        own = [a for a in made if (a.topic, a.partition) == place]
+        for a in own:
+            if place in cut and offset < a.before < cut[place]:
+                cut[place] = a.before
+        reached = max([a.stream_time for a in own if a.before <= offset], default=None)
+        before = times.get(place)
+        if reached is not None and (before is None or before < reached):
+            due[*place, reached] = Advance(*place, offset, reached)
+        clocks = [a for a in own if a.clock is not None and a.before == offset and (before is None or before < a.stream_time)]
+        due |= {(*place, a.stream_time): a for a in clocks}
+    advances = Advances({}, ALONE, Recorded(made))
+    assert advances.upto(offsets, end) == cut
+    assert advances.due(offsets, times) == tuple(due[key] for key in sorted(due))
+
+
+def test_a_turn_looks_at_what_is_near_and_not_at_all_that_was_ever_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Advance] = []
+    for name in ("_before", "_in_order"):
+        key = getattr(advances_module, name)
+        monkeypatch.setattr(advances_module, name, lambda a, key=key: looked.append(a) or key(a))
+    moving = [Advance(*A, 10 * n, at(n), at(n)) for n in range(10_000)]
+    standing = [Advance(*B, 7, at(n), at(n)) for n in range(10_000)]  # nothing comes, and the clock is recorded again and again
+    advances = Advances({}, ALONE, Recorded(moving + standing))
+    for offset, time in ((0, at(0)), (50_000, at(5000)), (99_995, at(9_999))):
+        looked.clear()
+        offsets = {A: offset, B: 7}
+        assert advances.upto(offsets, {A: 200_000, B: 7})[A] == (offset + 10 if offset < 90_000 else 200_000)
+        assert advances.due(offsets, {A: time, B: at(9_999)}) == ()
+        assert len(looked) < 200, f"at {offset}"
+
+
 def test_what_was_decided_for_where_an_app_stands_and_it_has_not_done_waits_for_the_app() -> None:
-    advances = Advances({}, ALONE, (Advance(*A, 10, at(50)), Advance(*A, 25, at(70)), Advance(*A, 25, at(90)), Advance(*B, 4, at(60))))
+    made = (Advance(*A, 10, at(50)), Advance(*A, 25, at(70)), Advance(*A, 25, at(90)), Advance(*B, 4, at(60)))
+    advances = Advances({}, ALONE, Recorded(made))
     advances.level_with({A: 25, B: 4}, {A: at(70), B: None})
-    assert advances.recorded == (Advance(*A, 10, at(50)), Advance(*A, 25, at(70)))
+    assert [*advances.recorded] == [Advance(*A, 10, at(50)), Advance(*A, 25, at(70))]
     advances.level_with({A: 10}, {A: at(20)})
-    assert advances.recorded == (), "an app that was rewound meanwhile stands elsewhere"
+    assert [*advances.recorded] == [], "an app that was rewound meanwhile stands elsewhere"
 
 
 def test_a_partition_that_wakes_after_its_window_was_let_go_is_late_for_it() -> None:
@@ -188,7 +238,7 @@ def test_a_replay_closes_the_windows_that_were_closed_and_drops_what_was_late_wh
     made += step(live, advances, offsets, [])
 
     replay, offsets = Interpreter(topology, partitions=places), dict.fromkeys(places, 0)
-    again = Advances({}, advances.peers, tuple(made))
+    again = Advances({}, advances.peers, Recorded(made))
     ends = {p: sum((r.topic, r.partition) == p for r in log) for p in places}
     while offsets != ends or again.due(offsets, {p: replay.stream_times.get(p) for p in offsets}):
         end = again.upto(offsets, {p: min(ends[p], offsets[p] + rng.randint(0, 9)) for p in places})

@@ -21,7 +21,7 @@ from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
 from watertable.processing import MOMENT
 from watertable.records import Advance, Record
-from watertable.runtime.advances import Advances, Clocks, clocks_of
+from watertable.runtime.advances import Advances, Clocks, Recorded, clocks_of
 from watertable.store import commits
 from watertable.testing import TopologyTestDriver
 from watertable.tools import keytext
@@ -226,7 +226,7 @@ def test_a_replay_in_any_batches_does_the_same_with_the_clocks_that_were_recorde
     live.read(items)
     made = tuple(commits.Advance(a.topic, a.partition, a.offset, a.stream_time, a.clock) for a in items if isinstance(a, Advance))
     ends = {p: sum((r.topic, r.partition) == p for r in records) for p in PLACES}
-    replay, again, offsets = Interpreter(topology, partitions=PLACES), Advances({}, {}, made), dict.fromkeys(PLACES, 0)
+    replay, again, offsets = Interpreter(topology, partitions=PLACES), Advances({}, {}, Recorded(made)), dict.fromkeys(PLACES, 0)
     again.read = {p: end + 1 for p, end in ends.items()}
 
     def due() -> tuple[commits.Advance, ...]:
@@ -338,7 +338,7 @@ def test_a_clock_is_recorded_as_the_least_advance_and_only_where_something_is_du
 
 
 def test_where_any_epoch_has_read_only_recorded_clocks_count() -> None:
-    advances = Advances({}, {}, (commits.Advance(*A, 5, at(9), at(60)),), read={A: 7}, noticed={A: at(99)})
+    advances = Advances({}, {}, Recorded([commits.Advance(*A, 5, at(9), at(60))]), read={A: 7}, noticed={A: at(99)})
     assert advances.due({A: 3}, {A: at(7)}) == ()
     assert advances.due({A: 5}, {A: at(7)}) == (commits.Advance(*A, 5, at(9), at(60)),)
     assert advances.due({A: 5}, {A: at(9)}) == (), "it is in the stream time"
@@ -347,7 +347,7 @@ def test_where_any_epoch_has_read_only_recorded_clocks_count() -> None:
 
 def test_two_clocks_at_one_offset_stay_two() -> None:
     recorded = (commits.Advance(*A, 5, at(9) + MOMENT, at(60)), commits.Advance(*A, 5, at(9), at(50)), commits.Advance(*A, 5, at(20)))
-    advances = Advances({}, {"views": frozenset({"views"})}, recorded)
+    advances = Advances({}, {"views": frozenset({"views"})}, Recorded(recorded))
     assert advances.due({A: 5}, {A: at(7)}) == (recorded[1], recorded[0], recorded[2])
     assert clocks_of(advances.due({A: 5}, {A: at(7)})) == {A: [(at(9), at(50)), (at(9) + MOMENT, at(60))]}
     assert advances.due({A: 5}, {A: at(9)}) == (recorded[0], recorded[2])

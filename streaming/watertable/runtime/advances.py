@@ -15,9 +15,11 @@ The wall clock decides nothing else, and not here: seconds and times are argumen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import accumulate, chain
 from typing import Self
 
 from watertable.plan.plan import Topology, topics_above
@@ -25,6 +27,49 @@ from watertable.processing import MOMENT
 from watertable.store.commits import Advance, Offsets, Partition
 
 Times = Mapping[Partition, datetime | None]
+
+
+class Recorded:
+    """Hold the advances that were recorded, of each partition in order: where it stands is looked up, as they only ever get more.
+
+    >>> from watertable.plan.windows import EPOCH
+    >>> at = [EPOCH + timedelta(seconds=n) for n in range(9)]
+    >>> found = Recorded([Advance("a", 0, 10, at[5]), Advance("a", 0, 20, at[6], at[8]), Advance("a", 0, 20, at[2], at[7])])
+    >>> found.after(("a", 0), 10), found.after(("a", 0), 20), found.after(("b", 0), 0)
+    (20, None, None)
+    >>> found.furthest(("a", 0), 9), found.furthest(("a", 0), 20) == at[6], [a.before for a in found.beyond(("a", 0), 20, at[2])]
+    (None, True, [20])
+    """
+
+    __slots__ = ("_furthest", "_of")
+
+    def __init__(self, advances: Iterable[Advance] = ()) -> None:
+        self._of: dict[Partition, list[Advance]] = {}
+        for a in advances:
+            self._of.setdefault((a.topic, a.partition), []).append(a)
+        for each in self._of.values():
+            each.sort(key=_in_order)
+        self._furthest = {place: [*accumulate((a.stream_time for a in each), max)] for place, each in self._of.items()}
+
+    def __iter__(self) -> Iterator[Advance]:
+        return chain.from_iterable(self._of.values())
+
+    def after(self, place: Partition, offset: int) -> int | None:
+        """Give the first offset after one before which an advance was recorded."""
+        each = self._of.get(place, [])
+        number = bisect_right(each, offset, key=_before)
+        return each[number].before if number < len(each) else None
+
+    def furthest(self, place: Partition, offset: int) -> datetime | None:
+        """Give how far the advances up to an offset have brought a partition."""
+        number = bisect_right(self._of.get(place, []), offset, key=_before)
+        return self._furthest[place][number - 1] if number else None
+
+    def beyond(self, place: Partition, offset: int, time: datetime | None) -> list[Advance]:
+        """List those right before an offset that are beyond a stream time."""
+        each = self._of.get(place, [])
+        begin = bisect_left(each, offset, key=_before) if time is None else bisect_right(each, (offset, time), key=_in_order)
+        return each[begin : bisect_right(each, offset, key=_before)]
 
 
 @dataclass(slots=True)
@@ -36,7 +81,7 @@ class Advances:
 
     idle_after: Mapping[str, timedelta]
     peers: Mapping[str, frozenset[str]]
-    recorded: tuple[Advance, ...] = ()
+    recorded: Recorded = field(default_factory=Recorded)
     idle: frozenset[Partition] = frozenset()
     read: Offsets = field(default_factory=dict)
     """Up to where any epoch has read: a clock that isn't recorded before it wasn't there."""
@@ -69,18 +114,15 @@ class Advances:
 
     def upto(self, offsets: Offsets, end: Offsets) -> dict[Partition, int]:
         """Cut a batch where an advance was recorded: what comes behind it is another batch's."""
-        cut = dict(end)
-        for a in self.recorded:
-            if offsets.get(place := (a.topic, a.partition), a.before) < a.before < cut.get(place, 0):
-                cut[place] = a.before
-        return cut
+        cuts = {place: self.recorded.after(place, offset) for place, offset in offsets.items() if place in end}
+        return {**end, **{place: cut for place, cut in cuts.items() if cut is not None and cut < end[place]}}
 
     def level_with(self, offsets: Offsets, times: Times) -> None:
         """Leave out what an app that stands there hasn't done yet, of what was decided for where it stands.
 
         An epoch that was undone can have decided it. The app does it in its next batch, and tables that join it do so with the others.
         """
-        self.recorded = tuple(
+        self.recorded = Recorded(
             a for a in self.recorded
             if a.before < offsets.get(place := (a.topic, a.partition), a.before + 1) or not _is_beyond(a.stream_time, times.get(place))
         )  # fmt: skip
@@ -90,12 +132,8 @@ class Advances:
 
         They are those that were recorded, those of what is idle, and those of clocks. Clocks stay one by one, each at its own place.
         """
-        reached, clocked = {p: times.get(p) for p in offsets}, []
-        for a in self.recorded:
-            if a.before <= offsets.get(place := (a.topic, a.partition), -1):
-                if a.clock is not None and a.before == offsets[place] and _is_beyond(a.stream_time, times.get(place)):
-                    clocked.append(a)
-                reached[place] = _latest([reached[place], a.stream_time])
+        reached = {p: _latest([times.get(p), self.recorded.furthest(p, offset)]) for p, offset in offsets.items()}
+        clocked = [a for p, offset in offsets.items() for a in self.recorded.beyond(p, offset, times.get(p)) if a.clock is not None]
         moved = reached | let_go(self.idle & reached.keys(), reached, self.peers)
         replayed = {(a.topic, a.partition) for a in clocked}
         for place, clock in self.noticed.items():
@@ -159,6 +197,14 @@ def let_go(idle: Iterable[Partition], times: Times, peers: Mapping[str, frozense
         if (latest := _latest([target, times.get(place)])) is not None:
             found[place] = latest
     return found
+
+
+def _before(advance: Advance) -> int:
+    return advance.before
+
+
+def _in_order(advance: Advance) -> tuple[int, datetime]:
+    return advance.before, advance.stream_time
 
 
 def _is_beyond(when: datetime, time: datetime | None) -> bool:

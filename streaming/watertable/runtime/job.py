@@ -44,7 +44,7 @@ from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, read_range
 from watertable.plan.plan import Topology
 from watertable.runtime import failures
-from watertable.runtime.advances import Advances, Clocks, clocks_of
+from watertable.runtime.advances import Advances, Clocks, Recorded, clocks_of
 from watertable.runtime.events import BatchCommitted, Event, Idle, Listener, Rewound, Started, Stopped
 from watertable.runtime.ranges import bounded, midway, size
 from watertable.runtime.workers import Courier, Folding
@@ -350,7 +350,7 @@ class _Job:
         """Find the advances of other epochs; those of its own are in its stream times."""
         if self.writer.known.head.next_epoch > 2:
             ids = {name: state.id for name, state in self.topics.items()}
-            self.advances.recorded = self.store.changelog.advances(ids)
+            self.advances.recorded = Recorded(self.store.changelog.advances(ids))
             self.advances.read = self.store.changelog.furthest(ids) if self.store.timers else {}
 
     def _check_topics(self) -> None:
