@@ -16,7 +16,7 @@ from watertable.session import UPKEEP_POOL, job_group
 from watertable.store import changelog, fold, writer
 from watertable.store import reader as store_reader
 from watertable.store.changelog import Changelog, Extent
-from watertable.store.commits import CommitInfo, Head, Position
+from watertable.store.commits import Advance, CommitInfo, Head, Position
 from watertable.store.deltalog import Snapshot
 from watertable.store.reader import Reader
 from watertable.store.touched import Touched
@@ -241,6 +241,39 @@ def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkey
     assert seen.since > 0
     assert len([row for row in seen.rows if row.kind != "hold"]) <= 2 * 2
     assert replace(ledger.store.head(), folds=()) == replace(_fresh(ledger.store.changelog), folds=())
+
+
+def test_a_look_at_an_app_loads_no_advances_that_trims_have_kept_and_a_replay_finds_all(
+    ledger: Ledger, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets.resize(3, monkeypatch.setattr)
+    log, loaded, unpacked = ledger.store.changelog, list[CommitInfo](), CommitInfo._read
+    made = {Advance("moves", 0, 10 * n, minute(n), minute(n + 1)) for n in range(100)}
+    ledger.writer.commit({}, CommitInfo(topic_ids={"moves": "id-m"}, advances=tuple(made)))
+    for _ in range(4):
+        ledger.sell(a=1)
+    ledger.store.folder.fold_all()
+    ledger.store.hold("somebody", 0.0)
+    assert ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30)) > 0
+    assert log.rows(log.snapshot(), "bucket >= 0 AND size(c.advances) > 0") == []
+    told = log.head()
+    assert not any(row.advances for row in changelog._seen[log.path].rows), "nor does a process remember them that was there"
+    assert {*log.advances({"moves": "id-m"})} == made
+
+    monkeypatch.setattr(CommitInfo, "_read", lambda *row: (found := unpacked(*row), loaded.append(found))[0])
+    monkeypatch.setattr(changelog, "_YOUNG", -1)
+    for since, jobs in ((0, 1), (None, 1), (99, 2)):  # the last finds nothing there, and looks once more
+        for cache in (changelog._seen, looks, loaded):
+            cache.clear()
+        log = Changelog(ledger.spark, ledger.store.warehouse, "shop")
+        found = log.head(since=since)
+        assert (found.position, found.generation, found.holds, len(looks)) == (told.position, told.generation, told.holds, jobs)
+        assert found.holds
+        assert not [row for row in loaded if row.advances], since
+        assert {*log.advances({"moves": "id-m"})} == made, since
+        ledger.store.hold("another", 0.0)  # and what comes then is followed
+        told = log.head()
+        assert {*log.advances({"moves": "id-m"})} == made, since
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ EPOCH_LINE: Final = "watertable/epoch"
 COMMIT_TAG: Final = "watertable.commit"
 """The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
 _OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
-"""The kinds of rows that lie in the bucket of their seq; the others are few, and are found by every look."""
+"""The kinds of rows that lie in the bucket of their seq; the others are few but for `advances`, and are found by every look."""
+_WANTED: Final = "c.kind <> 'advances'"
+"""What a look leaves out: the advances that trims keep get more for as long as an app runs, and only a replay asks for them."""
 _SAME_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMNS", "SET TBLPROPERTIES")
 """What is done to a changelog without a change of its rows."""
 _STEPS: Final = 200
@@ -125,7 +127,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Remember the `__commit` rows of one version of a changelog, from a seq on; those of acts all."""
+    """Remember the `__commit` rows of one version of a changelog, from a seq on; those of acts all, and no advances that trims keep."""
 
     table: str
     version: int
@@ -134,6 +136,8 @@ class _Seen:
     files: Mapping[tuple[int, int], _Files] = field(default_factory=dict)
     """What the log told of batches as they came, by epoch and seq, and of folds at them: it's all that they have added, and stays where it
     is for a while."""
+    trimmed: bool = False
+    """Whether trims may have kept advances: one has, or nobody has looked whether any did."""
 
     def short(self) -> _Seen:
         """Leave out the oldest rows, and files, once there are many."""
@@ -342,8 +346,9 @@ class Changelog:
 
     def _see(self, snapshot: Snapshot, since: int, here: _Seen | None) -> _Seen:
         """Look up all rows from a seq on; a Spark job."""
-        rows = self.rows(snapshot, f"bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since})")
-        return self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), here.files if here else {}))
+        rows = self.rows(snapshot, f"{_WANTED} AND (bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since}))")
+        files, trimmed = (here.files, here.trimmed) if here else ({}, True)
+        return self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), files, trimmed))
 
     def _follow(self, snapshot: Snapshot) -> _Seen | None:
         """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
@@ -394,18 +399,22 @@ class Changelog:
             return None
         if version == seen.version:
             return seen
-        rows, files = list(seen.rows), dict(seen.files)
+        rows, files, trimmed = list(seen.rows), dict(seen.files), seen.trimmed
         for number in range(seen.version + 1, version + 1):
             commit = self.log.commit(number)
             if commit is None or (COMMIT_TAG not in commit.tags and commit.operation not in _SAME_ROWS):
                 return None
             if COMMIT_TAG in commit.tags:
-                rows.append(row := CommitInfo.unpacked(commit.tags[COMMIT_TAG]))
+                row = CommitInfo.unpacked(commit.tags[COMMIT_TAG])
+                if row.kind == "advances":
+                    trimmed = True
+                    continue
+                rows.append(row)
                 if row.kind == "batch":
                     files[row.epoch, row.seq] = _Files(row.commit_time, commit.added)
                 elif (there := files.get((row.epoch, row.seq))) is not None:  # what a fold gathered
                     files[row.epoch, row.seq] = replace(there, added=(*there.added, *commit.added))
-        return replace(seen, version=version, rows=tuple(rows), files=files).short()
+        return replace(seen, version=version, rows=tuple(rows), files=files, trimmed=trimmed).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
         forks, holds = (sorted((r for r in rows if r.kind == kind), key=lambda r: r.generation) for kind in ("epoch", "hold"))
@@ -418,7 +427,7 @@ class Changelog:
         batches = [r for r in rows if r.kind == "batch" and lineage.holds(r.epoch, r.seq)]
         if not batches and since > 0:  # an epoch has got to its fork at least, whatever its parent's rows say
             fork = lineage.spans[-1].after
-            own = f"bucket = -1 OR {lineage.where(fork - 1, fork)} OR (epoch = {current} AND seq >= {fork})"
+            own = f"{_WANTED} AND (bucket = -1 OR {lineage.where(fork - 1, fork)} OR (epoch = {current} AND seq >= {fork}))"
             return self._head(snapshot, self.rows(snapshot, own), epoch, 0)
         last = max(batches, key=lambda r: r.seq, default=None)
         if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what rewinds couldn't have any more
@@ -444,7 +453,7 @@ class Changelog:
         """
         snapshot = self.snapshot()
         here = self._follow(snapshot)
-        if here is not None and here.since <= 1 and not any(row.advances for row in here.rows):
+        if here is not None and here.since <= 1 and not here.trimmed and not any(row.advances for row in here.rows):
             return ()
         rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {where}").selectExpr("commit_v1 AS c")
         rows = rows.where("size(c.advances) > 0")
