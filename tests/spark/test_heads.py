@@ -243,6 +243,7 @@ def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkey
     assert replace(ledger.store.head(), folds=()) == replace(_fresh(ledger.store.changelog), folds=())
 
 
+@pytest.mark.slow
 def test_a_look_at_an_app_loads_no_advances_that_trims_have_kept_and_a_replay_finds_all(
     ledger: Ledger, looks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
