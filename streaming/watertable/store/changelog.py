@@ -382,6 +382,10 @@ class Changelog:
             found += [file for file in files.added if wanted(file.table or "")]
         return self.log.files(found)
 
+    def listed(self, snapshot: Snapshot, where: str) -> Files:
+        """List the files in which a condition may hold; a Spark job, once a version."""
+        return self._looked_up(snapshot, ("files", where), lambda: snapshot.files(where))
+
     def grown(self, snapshot: Snapshot, wanted: Callable[[str], bool]) -> list[tuple[int, int]]:
         """Give of the newest commits how many records each is of, and how many bytes it added for wanted tables, as the log tells it."""
         found = []

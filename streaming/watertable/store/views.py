@@ -307,7 +307,7 @@ class View:
         if place not in self._listed:
             lineage = self.along(table)
             known = self.changelog.added(self.snapshot, lineage, after, upto, lambda name: name == wanted)
-            self._listed[place] = known or self.snapshot.files(f"`table` = '{wanted}' AND {lineage.where(after, upto)}")
+            self._listed[place] = known or self.changelog.listed(self.snapshot, f"`table` = '{wanted}' AND {lineage.where(after, upto)}")
         return self._listed[place]
 
 
