@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -66,6 +66,27 @@ def test_the_first_commit_is_found_though_the_condition_came_and_went(ledger: Le
     assert looked(ledger, "qty > 4", table="low").ever == 2, "a filter's rows are its readers'"
     with pytest.raises(UnknownColumn):
         looked(ledger, "quantity < 0")
+
+
+def test_the_history_is_gone_through_once_and_up_to_the_commit_that_was_found_once_more(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sold in SALES:
+        ledger.sell(**sold)
+    passes, frame = list[str](), type(ledger.spark.range(1))
+    collect = frame.collect
+
+    def noted(self: Any) -> Any:
+        plan = self._jdf.queryExecution().analyzed().toString()
+        passes.extend([plan] if "is_last" in plan else [])
+        return collect(self)
+
+    monkeypatch.setattr(frame, "collect", noted)
+    assert str(looked(ledger, "qty < 0").at) == "shop@1.2"
+    assert ["seq#" in plan and "<= cast(2 as bigint)" in plan for plan in passes] == [False, True]
+    passes.clear()
+    assert looked(ledger, "qty > 100").at is None
+    assert len(passes) == 1
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 A condition needn't stay true, so no search by halves finds the first time. The changelog holds every change of every key, by commit:
 the changes of a key are folded one by one, in Spark, and each row that comes of it is put to the condition; one pass, whatever the
-number of commits. It begins at the first commit, or, where that is trimmed, at the oldest base from which every change is still there;
-that of a table that was rebuilt by itself, where it was put in.
+number of commits, and another up to the commit that was found, for its rows. The history begins at the first commit, or, where that is
+trimmed, at the oldest base from which every change is still there; that of a table that was rebuilt by itself, where it was put in.
 
 Within the commit the interpreter tells the record. It is given the states that the commit found, of the keys that its records look at,
 and reads just these records from their topics. So the answer is of what was committed, and costs one commit's records.
@@ -126,31 +126,31 @@ def find(reader: Reader, table: TableDef, condition: Condition, wanted: Row | No
     if wanted is not None:
         rows = rows.where(keytext.condition(table, wanted, "key."))
     judged = _judged(rows, table, condition.expr)
+    became = f"holds AND NOT held AND seq > {start}"
     counts = judged.agg(
         F.expr(f"count_if(holds AND seq <= {start}) AS already"), F.expr("count(DISTINCT CASE WHEN holds THEN key END) AS ever"),
-        F.expr("count_if(holds AND is_last) AS now"),
+        F.expr("count_if(holds AND is_last) AS now"), F.expr(f"min(CASE WHEN {became} THEN seq END) AS first"),
     ).head()  # fmt: skip
     assert counts is not None
-    firsts = judged.where(f"holds AND NOT held AND seq > {start}")
-    first = firsts.agg(F.min("seq")).head() if counts["ever"] > counts["already"] or start == 0 else None
     known = Found(
         table=table.name, condition=condition.text, head=view.position,
         since=Position(reader.changelog.app, view.lineage.epoch_of(start), start) if start else None,
         already=counts["already"], ever=counts["ever"], now=counts["now"],
     )  # fmt: skip
-    if first is None or first[0] is None:
+    if counts["first"] is None or (start and counts["ever"] == counts["already"]):
         return known
-    seq = int(first[0])
-    kept = firsts.where(f"seq = {seq}").orderBy("key").select(*(as_json(c) for c in ("key", "old", "row"))).collect()
+    seq = int(counts["first"])
+    firsts = _judged(rows.where(f"seq <= {seq}"), table, condition.expr).where(f"{became} AND seq = {seq}")
+    kept = firsts.orderBy("key").select(*(as_json(c) for c in ("key", "old", "row"))).collect()
     commits = {
         c.seq: c for c in reader.changelog.rows(view.snapshot, f"c.kind = 'batch' AND {view.lineage.where(seq - 2, seq)}")
         if view.lineage.holds(c.epoch, c.seq)
     }  # fmt: skip
-    became = tuple(Became(read_json(r["key"], table.key) or {}, _values(r["old"], table), _values(r["row"], table) or {}) for r in kept)
+    keys = tuple(Became(read_json(r["key"], table.key) or {}, _values(r["old"], table), _values(r["row"], table) or {}) for r in kept)
     return Found(
         **{name: getattr(known, name) for name in ("table", "condition", "head", "since", "already", "ever", "now")},
         at=Position(reader.changelog.app, view.lineage.epoch_of(seq), seq), commit=commits.get(seq), before=commits.get(seq - 1),
-        keys=became,
+        keys=keys,
     )  # fmt: skip
 
 
