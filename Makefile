@@ -30,8 +30,8 @@ dev: $(CLASSES) ## broker and Dagster with code reload
 test: $(CLASSES) ## the tests of every change (20 to 45 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: $(CLASSES) ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, and 50 on a store
-	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
+test-all: $(CLASSES) ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, larger ones, and 50 on a store
+	WATERTABLE_PLANS=$${WATERTABLE_PLANS:-5000} WATERTABLE_PLAN_STEPS=$${WATERTABLE_PLAN_STEPS:-6} WATERTABLE_STORES=$${WATERTABLE_STORES:-50} $(BIN)/python -m pytest -m "" $(ARGS)
 
 proofs: $(CLASSES) ## run what proves each operator, and print docs/proofs.md: which test holds which operator to which law
 	$(BIN)/python -m pytest -m "" -n $(JOBS) --dist loadfile --no-loadscope-reorder --proofs docs/proofs.md \

@@ -58,6 +58,7 @@ _CONF: Final = {
 _QUIET: Final = (
     "org.apache.spark.sql.kafka010.KafkaSourceProvider",  # of a group that is shared: consumers that commit would compete, ours never do
     "org.apache.spark.rdd.MapPartitionsRDD",  # of a lineage that was cut, which is what a checkpoint is for
+    "org.apache.spark.sql.execution.LogicalRDD",  # of columns that were kept, whose fields the optimizer knows never to be null
     "org.apache.spark.sql.execution.window.WindowExec",  # of a window over the few rows of one partition
 )
 """Who warns in every batch, of what is meant so: a stream's log would grow without end."""

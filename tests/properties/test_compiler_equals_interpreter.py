@@ -1,8 +1,8 @@
 """The two engines agree, row for row: random topologies, random records, random cuts between batches.
 
 Spark takes a second where the interpreter takes a millisecond, so all plans are drawn first and run side by side. If one differs, it
-is drawn again (same seed) and Hypothesis makes it small. `WATERTABLE_PLANS` and `WATERTABLE_SEED` choose how many and which. What they
-reach is held to its floors by the first 300 of the seed, however few of them Spark runs.
+is drawn again (same seed) and Hypothesis makes it small. `WATERTABLE_PLANS` and `WATERTABLE_SEED` choose how many and which,
+`WATERTABLE_PLAN_STEPS` how large. What they reach is held to its floors by the first 300 of the seed, however few of them Spark runs.
 """
 
 from __future__ import annotations

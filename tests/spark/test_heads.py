@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import buckets
-from tests.spark.ledger import Ledger, minute
+from tests.spark.ledger import Ledger, both_folds, minute
 from watertable.session import UPKEEP_POOL, job_group
 from watertable.store import changelog, fold, writer
 from watertable.store import reader as store_reader
@@ -327,7 +327,7 @@ def test_a_process_that_follows_an_app_asks_delta_for_no_files_of_it(ledger: Led
     assert asked == []
 
 
-@pytest.mark.parametrize("small", [fold.SMALL_BASE, -1], ids=["by overwrite", "by merge"])
+@both_folds
 def test_the_files_of_a_base_are_those_that_delta_lists(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 0.0 if small > 0 else 1e9)

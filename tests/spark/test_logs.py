@@ -109,7 +109,7 @@ def test_what_others_commit_is_seen_at_the_next_look_without_a_listing(spark: Sp
     assert numbers(theirs) == (6, [1, 2, 3, 4, 5, 6])
 
 
-@pytest.mark.parametrize("others", [3, 9, deltalog._FOLLOWED + 3])
+@pytest.mark.parametrize("others", [3, 9, pytest.param(deltalog._FOLLOWED + 3, marks=pytest.mark.slow)])
 def test_versions_are_followed_past_checkpoints(spark: SparkSession, tmp_path: Path, others: int) -> None:
     ours = made(spark, tmp_path / "t", checkpointInterval="5")
     theirs = another(spark, ours)

@@ -178,10 +178,8 @@ def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_th
     assert plain() == told(6)["stock"]
 
 
-@pytest.mark.parametrize(
-    "meanwhile",
-    ["it dies", pytest.param("nothing", marks=pytest.mark.slow), pytest.param("a fold of the left epoch lands", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("meanwhile", ["it dies", "nothing", "a fold of the left epoch lands"])
 def test_the_first_fold_after_a_rewind_takes_the_files_of_the_fork_back_and_writes_no_row_that_stays(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
@@ -270,6 +268,7 @@ def test_an_undo_gives_the_old_rows_back_and_a_second_rewind_is_undone_to_the_fi
     assert undone.read("stock") == told(6)["stock"] | {"a": 14}
 
 
+@pytest.mark.slow
 @both_folds
 def test_what_was_trimmed_is_in_the_older_fold_when_an_undo_finds_tables_that_were_folded_empty(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, small: int

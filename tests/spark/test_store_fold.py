@@ -258,7 +258,9 @@ def test_windows_fold_apart_and_keep_their_bounds(ledger: Ledger, monkeypatch: p
         ledger.store.fold("hourly")
 
 
-@pytest.mark.parametrize("overwrite_from", [pytest.param(1e9, id="a short tail"), pytest.param(0.0, id="a long tail")])
+@pytest.mark.parametrize(
+    "overwrite_from", [pytest.param(1e9, id="a short tail"), pytest.param(0.0, id="a long tail", marks=pytest.mark.slow)]
+)
 def test_where_time_went_on_the_last_windows_are_written_anew_and_earlier_files_are_left(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, overwrite_from: float
 ) -> None:
@@ -362,7 +364,7 @@ def test_a_fold_may_stop_short_of_the_head(ledger: Ledger) -> None:
 
 
 @both_folds
-@pytest.mark.parametrize("name_it", ["version", "time"])
+@pytest.mark.parametrize("name_it", ["version", pytest.param("time", marks=pytest.mark.slow)])
 def test_after_a_restore_to_a_version_or_to_a_time_a_table_is_the_fold_of_its_changelog(
     ledger: Ledger, name_it: str, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +388,7 @@ def test_after_a_restore_to_a_version_or_to_a_time_a_table_is_the_fold_of_its_ch
     assert plain(ledger, "stock") == ledger.read("stock") == ledger.stock
 
 
+@pytest.mark.slow
 @both_folds
 def test_a_table_that_was_put_back_is_folded_though_nothing_came_since(ledger: Ledger, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "SMALL_BASE", small)

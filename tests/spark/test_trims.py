@@ -82,7 +82,7 @@ def test_what_begins_while_a_trim_is_at_work_is_nobodys_to_trim(ledger: Ledger) 
     batch(beside(again[0]), 0, 2)
 
 
-@pytest.mark.parametrize("way", ["undo", "shop@1.6"])
+@pytest.mark.parametrize("way", ["undo", pytest.param("shop@1.6", marks=pytest.mark.slow)])
 def test_what_was_left_within_the_horizon_can_be_read_and_gone_back_to(ledger: Ledger, way: str) -> None:
     tell(ledger)
     ledger.store.fold_all()
@@ -163,9 +163,8 @@ def test_a_base_that_is_old_when_it_is_superseded_is_kept_for_what_was_read_from
     assert again.store.reader.log("stock").latest().version == versions["stock"].version + 1, "a young one isn't"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "act", ["rewind", pytest.param("promote", marks=pytest.mark.slow), pytest.param("rebuild", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["rewind", "promote", "rebuild"])
 def test_an_old_base_that_no_epoch_after_goes_on_from_is_kept_for_reads_of_what_was_left_and_for_its_undo(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
@@ -201,7 +200,7 @@ def test_an_old_base_that_no_epoch_after_goes_on_from_is_kept_for_reads_of_what_
     assert back.read("stock") == told(6)["stock"] | {"a": 14}
 
 
-@pytest.mark.parametrize("how", ["rewind", "shadow", "undo"])
+@pytest.mark.parametrize("how", ["rewind", pytest.param("shadow", marks=pytest.mark.slow), pytest.param("undo", marks=pytest.mark.slow)])
 def test_what_a_trim_has_dropped_since_it_was_planned_is_never_forked_at(ledger: Ledger, how: str) -> None:
     tell(ledger)
     ledger.store.fold_all()
