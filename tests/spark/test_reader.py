@@ -133,6 +133,7 @@ def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("at", "why"),
     [("shop@1.9", "isn't there yet"), ("other@1.1", "app 'other'"), ("nonsense", "no position"), (datetime(2026, 1, 1), "no time zone"),
+     (datetime(2999, 1, 1, tzinfo=UTC), "in the future"),
      (date(2026, 1, 1), r"no position: write one \(shop@1.481\)"), (77, "no version 77"), (1.5, "no position"),
      ({("mvoes", 0): 3}, "reads no partition 0 of topic 'mvoes'"), ({"moves": {1: 3}}, "reads no partition 1 of topic 'moves'"),
      ({"moves": {0: 1000}}, "up to offset 10; 1,000 is in its future"), ({"moves": 3}, "offsets are written"),

@@ -324,6 +324,8 @@ class Reader:
                 return Position(app, *split_number(number))
             case datetime():
                 until = _utc(at)
+                if until > datetime.now(UTC):  # what comes until then would be in another read of it
+                    raise UnknownPosition(f"the commit time {until.isoformat()} is in the future; the newest position needs no `at`")
                 holds, what = (lambda info: info.commit_time <= until), f"the commit time {until.isoformat()}"
             case EventTime():
                 time, topics = at.time, {topic for table in self.tables.values() for topic in topics_above(table.node)}
