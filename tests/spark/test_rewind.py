@@ -447,7 +447,9 @@ def test_a_plan_asks_which_topics_are_compacted_and_refuses_those_that_lack_what
     assert [r.topic for r in plan.ranges if r.thinned] == ["moves", "names"]
     with pytest.raises(RewindRefused, match=r"Kafka compacts topic moves.*--accept-loss moves"):
         rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
-    assert planned(ledger, "1", kafka, accept_loss=["moves", "names"]).refusals == ()
+    rewind.apply(ledger.store, planned(ledger, "1", kafka, accept_loss=["moves", "names"]), ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    (row,) = ledger.restart().store.head().forks
+    assert row.writer.endswith(", of what Kafka's compaction left of moves, names")
 
 
 def test_a_gap_that_was_accepted_is_recorded_and_gone_behind(ledger: Ledger) -> None:

@@ -444,7 +444,9 @@ def test_a_compacted_topic_whose_records_all_count_is_refused_without_saying_so(
     assert [source_text(r) for r in plan.ranges] == ["Kafka, which compacts it"] * 2
     (told,) = plan.refusals
     assert "Kafka compacts topic moves" in told
-    assert planned(found, accept_loss=["moves"]).refusals == ()
+    accepted = planned(found, accept_loss=["moves"])
+    assert (accepted.refusals, accepted.accepted) == ((), ("moves/0", "moves/1"))
+    assert "of what Kafka's compaction left of moves" in accepted.words, "its row says what it was made of"
     archived = facts(compacted=thin, archived={("moves", 0): 1000, ("moves", 1): 500})
     assert planned(archived).refusals == ()
     assert RewindPlan.from_json(plan.to_json()) == plan

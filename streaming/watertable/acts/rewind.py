@@ -173,6 +173,8 @@ class RewindPlan:
             of = f"{', '.join(self.rebuilds)}{f' on {self.days}' if self.days else ''}"
             what = f"{'shadow rebuild' if self.shadow else 'rebuild'} of {of}"
         what += EMITTING if self.emits else ""
+        thinned = sorted({r.topic for r in self.ranges if r.thinned})  # accepted, where this is done at all
+        what += f", of what Kafka's compaction left of {', '.join(thinned)}" if thinned else ""
         return f"{what}: {self.reason}" if self.reason else what
 
     @property
@@ -529,7 +531,7 @@ def draw(
         sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
         emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
         eta=estimate(facts.samples, records, batch_records), disk=disk, partial=partial,
-        accepted=tuple(sorted(r.name for r in ranges if r.lost and (r.name in accept_loss or r.topic in accept_loss))),
+        accepted=tuple(sorted(r.name for r in ranges if (r.lost or r.thinned) and (r.name in accept_loss or r.topic in accept_loss))),
         refusals=tuple(refusals), reason=reason, made_at=facts.at.isoformat(timespec="seconds"), shadow=shadow,
         rebuilds=rebuilds, days="/".join(map(str, days or ())), until=facts.until.seq if facts.until else 0,
     )  # fmt: skip
