@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+from jsonschema import Draft202012Validator
+
+FORMAT_CHECKER = Draft202012Validator.FORMAT_CHECKER
 
 
 class Frame:
@@ -50,3 +53,18 @@ class Jobs:
 async def never() -> None:
     """Be a client that stays."""
     await asyncio.Event().wait()
+
+
+def fits(document: Mapping[str, Any], schema: Mapping[str, Any], value: object) -> None:
+    """Hold a value to a schema of an OpenAPI document; raise `ValidationError` where it doesn't fit."""
+    whole = {**schema, "components": document["components"]}
+    Draft202012Validator.check_schema(whole)
+    Draft202012Validator(whole, format_checker=FORMAT_CHECKER).validate(value)
+
+
+def answered(document: Mapping[str, Any], operation: Mapping[str, Any], answer: Any) -> None:
+    """Hold an answer to what the document says of the operation."""
+    response = operation["responses"].get(str(answer.status_code), operation["responses"].get("default"))
+    assert response is not None, answer.text
+    content = response["content"][answer.headers["content-type"].partition(";")[0]]
+    fits(document, content["schema"], answer.json())

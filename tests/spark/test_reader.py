@@ -136,7 +136,8 @@ def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
      (datetime(2999, 1, 1, tzinfo=UTC), "in the future"),
      (date(2026, 1, 1), r"no position: write one \(shop@1.481\)"), (77, "no version 77"), (1.5, "no position"),
      ({("mvoes", 0): 3}, "reads no partition 0 of topic 'mvoes'"), ({"moves": {1: 3}}, "reads no partition 1 of topic 'moves'"),
-     ({"moves": {0: 1000}}, "up to offset 10; 1,000 is in its future"), ({"moves": 3}, "offsets are written"),
+     ({"moves": {0: 1000}}, "up to offset 10; 1,000 is in its future"), ({"moves": {0: -3}}, "offsets are written"),
+     ({"moves": 3}, "offsets are written"),
      ({"moves": {"zero": 3}}, "offsets are written"), ({"moves": {0: 3.5}}, "offsets are written"), ({}, "offsets are written")],
 )  # fmt: skip
 def test_a_position_that_never_was_is_refused_with_the_reason(ledger: Ledger, at: object, why: str) -> None:

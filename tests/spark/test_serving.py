@@ -17,7 +17,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from tests.serving import Frame, never
+from tests.serving import Frame, fits, never
 from tests.spark.runs import Run
 from watertable.project import Project, load_apps
 from watertable.records import Record
@@ -89,11 +89,14 @@ def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 def test_what_is_served_is_what_is_read_and_says_where(shop: Shop) -> None:
+    described = shop.get("openapi.json")
     for table in shop.run.topology.tables:
         for seq in (1, 2, 3):
             body = shop.get(f"tables/shop.{table.name}?at=shop@1.{seq}")
             read = shop.run.store.reader.read(table.name, f"shop@1.{seq}").orderBy(*table.key.names).toArrow().to_pylist()
             assert (body["rows"], body["position"], body["more"]) == (answers.plain(read), f"shop@1.{seq}", False)
+            for row in body["rows"]:
+                fits(described, {"$ref": f"#/components/schemas/shop.{table.name}"}, row)
             by_arrow = shop.client.get(f"/v1/tables/shop.{table.name}?at=shop@1.{seq}", headers={"Accept": ARROW})
             assert pa.ipc.open_stream(io.BytesIO(by_arrow.content)).read_all().to_pylist() == read
     assert shop.get("tables/prices?key=a&at=shop@1.1")["rows"] == [
@@ -114,6 +117,8 @@ def test_pages_and_changes_are_of_the_positions_that_were_named(shop: Shop) -> N
     assert [(row["key"]["sku"], row["old"] and row["old"]["qty"], row["new"]["qty"]) for row in since["rows"]] == [
         ("a", 5, 6), ("c", None, 2),
     ]  # fmt: skip
+    for row in since["rows"]:
+        fits(shop.get("openapi.json"), {"$ref": "#/components/schemas/shop.stock.change"}, row)
     then = shop.get(f"tables/stock/changes?since={since['position']}")
     assert ([row["key"]["sku"] for row in then["rows"]], then["position"]) == (["b"], "shop@1.3")
     assert shop.get(f"tables/stock/changes?since={then['position']}")["rows"] == []

@@ -221,6 +221,13 @@ def test_a_reader_that_is_gone_stops_the_run(monkeypatch: pytest.MonkeyPatch) ->
     assert stop.is_set()
 
 
+def test_the_position_above_a_narrow_table_is_on_the_line_of_its_title() -> None:
+    out = io.StringIO()
+    answer = answers.Answer("SELECT sum(qty) n FROM stock", "shop@1.5", ("n",), frozenset({"n"}), ((1,),), more=False)
+    show.print_answer(Console(width=120, file=out), answer)
+    assert out.getvalue().splitlines()[0] == "SELECT sum(qty) n FROM stock  shop@1.5"
+
+
 def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     answer = answers.Answer(
         "revenue", "retail@1.17", ("country", "start", "revenue", "lines"), frozenset({"revenue", "lines"}),

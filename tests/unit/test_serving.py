@@ -14,9 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from jsonschema import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
+from tests import serving as described
 from tests.serving import Frame, Jobs, never
 from watertable.errors import PositionGone, SettingsError, SparkError, StoreError, TableNotFound, UnknownPosition, Unreachable
 from watertable.project import Project, load_apps
@@ -326,3 +328,45 @@ def test_an_error_in_a_thread_is_that_of_the_request() -> None:
         desk.close()
 
     asyncio.run(story())
+
+
+def test_the_service_describes_itself_and_each_answer_is_as_it_says(project: Project, asked: Asked) -> None:
+    here = client(project)
+    told = here.get("/v1/openapi.json").json()
+    routes = {route.path: {way.lower() for way in route.methods} - {"head"} for route in here.app.routes}  # type: ignore[attr-defined]
+    assert {path: {*ways} for path, ways in told["paths"].items()} == {p: ways for p, ways in routes.items() if "openapi" not in p}
+    for path, told_of in (
+        ("health", "/health"), ("v1/tables", "/v1/tables"), ("v1/tables/shop.stock?limit=2", "/v1/tables/{table}"),
+        ("v1/tables/none", "/v1/tables/{table}"), ("v1/tables/stock?limit=-1", "/v1/tables/{table}"),
+        ("v1/tables/stock/changes", "/v1/tables/{table}/changes"),
+    ):  # fmt: skip
+        described.answered(told, told["paths"][told_of]["get"], here.get(f"/{path}"))
+    query = told["paths"]["/v1/query"]["post"]
+    described.answered(told, query, here.post("/v1/query", json={"sql": "SELECT 1", "app": "shop"}))
+    described.answered(told, query, here.post("/v1/query", json={"sql": "SELECT 1", "limit": 0}))
+    with pytest.raises(ValidationError):  # what a row isn't
+        described.fits(told, {"$ref": "#/components/schemas/shop.stock"}, {"sku": "a", "size": "1", "qty": 1, "price": "2.50"})
+
+
+def test_what_the_description_says_of_parameters_is_what_is_taken(project: Project, asked: Asked) -> None:
+    here = client(project)
+    told = here.get("/v1/openapi.json").json()
+    for path, fixed in (("/v1/tables/{table}", {}), ("/v1/tables/{table}/changes", {"since": "shop@1.2"})):
+        given = {"key": '["a", 1]', "where": "qty > 1", "at": "shop@1.7", "since": "shop@1.2", "until": "shop@1.7", "limit": 3, "offset": 1}
+        for parameter in told["paths"][path]["get"]["parameters"]:
+            if parameter["in"] == "query" and (value := given.get(parameter["name"])) is not None:
+                described.fits(told, parameter["schema"], value)
+                answer = here.get(path.replace("{table}", "shop.stock"), params=fixed | {parameter["name"]: value})
+                assert answer.status_code == 200, answer.text
+        for parameter in told["paths"][path]["get"]["parameters"]:
+            most = parameter["schema"].get("maximum")
+            if most is not None:
+                assert here.get(path.replace("{table}", "stock"), params=fixed | {parameter["name"]: most + 1}).status_code == 400
+
+
+def test_who_needs_a_token_is_told_so_by_the_description(project: Project) -> None:
+    here = client(project, Secret("sesame"))
+    assert here.get("/v1/openapi.json").status_code == 401
+    told = here.get("/v1/openapi.json", headers={"Authorization": "Bearer sesame"}).json()
+    assert told["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
+    assert (told["security"], told["paths"]["/health"]["get"]["security"]) == ([{"token": []}], [])

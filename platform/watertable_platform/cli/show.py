@@ -109,10 +109,8 @@ def print_quarantine(console: Console, answer: Answer) -> None:
 
 def print_answer(console: Console, answer: Answer) -> None:
     """Print rows as a table with their position."""
-    shown = Table(
-        title=Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")), title_justify="left", box=box.SIMPLE_HEAD,
-        header_style="bold", pad_edge=False, row_styles=("", "dim"),
-    )  # fmt: skip
+    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))  # a table's title is as narrow as the table
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
     for name in answer.columns:
         shown.add_column(Text(name), justify="right" if name in answer.numeric else "left", overflow="ellipsis", no_wrap=True)
     for row in answer.rows:

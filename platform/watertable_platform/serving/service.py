@@ -5,6 +5,7 @@
     GET  /v1/tables/{app.table}            rows: key=, window=, where=, at=, as_of=, limit=, offset=
     GET  /v1/tables/{app.table}/changes    what changed: since=, until=, key=, window=, limit=, offset=
     POST /v1/query                         {"sql", "app", "at", "parameters", "limit"}
+    GET  /v1/openapi.json                  all of this, and the rows of each table, for programs
     GET  /health                           whether Spark is there; no token is asked for
 
 Each answer names the position that it is of, in `position` and in the header `Watertable-Position`: with `at=` of it the next request sees
@@ -24,7 +25,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser, SimpleUser
 from starlette.exceptions import HTTPException
@@ -53,15 +54,13 @@ from watertable.project import Project
 from watertable.settings import Secret
 from watertable_platform import answers
 from watertable_platform.answers import Question
+from watertable_platform.serving import contract
+from watertable_platform.serving.contract import ARROW, MORE, POSITION
 from watertable_platform.serving.desk import Desk
 
 if TYPE_CHECKING:
     from watertable.store.reader import Reader
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
-POSITION: Final = "Watertable-Position"
-MORE: Final = "Watertable-More"
-_ROWS: Final = 1000
 _BODY: Final = 1 << 20
 """Bytes that the body of a request may have."""
 _HERE: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -72,39 +71,7 @@ _STATUS: Final[tuple[tuple[type[WatertableError], int], ...]] = (
 """What an error is in HTTP; the first that fits. Of definitions, only a condition or a key that was asked for can be wrong here."""
 
 
-class _Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    limit: int = Field(_ROWS, ge=1)
-    offset: int = Field(0, ge=0)
-
-
-class _Rows(_Asked):
-    key: str | None = None
-    window: str | None = None
-    where: str | None = None
-    at: str | None = None
-    as_of: str | None = None
-
-
-class _Changes(_Asked):
-    since: str
-    until: str | None = None
-    key: str | None = None
-    window: str | None = None
-
-
-class _Query(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    sql: str
-    app: str | None = None
-    at: str | None = None
-    parameters: dict[str, Any] | list[Any] = Field(default_factory=dict)
-    limit: int = Field(_ROWS, ge=1)
-
-
-A = TypeVar("A", _Rows, _Changes, _Query)
+A = TypeVar("A", contract.Rows, contract.Changes, contract.Query)
 
 
 class Service:
@@ -120,9 +87,11 @@ class Service:
             if token is None
             else Middleware(AuthenticationMiddleware, backend=_Bearer(token), on_error=_unknown)
         )
+        described = contract.openapi(self._project, token=token is not None)
         return Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/v1/openapi.json", lambda _: JSONResponse(described)),
                 Route("/v1/apps", self._apps),
                 Route("/v1/tables", self._tables),
                 Route("/v1/tables/{table}", self._rows),
@@ -153,7 +122,7 @@ class Service:
         return JSONResponse({f"{name}.{t.name}": _described(t) for name, loaded in apps for t in loaded.topology.tables})
 
     async def _rows(self, request: Request) -> Response:
-        asked = self._read(_Rows, request.query_params)
+        asked = self._read(contract.Rows, request.query_params)
         topology, table = answers.find_table(self._project, request.path_params["table"])
         wanted = answers.read_key(table, asked.key, asked.window)
         where = None if asked.where is None else answers.condition(table, asked.where)
@@ -166,7 +135,7 @@ class Service:
         return await self._answered(request, topology, ask, asked.limit, asked.offset, lambda question: {"at": question.position})
 
     async def _changes(self, request: Request) -> Response:
-        asked = self._read(_Changes, request.query_params)
+        asked = self._read(contract.Changes, request.query_params)
         topology, table = answers.find_table(self._project, request.path_params["table"])
         wanted = answers.read_key(table, asked.key, asked.window)
         since, until = answers.parse_at(asked.since), None if asked.until is None else answers.parse_at(asked.until)
@@ -180,7 +149,7 @@ class Service:
         return await self._answered(request, topology, ask, asked.limit, asked.offset, pinned)
 
     async def _query(self, request: Request) -> Response:
-        asked = self._read(_Query, await _body(request))
+        asked = self._read(contract.Query, await _body(request))
         topology = self._topology(asked.app)
         at = None if asked.at is None else answers.parse_at(asked.at)
 

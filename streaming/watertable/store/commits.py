@@ -277,8 +277,8 @@ def offsets_of(written: Mapping[Any, Any]) -> dict[Partition, int]:
         for name, value in written.items():
             topic, parts = (name, value) if isinstance(name, str) else (name[0], {name[1]: value})
             found |= {(topic, _whole(part)): _whole(offset) for part, offset in parts.items()}
-        if not found:
-            raise ValueError("no offset")
+        if not found or min(found.values()) < 0:
+            raise ValueError("no offset, or one before the first")
     except (ValueError, TypeError, LookupError, AttributeError):
         raise ValueError(f'offsets are written {{"topic": {{0: 1200, 1: 1187}}}}, not {written!r:.80}') from None
     return found
