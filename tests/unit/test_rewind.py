@@ -118,6 +118,16 @@ def test_a_plan_names_what_is_read_again_and_where_the_app_goes_on() -> None:
     assert (plan.made_at, planned()) == ("2011-06-01T12:30:15+00:00", plan)  # the same facts, the same plan
 
 
+def test_commits_are_left_behind_that_the_place_forked_at_has_not() -> None:
+    (fork,) = forks = (CommitInfo(kind="epoch", epoch=2, parent=1, fork=2),)
+    undo = planned(facts(5, head=head(3, 2, forks=forks), fork=Position("shop", 2, 5)))
+    assert (undo.commits, undo.left_behind) == (1, "1 commit is left behind"), "of the rewind's epoch one came after its fork, at commit 2"
+    assert planned(facts(2, head=head(3, 2, forks=forks), fork=Position("shop", 2, 2))).commits == 1
+    from_nothing = (dataclasses.replace(fork, fork=0),)
+    assert planned(facts(5, head=head(1, 2, forks=from_nothing), fork=Position("shop", 2, 5))).commits == 1
+    assert planned(facts(6)).left_behind == "4 commits are left behind"
+
+
 def test_a_plan_that_publishes_again_names_the_topics_and_the_records_of_which() -> None:
     plan = planned(emit=True, reason="a bad price")
     assert (plan.words, plan.again) == ("rewind to commit 4, emitting: a bad price", ("low",))

@@ -173,7 +173,7 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     if plan.rebuilds:
         facts.add_row("beside", Text.assemble((plan.head, "cyan"), "  which goes on as it is until they are joined"))
     else:
-        facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.commits:,} commits are left behind, none is deleted"))
+        facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.left_behind}, none is deleted"))
     facts.add_row("replay", Text.assemble((f"{plan.records:,} records", "bold"), f"  {eta_text(plan.eta)}"))
     if plan.stops:
         facts.add_row("until", plan.stops)

@@ -187,6 +187,11 @@ class RewindPlan:
         return self.until > 0 and not self.days
 
     @property
+    def left_behind(self) -> str:
+        """Say how many of the app's commits are no part of it any more."""
+        return f"{self.commits:,} commit{' is' if self.commits == 1 else 's are'} left behind"
+
+    @property
     def touches(self) -> tuple[str, ...]:
         """Say which checks and assets stand behind the tables that move; a line each, none where nobody has looked them up."""
         said = [f"checks: {'; '.join(checks_text(self.checks))}"] if self.checks else []
@@ -260,7 +265,7 @@ class RewindPlan:
         lines = [
             f"**{self.words}** of `{self.app}`: {self.way}.",
             "",
-            f"{self.commits:,} commits are left behind, {self.records:,} records are read again, {eta_text(self.eta)}.",
+            f"{self.left_behind}, {self.records:,} records are read again, {eta_text(self.eta)}.",
             *([f"It reads {self.stops}."] if self.stops else []),
             f"Disk: {disk_text(self.disk)}.",
             "",
@@ -516,6 +521,7 @@ def draw(
     epoch = head.next_epoch
     records = facts.records if facts.records is not None and not rebuilds else sum(r.records for r in ranges)
     sinks = () if rebuilds else topology.sinks
+    shared = min(head.position.seq, head.lineage.common(head.lineage_of(facts.parent)))  # what another lineage has is no part of it
     disk = Disk(written(facts.grown, records, batch_records), facts.folded, facts.free)
     if disk.is_short and not despite_disk:
         refusals.append(
@@ -526,7 +532,7 @@ def draw(
         app=topology.app, target=target, head=str(head.position), generation=head.generation,
         recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
         becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
-        commits=0 if rebuilds else head.position.seq - min(head.position.seq, facts.fork.seq), records=records, ranges=ranges,
+        commits=0 if rebuilds else head.position.seq - min(facts.fork.seq, shared), records=records, ranges=ranges,
         tables=tuple(effects),
         sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
         emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
