@@ -27,7 +27,7 @@ demo: $(CLASSES) ## the retail demo: broker, topics, tables, Dagster; options in
 dev: $(CLASSES) ## broker and Dagster with code reload
 	$(BIN)/watertable dev $(ARGS)
 
-test: $(CLASSES) ## the tests of every change (20 to 45 minutes on 2 cores)
+test: $(CLASSES) ## the tests of every change (20 to 35 minutes on 2 cores)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(CLASSES) ## every test there is, the slow ones too (needs a JDK); 5,000 random plans, larger ones, and 50 on a store
