@@ -11,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 from jsonschema import Draft202012Validator
 
-FORMAT_CHECKER = Draft202012Validator.FORMAT_CHECKER
-
 
 class Frame:
     """A frame whose rows are there: what an answer asks of one."""
@@ -59,7 +57,7 @@ def fits(document: Mapping[str, Any], schema: Mapping[str, Any], value: object) 
     """Hold a value to a schema of an OpenAPI document; raise `ValidationError` where it doesn't fit."""
     whole = {**schema, "components": document["components"]}
     Draft202012Validator.check_schema(whole)
-    Draft202012Validator(whole, format_checker=FORMAT_CHECKER).validate(value)
+    Draft202012Validator(whole, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(value)
 
 
 def answered(document: Mapping[str, Any], operation: Mapping[str, Any], answer: Any) -> None:

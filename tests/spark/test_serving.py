@@ -24,8 +24,9 @@ from watertable.records import Record
 from watertable.settings import Settings
 from watertable_platform import answers
 from watertable_platform.answers import Question
+from watertable_platform.serving.contract import ARROW
 from watertable_platform.serving.desk import Desk, SparkJobs
-from watertable_platform.serving.service import ARROW, Service
+from watertable_platform.serving.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,8 +118,9 @@ def test_pages_and_changes_are_of_the_positions_that_were_named(shop: Shop) -> N
     assert [(row["key"]["sku"], row["old"] and row["old"]["qty"], row["new"]["qty"]) for row in since["rows"]] == [
         ("a", 5, 6), ("c", None, 2),
     ]  # fmt: skip
+    described = shop.get("openapi.json")
     for row in since["rows"]:
-        fits(shop.get("openapi.json"), {"$ref": "#/components/schemas/shop.stock.change"}, row)
+        fits(described, {"$ref": "#/components/schemas/shop.stock.change"}, row)
     then = shop.get(f"tables/stock/changes?since={since['position']}")
     assert ([row["key"]["sku"] for row in then["rows"]], then["position"]) == (["b"], "shop@1.3")
     assert shop.get(f"tables/stock/changes?since={then['position']}")["rows"] == []

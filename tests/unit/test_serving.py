@@ -18,8 +18,7 @@ from jsonschema import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from tests import serving as described
-from tests.serving import Frame, Jobs, never
+from tests.serving import Frame, Jobs, answered, fits, never
 from watertable.errors import PositionGone, SettingsError, SparkError, StoreError, TableNotFound, UnknownPosition, Unreachable
 from watertable.project import Project, load_apps
 from watertable.settings import Secret, Settings
@@ -27,8 +26,9 @@ from watertable_platform import answers
 from watertable_platform.answers import Question
 from watertable_platform.cli.main import main
 from watertable_platform.serving import running
+from watertable_platform.serving.contract import ARROW
 from watertable_platform.serving.desk import GONE, Desk
-from watertable_platform.serving.service import ARROW, Service
+from watertable_platform.serving.service import Service
 
 SHOP = """
 import watertable as wt
@@ -340,12 +340,12 @@ def test_the_service_describes_itself_and_each_answer_is_as_it_says(project: Pro
         ("v1/tables/none", "/v1/tables/{table}"), ("v1/tables/stock?limit=-1", "/v1/tables/{table}"),
         ("v1/tables/stock/changes", "/v1/tables/{table}/changes"),
     ):  # fmt: skip
-        described.answered(told, told["paths"][told_of]["get"], here.get(f"/{path}"))
+        answered(told, told["paths"][told_of]["get"], here.get(f"/{path}"))
     query = told["paths"]["/v1/query"]["post"]
-    described.answered(told, query, here.post("/v1/query", json={"sql": "SELECT 1", "app": "shop"}))
-    described.answered(told, query, here.post("/v1/query", json={"sql": "SELECT 1", "limit": 0}))
+    answered(told, query, here.post("/v1/query", json={"sql": "SELECT 1", "app": "shop"}))
+    answered(told, query, here.post("/v1/query", json={"sql": "SELECT 1", "limit": 0}))
     with pytest.raises(ValidationError):  # what a row isn't
-        described.fits(told, {"$ref": "#/components/schemas/shop.stock"}, {"sku": "a", "size": "1", "qty": 1, "price": "2.50"})
+        fits(told, {"$ref": "#/components/schemas/shop.stock"}, {"sku": "a", "size": "1", "qty": 1, "price": "2.50"})
 
 
 def test_what_the_description_says_of_parameters_is_what_is_taken(project: Project, asked: Asked) -> None:
@@ -355,7 +355,7 @@ def test_what_the_description_says_of_parameters_is_what_is_taken(project: Proje
         given = {"key": '["a", 1]', "where": "qty > 1", "at": "shop@1.7", "since": "shop@1.2", "until": "shop@1.7", "limit": 3, "offset": 1}
         for parameter in told["paths"][path]["get"]["parameters"]:
             if parameter["in"] == "query" and (value := given.get(parameter["name"])) is not None:
-                described.fits(told, parameter["schema"], value)
+                fits(told, parameter["schema"], value)
                 answer = here.get(path.replace("{table}", "shop.stock"), params=fixed | {parameter["name"]: value})
                 assert answer.status_code == 200, answer.text
         for parameter in told["paths"][path]["get"]["parameters"]:

@@ -67,7 +67,7 @@ def print_changes(console: Console, answer: Answer) -> None:
     """Print what changed, key by key: rows that came, went, or differ, each value with the one before it."""
     from watertable.tools.preview import Pair
 
-    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))
+    _head(console, answer)
     rows = (dict(zip(answer.columns, values, strict=True)) for values in answer.rows)
     pairs = [Pair(row["key"], row["new"], row["old"], compared=True) for row in rows]  # type: ignore[arg-type]
     if pairs:
@@ -80,7 +80,7 @@ def print_quarantine(console: Console, answer: Answer) -> None:
     """Print each refused record with its place, its operator, the reason, and as much of its bytes as fits a line."""
     from watertable.store.commits import Position
 
-    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))
+    _head(console, answer)
     for row in (dict(zip(answer.columns, values, strict=True)) for values in answer.rows):
         place, when = f"{row['topic']}/{row['partition']}@{row['offset']}", row["timestamp"]
         console.print()
@@ -109,7 +109,7 @@ def print_quarantine(console: Console, answer: Answer) -> None:
 
 def print_answer(console: Console, answer: Answer) -> None:
     """Print rows as a table with their position."""
-    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))  # a table's title is as narrow as the table
+    _head(console, answer)  # a table's own title is as narrow as the table
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
     for name in answer.columns:
         shown.add_column(Text(name), justify="right" if name in answer.numeric else "left", overflow="ellipsis", no_wrap=True)
@@ -423,6 +423,10 @@ def _beside(pair: Pair, name: str) -> Text:
     if pair.here is None or pair.live is None or name not in pair.live or pair.live[name] == row.get(name):
         return value
     return Text.assemble(_cell(pair.live[name]), (" → ", "yellow"), value)
+
+
+def _head(console: Console, answer: Answer) -> None:
+    console.print(Text.assemble((answer.title, "bold"), "  ", (answer.position, "cyan")))
 
 
 def _count(number: int, what: str) -> str:

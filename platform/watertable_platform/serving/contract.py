@@ -64,9 +64,14 @@ class Query(BaseModel):
     limit: int = Field(_ROWS, ge=1, description="rows at most")
 
 
+def tables_of(project: Project) -> dict[str, TableDef]:
+    """List the tables that can be asked for, by the names that they have here: app.table."""
+    return {f"{name}.{t.name}": t for name, loaded in sorted(project.apps.items()) for t in loaded.topology.tables}
+
+
 def openapi(project: Project, *, token: bool) -> dict[str, Any]:
     """Describe the service of a project; `token` tells that it asks for one. Source: OpenAPI Specification 3.1."""
-    tables = {f"{name}.{t.name}": t for name, loaded in sorted(project.apps.items()) for t in loaded.topology.tables}
+    tables = tables_of(project)
     most = project.settings.serve_rows
     table = {
         "name": "table", "in": "path", "required": True, "description": "a table by app and name, or by its name, where no other has it",

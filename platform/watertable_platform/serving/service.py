@@ -118,8 +118,7 @@ class Service:
         return Response(answers.status_json(found), media_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _tables(self, _: Request) -> Response:
-        apps = sorted(self._project.apps.items())
-        return JSONResponse({f"{name}.{t.name}": _described(t) for name, loaded in apps for t in loaded.topology.tables})
+        return JSONResponse({name: _described(table) for name, table in contract.tables_of(self._project).items()})
 
     async def _rows(self, request: Request) -> Response:
         asked = self._read(contract.Rows, request.query_params)
