@@ -79,6 +79,12 @@ def test_examples_give_what_they_say(page: Path) -> None:
     assert doctest.testfile(str(page), module_relative=False, optionflags=flags).failed == 0
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_examples_are_shown_as_code(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert [line for line in prose.splitlines() if line.startswith(">>> ")] == [], "Markdown takes it for a quotation"
+
+
 def test_the_readme_shows_the_app_as_it_runs() -> None:
     found = CODE.search((ROOT / "assets" / "retail" / "app.py").read_text(encoding="utf-8"))
     assert found is not None
