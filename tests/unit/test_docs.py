@@ -65,6 +65,12 @@ def test_every_operator_is_named_at_the_head_of_a_page() -> None:
     assert {name for name in names if not re.search(rf"\b{name}\b", heads)} == set()
 
 
+@pytest.mark.parametrize("where", ["docs/index.md", "mkdocs.yml"])
+def test_every_page_can_be_found(where: str) -> None:
+    text = (ROOT / where).read_text(encoding="utf-8")
+    assert [page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md" and page.name not in text] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
