@@ -122,6 +122,12 @@ def test_a_table_of_joined_records_depends_on_the_table_that_they_look_up(tmp_pa
     assert deps(found["till/both"]) == {"topics/items", "topics/sales"}
 
 
+def test_a_stream_says_what_its_app_is_for(tmp_path: Path) -> None:
+    told = SHOP.replace('owner="team:shop"', 'description="What the shop has."')
+    job = build_definitions(load_apps(write(tmp_path, shop__app=told))).resolve_job_def("stream__shop")
+    assert (job.description or "").startswith("What the shop has.\n\nThe live stream of shop.")
+
+
 def test_a_table_says_all_that_its_definition_knows(definitions: dg.Definitions, settings: Settings) -> None:
     stock = specs(definitions)["shop/stock"]
     table = load_apps(settings).app("shop").topology.table("stock")

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+import watertable
 from watertable.dsl import streams, tables
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,13 @@ def test_examples_give_what_they_say(page: Path) -> None:
 def test_examples_are_shown_as_code(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert [line for line in prose.splitlines() if line.startswith(">>> ")] == [], "Markdown takes it for a quotation"
+
+
+def test_the_reference_has_all_that_is_public() -> None:
+    listed = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "reference.md").read_text(encoding="utf-8"), re.M))
+    found = {name: getattr(watertable, name) for name in watertable.__all__}
+    homes = {name: (value.__module__, f"{value.__module__}.{value.__qualname__}") for name, value in found.items()}
+    assert [name for name, both in homes.items() if listed.isdisjoint(both)] == []
 
 
 def test_the_readme_shows_the_app_as_it_runs() -> None:

@@ -29,6 +29,7 @@ from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import Reporter
 from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
 from watertable_platform.orchestration.topics import Watched
+from watertable_platform.orchestration.translator import paragraphs
 
 TICK: Final = 1.0
 LOOK: Final = 2.0
@@ -59,7 +60,10 @@ def build_stream_job(app: LoadedApp, settings: Settings, watched: Sequence[Watch
 
     @dg.job(
         name=job_name(app.name),
-        description=f"The live stream of {app.name}. Launch it to deploy, terminate it to stop it; whatever else ends it, it comes back.",
+        description=paragraphs(
+            app.topology.description,
+            f"The live stream of {app.name}. Launch it to deploy, terminate it to stop it; whatever else ends it, it comes back.",
+        ),
         executor_def=dg.in_process_executor,
         tags={Tag.APP: app.name, "dagster/max_runtime": "0", "dagster/max_retries": "0"},
     )

@@ -126,7 +126,7 @@ def _topic_spec(data: TopicData) -> dg.AssetSpec:
     ]
     return dg.AssetSpec(
         topic_key(topic.name),
-        description=_paragraphs(
+        description=paragraphs(
             topic.description,
             f"Kafka topic, read by {', '.join(data.readers)}. Key {topic.key_format}, value {topic.value_format}; event time is {time}.",
         ),
@@ -150,7 +150,7 @@ def _table_spec(data: TableData) -> dg.AssetSpec:
     return dg.AssetSpec(
         table_key(topology.app, table.name),
         deps=inputs_of(table.node, topology.app),
-        description=_paragraphs(table.description, contracts, _PURITY[purity], _text(topology, table)),
+        description=paragraphs(table.description, contracts, _PURITY[purity], _text(topology, table)),
         group_name=topology.app,
         owners=[topology.owner] if topology.owner else None,
         kinds={"kafka", "spark", "deltalake"},
@@ -179,7 +179,7 @@ def _output_spec(data: OutputData) -> dg.AssetSpec:
     return dg.AssetSpec(
         topic_key(sink.topic),
         deps=inputs_of(sink.node, topology.app),
-        description=_paragraphs(
+        description=paragraphs(
             f"Kafka topic that {topology.app} publishes to: each record once, in key order, for consumers with "
             f"`isolation.level=read_committed`. Key {sink.key_format}, value {sink.value_format}{headers}.",
             _PURITY[purity_of(sink.node)],
@@ -242,7 +242,8 @@ def _code(location: str) -> dict[str, dg.CodeReferencesMetadataValue]:
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
 
-def _paragraphs(*parts: str) -> str:
+def paragraphs(*parts: str) -> str:
+    """Write a description of what there is to say."""
     return "\n\n".join(part for part in parts if part)
 
 

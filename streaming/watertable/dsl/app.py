@@ -47,8 +47,8 @@ _OWNER: Final = re.compile(r"team:\S.*|\w[\w.%+-]*@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}
 class App:
     """Collect the topics, tables and output topics that are deployed and committed as one unit.
 
-    `owner` is shown in Dagster: an e-mail address or `team:name`. Raises `SchemaError` for a name that isn't an identifier,
-    or is `topics`, `DefinitionError` for an owner that is neither.
+    `owner`, an e-mail address or `team:name`, is on the app's tables in Dagster, `description` on its stream. Raises `SchemaError`
+    for a name that isn't an identifier, or is `topics`, `DefinitionError` for an owner that is neither.
     """
 
     def __init__(self, name: str, *, owner: str | None = None, description: str = "") -> None:
