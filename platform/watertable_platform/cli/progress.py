@@ -69,7 +69,7 @@ class Progress:
         self._rates: deque[float] = deque(maxlen=_WIDTH)
         self._batch: BatchCommitted | None = None
         self._state, self._style = "starting", "yellow"
-        self._position, self._generation = "", 0
+        self._position = ""
         self._lag: dict[str, int] = {}
         self._committed_at = self._folded_at = self._told_at = 0.0
         self._problem = ""
@@ -92,7 +92,7 @@ class Progress:
         """Take an event in; on a terminal the next redraw shows it."""
         match event:
             case Started():
-                self._state, self._style, self._position, self._generation = "running", "green", event.position, event.generation
+                self._state, self._style, self._position = "running", "green", event.position
                 self._say(f"started at {event.position}, generation {event.generation}, fingerprint {event.fingerprint}")
             case BatchCommitted():
                 self._batch, self._position, self._lag, self._committed_at = event, event.position, dict(event.lag), time.monotonic()
@@ -117,7 +117,7 @@ class Progress:
                 else:
                     self._state, self._style = (f"running, {event.busy_s:.0f} s into a batch" if event.busy_s else "caught up"), "green"
             case Rewound():
-                self._state, self._style, self._position, self._generation = "replaying", "magenta", event.position, event.generation
+                self._state, self._style, self._position = "replaying", "magenta", event.position
                 self._batch = None
                 self._say(f"{event.by}: from {event.before} to {event.position}, generation {event.generation}; going on from there")
             case Stopped():

@@ -104,6 +104,14 @@ def check_read(schema: Schema, form: Format, where: str) -> None:
             )
 
 
+def check_written(schema: Schema, form: Format, where: str) -> None:
+    """Raise `SchemaError` for what can't be written in a format: of a map's key, JSON has its text, and Spark knows none of these."""
+    kinds = [(column.name, kind) for column in schema for kind in column.type.walk()] if form is Format.JSON else []
+    for name, kind in kinds:
+        if kind.map_key is not None and kind.map_key.kind in ("binary", "array", "struct"):
+            raise SchemaError(f"{where}: {name} holds a {kind.sql()}, and keys of JSON are text: cast them, or publish map_entries({name})")
+
+
 def check_typed(columns: Iterable[Column], where: str) -> None:
     """Raise `ExpressionError` for columns that are NULL without a type, or have one in them: nothing can keep it."""
     if untyped := [column.name for column in columns if any(kind.kind == "void" for kind in column.type.walk())]:

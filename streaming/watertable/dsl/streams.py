@@ -28,6 +28,7 @@ from watertable.dsl.definitions import (
     check_same_key,
     check_topic_name,
     check_waits,
+    check_written,
     chosen_format,
     here,
     identifier,
@@ -234,6 +235,8 @@ class Stream:
         check_topic_name(topic, where)
         keys = chosen_format(key_format, self.key, where, default=key_format_of(self.key))
         values = chosen_format(value_format, self.value, where, default=Format.JSON)
+        check_written(self.key, keys, f"{where}: key")
+        check_written(self.value, values, f"{where}: value")
         written = written_headers(headers or {}, self._scope(), where)
         self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, headers=written, location=where))
 
