@@ -121,6 +121,7 @@ def test_a_new_process_finds_a_young_apps_head_in_the_log_and_of_an_old_one_look
             assert found == read[number]
 
 
+@pytest.mark.slow
 def test_what_several_tables_ask_of_one_version_is_looked_up_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:

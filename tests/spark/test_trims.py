@@ -63,6 +63,7 @@ def aged(ledger: Ledger) -> Ledger:
     return ledger.restart()
 
 
+@pytest.mark.slow
 def test_what_begins_while_a_trim_is_at_work_is_nobodys_to_trim(ledger: Ledger) -> None:
     tell(ledger)
     ledger.store.fold_all()
@@ -245,6 +246,7 @@ def test_of_a_trim_and_an_epoch_that_meet_one_sees_the_other_and_gives_way(ledge
     assert (read(ledger), ledger.store.head().position) == (told(6), Position("shop", 2, 6))
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_fork_is_gone_is_never_begun_anew_from_nothing(ledger: Ledger) -> None:
     """As a release before the last could leave it."""
     tell(ledger)
