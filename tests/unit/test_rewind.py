@@ -81,9 +81,16 @@ def test_a_target_has_one_form_however_it_is_written(given: dict[str, Any], kind
     assert Target.parse(**given) == Target(kind, value)  # type: ignore[arg-type]
 
 
-def test_offsets_come_from_a_file_too(tmp_path: Path) -> None:
-    (tmp_path / "offsets.json").write_text('{"moves": {"0": 7}}')
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_offsets_come_from_a_file_too(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "offsets.json").write_text('{"moves": {"0": 7}}', encoding=encoding)
     assert Target.parse(to=str(tmp_path / "offsets.json")) == Target("offsets", '{"moves": {"0": 7}}')
+
+
+def test_a_file_that_holds_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "offsets.json").write_bytes(b"\xff")
+    with pytest.raises(RewindRefused, match=r"offsets are written .*, not b'\\xff' of .*offsets.json"):
+        Target.parse(to=str(tmp_path / "offsets.json"))
 
 
 @pytest.mark.parametrize(

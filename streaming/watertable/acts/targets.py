@@ -229,15 +229,17 @@ def first_begins(changelog: Changelog, snapshot: Snapshot, head: Head, last: Com
 
 def _canonical_offsets(text: str) -> str:
     """Read offsets by topic and partition, from a file or as they stand, and write them in one way."""
+    said: str | bytes = text
     if not text.startswith("{"):
         try:
-            text = Path(text).read_text(encoding="utf-8")
+            said = Path(text).read_bytes()
         except OSError as error:
             raise RewindRefused(f"can't read the offsets in {text}: {error.strerror}") from None
     try:
         wanted: dict[str, dict[str, int]] = {}
-        for (topic, partition), offset in offsets_of(json.loads(text)).items():
+        for (topic, partition), offset in offsets_of(json.loads(said)).items():  # of bytes, whichever of Unicode's encodings
             wanted.setdefault(topic, {})[str(partition)] = offset
         return json.dumps(wanted, sort_keys=True)
     except ValueError:
-        raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {text[:80]!r}') from None
+        where = "" if said is text else f" of {text}"
+        raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {said[:80]!r}{where}') from None
