@@ -13,6 +13,7 @@ from tests.spark.ledger import Ledger, minute
 from watertable import failpoints
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.schema import Schema
+from watertable.session import UPKEEP_POOL, job_group, shuffled_by
 from watertable.store import changelog
 from watertable.store.bases import STATE_PROPERTY
 from watertable.store.commits import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
@@ -20,7 +21,7 @@ from watertable.store.deltalog import DeltaLog
 from watertable.store.reader import Reader
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -47,6 +48,46 @@ def test_a_commit_holds_tables_outbox_quarantine_and_position_in_one_version_of_
     ((*_, headers),) = ledger.store.changelog.outbox(snapshot, ledger.store.head().lineage, 0, 1)
     assert headers == (("h", b"\x03"),)
     assert ledger.read("stock") == {"a": 2, "b": 3}
+
+
+def outbox(spark: SparkSession, *values: int) -> DataFrame:
+    return spark.createDataFrame([(value,) for value in values], "n INT").selectExpr(
+        "'low' AS topic", "X'01' AS key", "CAST(CAST(n AS STRING) AS BINARY) AS value", "timestamp_seconds(0) AS timestamp",
+        "timestamp_seconds(0) AS st", "'moves' AS src_topic", "0 AS src_partition", "CAST(n AS BIGINT) AS src_offset",
+        "CAST(n AS BIGINT) AS ord", "CAST(n AS BIGINT) AS ordinal", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("at_hand", [changelog._AT_HAND, 0])
+def test_what_is_sent_of_an_outbox_is_left_out_and_the_rest_has_the_numbers_that_it_had(
+    ledger: Ledger, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, at_hand: int
+) -> None:
+    monkeypatch.setattr(changelog, "_AT_HAND", at_hand)
+    for values in ((30, 10, 20), (50, 40), (60,)):
+        info = ledger.info()
+        ledger.writer.commit({}, info, outbox=outbox(spark, *values))
+        ledger.offsets |= info.next
+    log, lineage = ledger.store.changelog, ledger.store.head().lineage
+
+    def read(after: int, **sent: tuple[int, int]) -> list[tuple[int, int, bytes | None]]:
+        return [(seq, number, value) for seq, number, _, _, value, *_ in log.outbox(log.snapshot(), lineage, after, 3, **sent)]
+
+    every = [(1, 0, b"10"), (1, 1, b"20"), (1, 2, b"30"), (2, 0, b"40"), (2, 1, b"50"), (3, 0, b"60")]
+    assert read(0) == every
+    assert read(0, sent=(1, 1)) == every[2:]
+    assert read(0, sent=(2, -1)) == every[3:]
+    assert read(1, sent=(1, 1)) == every[3:]
+    assert read(2, sent=(3, 0)) == []
+
+
+def test_few_rows_to_publish_are_one_job_however_many_cores_there_are(ledger: Ledger, spark: SparkSession) -> None:
+    ledger.writer.commit({}, ledger.info(), outbox=outbox(spark, *range(100)))
+    log, lineage, spent = ledger.store.changelog, ledger.store.head().lineage, []
+    for cores in (2, 12):
+        with shuffled_by(spark, cores), job_group(spark, f"publish by {cores}", "publish", UPKEEP_POOL) as jobs:
+            assert len(list(log.outbox(log.snapshot(), lineage, 0, 1))) == 100
+            spent.append(jobs())
+    assert spent == [1, 1]
 
 
 def test_a_store_whose_rows_lack_a_member_is_given_it_when_its_app_starts(

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from watertable.errors import Fenced, KafkaError, StoreError, WatertableError
@@ -23,6 +23,7 @@ from watertable.store.commits import Position
 if TYPE_CHECKING:
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
+    from watertable.store.changelog import Outgoing
     from watertable.store.commits import Head, Lineage, Offsets
     from watertable.store.deltalog import Snapshot
     from watertable.store.touched import Touched
@@ -228,10 +229,19 @@ def consumers(store: Store, cluster: Cluster) -> Iterable[Position]:
     if done is not None and done.place.epoch != lineage.epoch:  # the next run takes the place over, from there
         waiting = done.place.seq
     else:
-        place = Place(lineage.epoch, 0, -1) if done is None else done.place
-        rows = store.changelog.outbox(snapshot, lineage, place.seq - 1, waiting, done.floor if done else None, head.emitting(lineage.epoch))
-        waiting = next((seq for seq, number, *_ in rows if Place(lineage.epoch, seq, number) > place), waiting)
+        rows = _to_send(store, snapshot, lineage, waiting, done, head.emitting(lineage.epoch))
+        waiting = next((seq for seq, *_ in rows), waiting)
     return (Position(store.app, lineage.epoch, max(0, waiting - 1)),)
+
+
+def _to_send(
+    store: Store, snapshot: Snapshot, lineage: Lineage, upto: int, done: Published | None, again: Collection[int], read: int = 0
+) -> Iterator[Outgoing]:
+    """Read what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published, and behind `read`."""
+    if done is None:
+        return store.changelog.outbox(snapshot, lineage, read, upto, again=again)
+    after, place = max(read, done.place.seq - 1), (done.place.seq, done.place.ordinal)
+    return store.changelog.outbox(snapshot, lineage, after, upto, done.floor, again, place)
 
 
 def _refuse_beyond(done: Published | None, head: Head, ended: Position) -> None:
@@ -373,10 +383,7 @@ class Courier(Worker):
 
         The floor is none for the commits of epochs that publish again.
         """
-        done = publisher.published
-        after = max(self._read, done.place.seq - 1 if done else 0)
-        again = head.emitting(lineage.epoch)
-        rows = self._store.changelog.outbox(snapshot, lineage, after, upto, done.floor if done else None, again)
+        rows = _to_send(self._store, snapshot, lineage, upto, publisher.published, head.emitting(lineage.epoch), self._read)
         publisher.publish(
             OutboxRow(Place(lineage.epoch, seq, number), topic, key, value, timestamp, headers)
             for seq, number, topic, key, value, timestamp, headers in rows

@@ -83,6 +83,8 @@ _KEPT: Final = 500
 """Rows that are remembered, and up to as many again; the files of as many commits."""
 _GROWTH: Final = 12
 """Versions whose commits tell how fast a changelog grows; each is a file to read."""
+_AT_HAND: Final = 4 << 20
+"""Bytes of files of an outbox up to which they are read in one task: sorted in more, each partition is a job."""
 _FRESH: Final = 3600.0
 """Seconds after a commit for which its files are where they came: OPTIMIZE and VACUUM leave them for longer, whatever the horizon."""
 
@@ -101,6 +103,8 @@ _COMMIT_DDL: Final = (
 )
 DAYS_COLUMN: Final = "days_v1"
 DAYS_DDL: Final = "kind STRING, name STRING, day DATE, seq BIGINT, span STRING"
+Outgoing = tuple[int, int, str, bytes | None, bytes | None, datetime, Headers]
+"""What a commit has to publish: its seq, the number within it, topic, key, value, timestamp, headers."""
 _CODE: Final = "watertable.code."
 """Table properties: by fingerprint, when a writer began, and the outline of its code, with which later code is compared."""
 _CODES: Final = 16
@@ -492,19 +496,21 @@ class Changelog:
         return 0
 
     def outbox(
-        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, floor: Offsets | None = None, again: Collection[int] = ()
-    ) -> Iterator[tuple[int, int, str, bytes | None, bytes | None, datetime, Headers]]:
-        """Read what commits (after, upto] have to publish, in order: seq, number within the commit, topic, key, value, timestamp, headers.
+        self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, floor: Offsets | None = None, again: Collection[int] = (),
+        sent: tuple[int, int] = (0, -1),
+    ) -> Iterator[Outgoing]:  # fmt: skip
+        """Read what commits (after, upto] have to publish, in order.
 
-        A commit's rows never change, so neither do the numbers; whoever reads a commit here reads all of it, but for what comes from
-        source records before `floor`, unless the commit is of an epoch in `again`. Pairs of records have several sources, and are all read.
+        A commit's rows never change, so neither do the numbers; those up to the seq and number in `sent` are left out. So is what comes
+        from source records before `floor`, unless the commit is of an epoch in `again`. Pairs of records have several sources, and are all
+        read. What few commits have is read in one task, one Spark job.
         """
         number = "CAST(row_number() OVER (PARTITION BY seq ORDER BY out_v1.ordinal, `table`) - 1 AS BIGINT) AS number"
         files = self.added(snapshot, lineage, after, upto, lambda name: name.startswith(OUT_PREFIX))
         if files is None:
             rows = snapshot.frame().where(f"startswith(`table`, '{OUT_PREFIX}') AND {lineage.where(after, upto)}")
         elif files.number:
-            rows = snapshot.frame(files)
+            rows = snapshot.frame(files).coalesce(1) if files.bytes <= _AT_HAND else snapshot.frame(files)
         else:
             return
         rows = rows.selectExpr(
@@ -515,6 +521,8 @@ class Changelog:
             source = F.col("o.src_topic").eqNullSafe(F.lit(topic)) & F.col("o.src_partition").eqNullSafe(F.lit(partition))
             beyond = ~source | (F.col("o.src_offset") >= F.lit(offset))
             rows = rows.where(beyond | F.col("epoch").isin(*again) if again else beyond)
+        if sent[0] > after:  # where nothing is to be left out, no number is in the plan: its code is that of the commit before
+            rows = rows.where(f"seq > {sent[0]} OR (seq = {sent[0]} AND number > {sent[1]})")
         for row in rows.drop("o", "epoch").orderBy("seq", "number").toLocalIterator(prefetchPartitions=True):
             key, value = (None if row[c] is None else bytes(row[c]) for c in ("key", "value"))
             headers = tuple((name, bytes(said)) for name, said in row["headers"] or ())
