@@ -100,6 +100,10 @@ class FormatError(StoreError):
     """Refuse a store that a newer release of watertable wrote."""
 
 
+class OtherCode(StoreError):
+    """Refuse to read a table by code that keeps other states of it than the code that made it."""
+
+
 class RewindRefused(StoreError):
     """Refuse a rewind that can't be done, or not without saying that its cost is known."""
 

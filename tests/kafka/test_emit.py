@@ -38,7 +38,7 @@ def act(world: World, to: str | None, **options: bool) -> Position:
     store, topology = store_of(world), world.topology()
     target = Target("undo") if to is None else Target.parse(to)
     plan = rewind.plan(store, topology, world.admin, target, **options)  # type: ignore[arg-type]
-    return rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
+    return rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)[1]
 
 
 def of(world: World, sku: str) -> list[int]:

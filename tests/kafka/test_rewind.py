@@ -73,7 +73,7 @@ def test_a_running_app_is_rewound_goes_on_and_publishes_nothing_twice(spark: Spa
 
     def act(target: Target, **options: bool) -> str:
         plan = rewind.plan(store, topology, world.admin, target, reason="a test")
-        return str(rewind.apply(store, plan, topology.fingerprint, world.admin, **options))
+        return str(rewind.apply(store, plan, topology.fingerprint, world.admin, **options)[1])
 
     world.produce(("a", 5), ("b", -1), ("a", -7))
     with living(world, topology) as said:
@@ -136,7 +136,7 @@ def test_at_whatever_position_a_rewind_arrives_the_tables_are_the_interpreters_f
         assert last is not None
         target = {world.moves: {str(p[1]): draw.randint(0, offset) for p, offset in last.next.items()}}
         plan = rewind.plan(store, topology, world.admin, Target.parse(to=json.dumps(target)))
-        position = rewind.apply(store, plan, topology.fingerprint, world.admin)
+        _, position = rewind.apply(store, plan, topology.fingerprint, world.admin)
         head = store.head()
         hold(position, dict(head.last.next) if head.last else {})
         if number % 4 == 3 or not position.seq:

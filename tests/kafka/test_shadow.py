@@ -55,7 +55,7 @@ def test_a_shadow_takes_the_place_of_a_running_app_whose_readers_only_go_forward
         world.produce(("b", -2), ("a", -9), ("c", 3))
         wait(lambda: caught_up(world, store))
         plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"), reason="a test", shadow=True)
-        becomes = rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
+        _, becomes = rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
         with failpoints.armed("job.batch.compiled", lambda: world.produce(("c", -4))):  # it goes on while its shadow replays
             replay()
         wait(lambda: caught_up(world, store))

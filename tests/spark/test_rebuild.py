@@ -158,7 +158,7 @@ def planned(run: App, *tables: str, target: Target = EARLIEST, **options: Any) -
 
 def begun(run: App, *tables: str, plan: RewindPlan | None = None) -> Position:
     kafka: Any = Kafka(run.partitions)
-    return rewind.apply(run.store, plan or planned(run, *tables), run.topology.fingerprint, kafka)
+    return rewind.apply(run.store, plan or planned(run, *tables), run.topology.fingerprint, kafka)[1]
 
 
 def joined(run: App, size: int = 50) -> tuple[Position, Position]:
@@ -477,6 +477,20 @@ def test_code_that_has_changed_elsewhere_makes_no_other_windows() -> None:
     assert not is_made_by(None, part), "who knows"
 
 
+def test_days_of_a_table_whose_own_code_has_changed_are_refused_with_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
+    run = App(tiny(spark), tmp_path, calendar(), SALES)
+    for batch in by(SALES[:60], 30):
+        run.read(batch)
+    changed = run.under(calendar(2, "daily"))
+    (refused,) = planned(changed, "busy", target=Target.parse(DAYS[0].isoformat()), days=DAYS).refusals
+    assert "has changed what busy" in refused
+    assert refused.endswith("leave --days out")
+    assert [(e.table, e.effect) for e in planned(changed, "busy").tables if e.table in ("totals", "daily")] == [
+        ("totals", "as it is"), ("daily", "new: holds only what comes once its code runs"),
+    ]  # fmt: skip
+    assert planned(changed, "busy").refusals == ()
+
+
 def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:
     topology = calendar(1, "daily")
     assert unbounded(topology, ["busy"]) == ""
@@ -484,6 +498,15 @@ def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:
         assert why in unbounded(topology, names)
         with pytest.raises(RewindRefused, match="Leave --days out"):
             rebuilt(topology, names, DAYS)
+
+
+def test_what_a_rebuild_of_some_tables_wrote_tells_nothing_of_how_fast_the_whole_app_grows(run: App) -> None:
+    before = planned(run, target=Target("commit", "1"))
+    begun(run, "stock")
+    joined(run, size=1)
+    after = planned(run, target=Target("commit", "1"))
+    assert before.disk.replay is not None
+    assert (after.records, after.disk.replay) == (before.records, before.disk.replay)
 
 
 def test_the_history_of_a_table_begins_where_it_was_made_anew(run: App) -> None:

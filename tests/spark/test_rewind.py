@@ -136,7 +136,7 @@ def planned(ledger: Ledger, to: str | None = None, kafka: Kafka | None = None, *
 def rewound(ledger: Ledger, to: str | None = None, **options: Any) -> Ledger:
     """Plan, apply, and start again from there as a new process would."""
     plan = planned(ledger, to, **options)
-    position = rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
+    _, position = rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())  # type: ignore[arg-type]
     again = ledger.restart()
     assert (str(position), again.writer.position) == (plan.becomes, position)
     return again
@@ -337,12 +337,24 @@ def test_a_plan_is_refused_when_the_app_went_on_and_follows_its_run_where_that_i
         rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(moves=20), follow=True)  # type: ignore[arg-type]
     assert ledger.store.head().position == Position("shop", 1, 4)
     with failpoints.armed("rewind.before_commit", lambda: tell(ledger, cuts=(5,))):  # the live run is quicker by a commit
-        assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(), follow=True) == Position("shop", 2, 1)  # type: ignore[arg-type]
+        places = rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(), follow=True)  # type: ignore[arg-type]
+    assert places == (Position("shop", 1, 5), Position("shop", 2, 1)), "where it was by then, and not where it was planned"
     assert len(ledger.store.head().forks) == 1
     stale = planned(ledger, "1")
     ledger.restart()
     with pytest.raises(PlanOutdated, match="started anew"):
         rewind.apply(ledger.store, stale, ledger.topology.fingerprint, Kafka(), follow=True)  # type: ignore[arg-type]
+
+
+def test_the_plan_of_a_shadow_beside_an_app_that_has_read_nothing_since_it_was_rewound_says_that_nobody_knows_how_far(
+    ledger: Ledger,
+) -> None:
+    tell(ledger, cuts=(1, 2))
+    again = rewound(ledger, "earliest")
+    plan = planned(again, "earliest", shadow=True)
+    assert plan.stops == "where shop is by then: it has read nothing since it was rewound, so how much that is isn't known yet"
+    tell(again, cuts=(1,))
+    assert planned(again, "earliest", shadow=True).stops == ""
 
 
 def test_a_rewind_killed_before_its_row_changed_nothing_and_killed_after_it_is_done(ledger: Ledger) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,9 @@ from watertable import failpoints
 from watertable.acts import parity, rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.acts.shadow import Diff
-from watertable.errors import Fenced, RewindRefused
+from watertable.errors import Fenced, OtherCode, RewindRefused
 from watertable.store.commits import Position
+from watertable.store.reader import Reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +39,7 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
 def begun(ledger: Ledger, to: str = "earliest", **options: Any) -> Position:
     """Begin a shadow."""
     plan = planned(ledger, to, shadow=True, **options)
-    return rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(), follow=True)  # type: ignore[arg-type]
+    return rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka(), follow=True)[1]  # type: ignore[arg-type]
 
 
 def beside(ledger: Ledger) -> Ledger:
@@ -292,9 +294,16 @@ def test_a_shadow_of_other_code_is_compared_promoted_and_undone_by_the_code_that
     stock = next(t for t in found.tables if t.table == "stock")
     assert (stock.added, stock.removed, stock.changed, stock.at) == (0, 1, 0, "shop@1.1"), "by its folded table, as it is"
     assert "new: top, n; no more: qty" in stock.note
-    assert found.verdict.startswith(f"other code ({old.fingerprint} → {new.fingerprint})")
+    codes = f"other code ({old.fingerprint} → {new.fingerprint})"
+    assert found.verdict == f"{codes}: 1 of 2 tables differ, as far as they could be compared: without stock.top, stock.n, stock.qty"
+    same = dataclasses.replace(found, tables=(dataclasses.replace(stock, removed=0),))
+    assert "the same rows, as far as they could be compared: without stock.top" in same.verdict
+    assert shadow.Diff.from_json(json.loads(found.to_json())) == found
     shadow.promote(changed.store, new, lambda goal: None)
     assert {r[0]: (r[1], r[2]) for r in changed.store.reader.read("stock").collect()} == {"a": (3, 2)}
+    changed.store.folder.fold_all()
+    with pytest.raises(OtherCode, match=r"start this again with it; .* `watertable rewind shop --table stock --apply`"):
+        Reader(session, str(tmp_path), "shop", old.tables).read("stock")
     assert "load that code" in planned(changed, target=Target("undo")).refusals[0]
     undone = rewound(live, target=Target("undo"))
     assert undone.read("stock") == {"a": 5, "b": 1}

@@ -260,7 +260,7 @@ def test_an_epoch_whose_fork_is_gone_is_never_begun_anew_from_nothing(ledger: Le
     with pytest.raises(StoreError, match="`watertable undo shop --apply`"):
         ledger.restart()
     plan = planned(ledger, target=Target("undo"))
-    assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka()) == Position("shop", 3, 6)  # type: ignore[arg-type]
+    assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, Kafka())[1] == Position("shop", 3, 6)  # type: ignore[arg-type]
     assert read(ledger.restart()) == told(6)
 
 
@@ -290,6 +290,24 @@ def test_a_position_of_a_shadow_of_some_tables_is_no_place_for_the_whole_app(led
     shadow.abandon(ledger.store)
     with pytest.raises(RewindRefused, match="a shadow of names alone"):
         planned(ledger, str(writer.position))
+
+
+def test_a_trim_looks_at_one_old_version_of_a_table_however_often_it_was_folded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    at = deltalog.DeltaLog.at
+
+    def look(log: deltalog.DeltaLog, version: int, **options: bool) -> deltalog.Snapshot | None:
+        looked.append(version)
+        return at(log, version, **options)
+
+    monkeypatch.setattr(deltalog.DeltaLog, "at", look)
+    counts = []
+    for folds in ((2, 3), (4, 5, 6)):  # none as old as the first commit that is wanted
+        tell(ledger, folds, folds)
+        looked.clear()
+        ledger.store.upkeep.trim()
+        counts.append(len(looked))
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_stream_time_of_a_topic_that_is_read_no_more_holds_nothing_up(ledger: Ledger) -> None:

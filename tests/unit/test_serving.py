@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from tests.serving import Frame, Jobs, answered, fits, never
-from watertable.errors import PositionGone, SettingsError, SparkError, StoreError, TableNotFound, UnknownPosition, Unreachable
+from watertable.errors import OtherCode, PositionGone, SettingsError, SparkError, StoreError, TableNotFound, UnknownPosition, Unreachable
 from watertable.project import Project, load_apps
 from watertable.settings import Secret, Settings
 from watertable_platform import answers
@@ -188,6 +188,7 @@ def test_a_form_of_another_page_can_t_be_a_query(project: Project, asked: Asked)
     [
         (PositionGone("trimmed"), 410), (UnknownPosition("isn't there yet"), 400), (TableNotFound("never ran"), 404),
         (Unreachable("storage failed"), 503), (SparkError("[DIVIDE_BY_ZERO]"), 500), (StoreError("rebuild it"), 500),
+        (OtherCode("other code made it"), 409),
         (KeyError("/a/path and a token"), 500),
     ],
 )  # fmt: skip

@@ -156,9 +156,11 @@ def test_refused_records_are_a_warning_that_is_told_once_and_goes_with_a_rewind(
     assert held is not None
     assert held.refused_since < held.refused_at
     assert checks.quarantine(dataclasses.replace(held, beat=held.refused_at + 3601)).passed
-    rewound = "say('rewound', position='shop@2.1', before='shop@1.5', by='rewind', generation=3)"
-    result = run(f"started(); idle(); {rewound}; idle(); sys.exit(1)")
-    assert verdicts(instance, result, "quarantine") == [warned, quiet], "the next run knows of it, and a rewind leaves them behind"
+    rewound = "say('rewound', position='shop@2.{}', before='shop@1.5', by='rewind', generation=3)".format
+    result = run(f"started(); idle(); {rewound(5)}; idle(); sys.exit(1)")
+    assert verdicts(instance, result, "quarantine") == [warned], "the next run knows of it, and so does a rewind to what came after"
+    result = run(f"started(); idle(); {rewound(1)}; idle(); sys.exit(1)")
+    assert verdicts(instance, result, "quarantine") == [warned, quiet], "what is read again is refused again, or not"
 
 
 WAITED = {"lag": {"sales": 5_000_000}, "behind_since": 10_000.0, "beat": 17_200.0}

@@ -62,8 +62,9 @@ class JsonLines:
 class Progress:
     """Show how a run goes, in words a person reads at a glance."""
 
-    def __init__(self, console: Console, topology: Topology, log: Path) -> None:
-        self._console, self._topology, self._log = console, topology, log
+    def __init__(self, console: Console, topology: Topology, log: Path, *, beside: bool = False) -> None:
+        """Begin; `beside` tells that it is the app's shadow that runs."""
+        self._console, self._topology, self._log, self._beside = console, topology, log, beside
         self._live: Live | None = None
         self._began = time.monotonic()
         self._rates: deque[float] = deque(maxlen=_WIDTH)
@@ -80,7 +81,7 @@ class Progress:
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
             self._live.start()
-        else:
+        elif not self._beside:
             self._say(f"starting {self._topology.app}")
         return self
 
@@ -93,7 +94,8 @@ class Progress:
         match event:
             case Started():
                 self._state, self._style, self._position = "running", "green", event.position
-                self._say(f"started at {event.position}, generation {event.generation}, fingerprint {event.fingerprint}")
+                started = f"started at {event.position}, generation {event.generation}, fingerprint {event.fingerprint}"
+                self._say(f"the shadow reads on from {event.position}" if self._beside else started)
             case BatchCommitted():
                 self._batch, self._position, self._lag, self._committed_at = event, event.position, dict(event.lag), time.monotonic()
                 self._state, self._style, self._problem = "running", "green", ""

@@ -176,7 +176,7 @@ def parity(
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
 
         def replay() -> None:
-            with JsonLines(stop) if as_json else Progress(terminal.out, topology, settings.log_file("query")) as view:
+            with JsonLines(stop) if as_json else Progress(terminal.out, topology, settings.log_file("query"), beside=True) as view:
                 job.run(topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
             if stop.is_set():
                 raise RewindRefused(f"stopped; nothing of it is left, and {loaded.name} goes on as it was")
@@ -236,7 +236,7 @@ def _promote(
                 raise RewindRefused(f"stopped before the shadow took its place; nothing is changed, and {on}")
 
         def replay(goal: Offsets | None) -> None:
-            with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log) as view:
+            with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log, beside=True) as view:
                 job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
             refuse_when_stopped()
 
@@ -333,9 +333,10 @@ def _rewind(
             show.print_plan(terminal.out, plan)
         if not apply:
             if not as_json:
-                terminal.out.print("nothing is changed; --apply does it", style="dim")
+                refused = "nothing is changed, and nothing would be: --apply is refused as well"
+                terminal.out.print(refused if plan.refusals else "nothing is changed; --apply does it", style="dim")
             return
-        position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
+        before, position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
         if plan.shadow:
             _replay(settings, loaded, spark, store, words=plan.words, until=0 if plan.days else plan.until, as_json=as_json)
             return
@@ -343,9 +344,9 @@ def _rewind(
             _promote(settings, loaded, spark, store, apply=True, despite_checks=False, emit=False, reason="", as_json=as_json)
             return
     if as_json:
-        print(json.dumps({"event": "rewound", "position": str(position), "before": plan.head, "by": plan.words}))
+        print(json.dumps({"event": "rewound", "position": str(position), "before": str(before), "by": plan.words}))
     else:
-        show.print_done(terminal.out, loaded.name, str(position), plan.head)
+        show.print_done(terminal.out, loaded.name, str(position), str(before))
 
 
 def _with_what_is_behind(plan: RewindPlan, settings: Settings, topology: Topology) -> RewindPlan:
@@ -371,7 +372,7 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
 
     stopped = f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on"
     with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=stopped) as stop:
-        with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query")) as view:
+        with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query"), beside=True) as view:
             job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)
         if stop.is_set():
             raise RewindRefused(stopped)

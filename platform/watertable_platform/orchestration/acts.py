@@ -302,7 +302,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
             run_id=run_id,
             environment=environment(settings, instance),
             act=True,
-            **(before.handed_on if before else {}) | ({"refused_since": 0.0, "refused_at": 0.0} if act.replay else {}),
+            **(before.handed_on if before else {}),
         )
         held = leases.take(settings, ours)
     except WatertableError as error:
@@ -324,7 +324,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
                 read = held.reading(event["lag"], event.get("problem", "")) if "lag" in event else {}
                 held = leases.renew(settings, held, position=event.get("position") or held.position, **read)
                 if event["event"] == "batch":
-                    refused = held.refusing(event.get("quarantined", 0))
+                    refused = held.refusing(event.get("quarantined", 0), event["position"])
                     waits = held.unfolded_since or time.time()  # until its end, when it folds
                     stream_time = event.get("stream_time") or held.stream_time
                     held = leases.renew(settings, held, stream_time=stream_time, unfolded_since=waits, **refused)
@@ -332,6 +332,8 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
                     left = sum(event["lag"].values())
                     context.log.info(f"{event['position']}: {event['records']} records, {left} to read")
                     act.progress(left, at_once=not left)
+                elif event["event"] == "started" and act.replay:
+                    held = leases.renew(settings, held, **held.going_on_from(event["position"]))
                 elif event["event"] == "days":
                     reporter.touched(event)
             code = child.exit_code()

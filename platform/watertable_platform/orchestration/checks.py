@@ -155,7 +155,7 @@ def freshness(held: Lease | None) -> Verdict:
     if not held.is_held:
         was = f"; it was {lag} records behind" if held.lag else ""
         return Verdict(False, f"unknown: the stream doesn't run{was}", dg.AssetCheckSeverity.WARN, {"lag": lag} if held.lag else None)
-    says = f"{lag} records behind, for {behind:.0f} s" if lag else "at the head of its topics"
+    says = f"records wait to be read, and none for more than {BEHIND:.0f} s" if lag else "at the head of its topics"  # stays true
     if not held.lag:
         says = f"how many records wait isn't known{' yet' * (not held.problem)}"
     if behind > BEHIND:  # a verdict is told when it is new: so once a minute
@@ -173,9 +173,9 @@ def fold_lag(held: Lease | None, every: float) -> Verdict:
         waits = f"commits since {_moment(held.unfolded_since)} may wait for their fold: `watertable fold {held.app}` does it"
         return Verdict(False, f"unknown: the stream doesn't run; {waits}", dg.AssetCheckSeverity.WARN)
     age = held.beat - held.unfolded_since if held and held.unfolded_since else 0.0
-    says = f"the oldest commit that waits for its fold is {age:.0f} s old" if age else "no commit waits for its fold"
-    late = age > max(FOLD_SECONDS, 2 * every)
-    if late:
+    most = max(FOLD_SECONDS, 2 * every)
+    says = f"commits wait for their fold, and none for more than {most:.0f} s" if age else "no commit waits for its fold"
+    if late := age > most:
         says = f"the oldest commit that waits for its fold is {age // 60:.0f} min old"
     return Verdict(not late, says, dg.AssetCheckSeverity.WARN, {"fold lag s": round(age, 3)})
 

@@ -22,13 +22,14 @@ from watertable.errors import FormatError, JobError
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import Topology
 from watertable.settings import Settings
+from watertable.store.commits import Position
 from watertable_platform.orchestration.child import alive, birth
 
 QUIET: Final = 3600.0
 """Seconds without a refused record after which those of before count as a few of long ago."""
 SILENT: Final = 120.0
 """Seconds without a sign of life after which a worker on another machine counts as gone."""
-_HANDED_ON: Final = ("stream_time", "unfolded_since", "refused_since", "refused_at")
+_HANDED_ON: Final = ("stream_time", "unfolded_since", "refused_since", "refused_at", "refused_in")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Lease:
     `lag` is empty while it isn't known; `problem` says why, unless nobody has looked yet. `behind_since` is since when records wait, or
     may, for all that is known; 0: none do. `told` is how far its days have been reported. `unfolded_since` is when the oldest commit was
     made that waits for its fold; 0: none does. `refused_since` and `refused_at` are when records began to be refused, and when one was
-    last; 0: none was.
+    last, in the commit `refused_in`; 0: none was.
     """
 
     app: str
@@ -61,6 +62,7 @@ class Lease:
     unfolded_since: float = 0.0
     refused_since: float = 0.0
     refused_at: float = 0.0
+    refused_in: str = ""
     told: str = ""
     act: bool = False
     released: bool = False
@@ -84,10 +86,16 @@ class Lease:
         waits = not lag or any(lag.values())
         return {"lag": lag, "problem": problem, "behind_since": (self.behind_since or time.time()) if waits else 0.0}
 
-    def refusing(self, records: int) -> dict[str, float]:
-        """Give what becomes of it where a batch has just refused so many records."""
+    def refusing(self, records: int, position: str) -> dict[str, Any]:
+        """Give what becomes of it where the batch of a commit has just refused so many records."""
         now = time.time()
-        return {"refused_since": self.refused_since if self.refuses else now, "refused_at": now} if records else {}
+        since = self.refused_since if self.refuses else now
+        return {"refused_since": since, "refused_at": now, "refused_in": position} if records else {}
+
+    def going_on_from(self, fork: str) -> dict[str, Any]:
+        """Give what becomes of it where the app goes on from a fork: what was refused behind it is read again, and refused or not."""
+        again = self.refused_in and (not fork or Position.parse(self.refused_in).seq > Position.parse(fork).seq)
+        return {"refused_since": 0.0, "refused_at": 0.0, "refused_in": ""} if again else {}
 
     @property
     def worker_lives(self) -> bool:

@@ -167,7 +167,7 @@ class _Stream:
             case "started":
                 self._started(event)
             case "batch":
-                refused = self.lease.refusing(event.get("quarantined", 0))
+                refused = self.lease.refusing(event.get("quarantined", 0), event["position"])
                 stream_time = event.get("stream_time") or self.lease.stream_time
                 self._beat(**self.lease.reading(event["lag"]), stream_time=stream_time, **refused)
                 self.reporter.batch(event)
@@ -186,7 +186,7 @@ class _Stream:
                     self.context.log.warning(str(event["problem"]))
             case "rewound":
                 self._tag({Tag.POSITION: event["position"]})
-                self._beat(**self.lease.reading({}), told="", refused_since=0.0, refused_at=0.0)
+                self._beat(**self.lease.reading({}), told="", **self.lease.going_on_from(event["position"]))
                 self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
                 self.reporter.moved(event["position"])
             case "failed":

@@ -40,6 +40,7 @@ from watertable.errors import (
     DefinitionError,
     EvaluationError,
     KeyMismatch,
+    OtherCode,
     PositionGone,
     QueryRefused,
     SparkError,
@@ -65,8 +66,8 @@ _BODY: Final = 1 << 20
 """Bytes that the body of a request may have."""
 _HERE: Final = ("localhost", "127.0.0.1", "[::1]")
 _STATUS: Final[tuple[tuple[type[WatertableError], int], ...]] = (
-    (Unreachable, 503), (QueryRefused, 400), (PositionGone, 410), (UnknownPosition, 400), (TableNotFound, 404), (KeyMismatch, 400),
-    (DefinitionError, 400), (EvaluationError, 400), (UnsupportedFunction, 400), (WatertableError, 500),
+    (Unreachable, 503), (QueryRefused, 400), (PositionGone, 410), (UnknownPosition, 400), (OtherCode, 409), (TableNotFound, 404),
+    (KeyMismatch, 400), (DefinitionError, 400), (EvaluationError, 400), (UnsupportedFunction, 400), (WatertableError, 500),
 )  # fmt: skip
 """What an error is in HTTP; the first that fits. Of definitions, only a condition or a key that was asked for can be wrong here."""
 

@@ -105,7 +105,8 @@ def _slope(samples: Sequence[tuple[int, int]], apart: int) -> float | None:
 def eta_text(eta: Estimate | None) -> str:
     """Write an estimate for people."""
     if eta is None:
-        return "no time is known: what a batch takes is kept by the next one of its run, and no run of this app has made two yet"
+        none = "no run has made two since the app began, or was rewound"
+        return f"no time is known: what a batch takes is kept by the next one of its run, and {none}"
     return f"about {_span(eta.likely)} ({_span(eta.low)} to {_span(eta.high)})"
 
 

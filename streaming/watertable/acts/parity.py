@@ -121,7 +121,8 @@ def hold(
             f"{store.app} can't be held against its records {begin}: {'; '.join(plan.refusals)}. What can be had can be held: say from "
             "where on, with --to, --by or --shift-by"
         )
-    epoch = rewind.apply(store, plan, topology.fingerprint, kafka, follow=True, mark=HELD).epoch
+    _, begun = rewind.apply(store, plan, topology.fingerprint, kafka, follow=True, mark=HELD)
+    epoch = begun.epoch
     try:
         replay()
         found = shadow.diff(store, topology, samples)

@@ -128,12 +128,20 @@ def unfilled(code: Outline | None, topology: Topology) -> str:
     )
 
 
-def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str]) -> str:
-    """Say which other tables can't go on under the code that some tables are to be made anew by, or aren't there yet; "" where all can."""
+def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str], *, whole: bool) -> str:
+    """Say which tables can't go on under the code that some are to be made anew by, or aren't there yet; "" where all can.
+
+    Those that are made anew as a `whole`, and not in the windows of some days, are no matter.
+    """
     found = store.deployment(topology, head)
     if found is None:
         return ""
-    above = [t.name for t in topology.above(tables).tables]
+    above = [t.name for t in topology.above(tables).tables] if whole else ()
+    if not whole and (own := [c for c in (*found.of(Kind.BREAKING), *found.of(Kind.UNFILLED)) if c.name in tables]):
+        return (
+            f"the code has changed what {', '.join(c.name for c in own)} would hold of any day ({own[0].name}: {own[0].reason}): leave "
+            "--days out"
+        )
     wrong, empty, new = (
         [c for c in found.of(kind) if c.name not in tables] for kind in (Kind.BREAKING, Kind.UNFILLED, Kind.ADDITIVE)
     )  # fmt: skip

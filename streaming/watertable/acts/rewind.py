@@ -179,7 +179,9 @@ class RewindPlan:
 
     @property
     def stops(self) -> str:
-        """Say where a shadow stops for now; "" where it reads as far as the app is."""
+        """Say where a shadow stops for now, or that nobody can say how far it reads; "" where it reads as far as the app is."""
+        if self.is_beside and not self.recorded and not self.until:
+            return f"where {self.app} is by then: it has read nothing since it was rewound, so how much that is isn't known yet"
         return f"up to commit {self.until:,}, where it can be compared; it goes on from there when asked" if self._pauses else ""
 
     @property
@@ -361,7 +363,7 @@ def plan(
         facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days)
     if rebuilds:
-        wrong = misfit(store, topology, facts.head, rebuilds if days is None else ())
+        wrong = misfit(store, topology, facts.head, rebuilds, whole=days is None)
     else:
         wrong = unfilled(code, topology) if target.kind != "undo" else ""
     return draw(
@@ -458,7 +460,8 @@ def _with_disk(store: Store, facts: Facts, part: Topology, rebuilds: Collection[
     """
     changelog, names = store.changelog, {table.name for table in part.kept}
     snapshot = changelog.snapshot()
-    grown = changelog.grown(snapshot, lambda name: name in names or name.startswith("__"))
+    parts = {row.epoch for row in facts.head.shadows if row.of}
+    grown = changelog.grown(snapshot, lambda name: name in names or name.startswith("__"), parts)
     folded = 0
     for table in part.kept:
         log = store.reader.log(base_name(table))
@@ -513,7 +516,7 @@ def draw(
         refusals.append(
             f"the code has changed the state of {', '.join(stale)}: its rows up to the fork can't go on under it. Rewind to earliest"
         )
-    elif partial and not keep_old_code_before:
+    elif partial and not keep_old_code_before and not (days and misfit):  # which says it better
         refusals.append(
             f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go on): "
             "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
@@ -555,14 +558,16 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False, mark: str = "") -> Position:
-    """Carry out a plan: one control row; give the position from which the app goes on.
+def apply(
+    store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, follow: bool = False, mark: str = ""
+) -> tuple[Position, Position]:
+    """Carry out a plan: one control row; give where the app was, and from where it goes on.
 
     The app's writer, if one runs, is fenced by it and takes up its place again at the fork; of a shadow, or a rebuild, it learns nothing,
-    and the position is where the shadow's writer begins. With `follow`, what the run that was
-    planned for has committed since then is no reason to refuse: it is read again like all the rest. The row keeps `mark` as a counter, by
-    which whoever has begun it knows it again. Raises `RewindRefused` for a plan with refusals, `PlanOutdated` when the app, its code or
-    what Kafka holds isn't what was planned, or what it forks at was trimmed.
+    and what is begun at the second position is the shadow. With `follow`, what the run that was planned for has committed since then is
+    no reason to refuse: it is read again like all the rest. The row keeps `mark` as a counter, by which whoever has begun it knows it
+    again. Raises `RewindRefused` for a plan with refusals, `PlanOutdated` when the app, its code or what Kafka holds isn't what was
+    planned, or what it forks at was trimmed.
     """
     if plan.refusals:
         raise RewindRefused(f"{plan.app} is not rewound: " + "; ".join(plan.refusals))
@@ -579,9 +584,12 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
     of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until and plan.days else {})
     of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
     of |= ({EMIT: becomes.epoch} if plan.emits else {}) | ({mark: 1} if mark else {})
+    before = Position.parse(plan.head)
 
     def look(snapshot: Snapshot) -> Act:
+        nonlocal before
         head = store.changelog.head(snapshot)
+        before = head.position
         lost = unkept(store, snapshot, head, Position(store.app, plan.parent, fork.seq), plan.rebuilds or [*store.reader.tables])
         refuse_if_moved(plan, head, fingerprint, [*gone, *([lost] if lost else ())], follow=follow)
         info = CommitInfo(
@@ -597,7 +605,7 @@ def apply(store: Store, plan: RewindPlan, fingerprint: str, kafka: Admin, *, fol
 
     store.act(look, _TRIES)
     failpoints.hit("rewind.after_commit")
-    return becomes
+    return before, becomes
 
 
 def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequence[str] = (), *, follow: bool = False) -> None:
@@ -652,12 +660,13 @@ def _effects(
 ) -> tuple[list[Effect], list[str]]:
     """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
     tables, fork = topology.tables, facts.fork
+    columns = store.changelog.snapshot().columns
     if rebuilds:
+        others = {t.name: "as it is" if t.state_column in columns else "new: holds only what comes once its code runs" for t in tables}
         anew = "rebuilt from nothing, and joined" if days is None else f"its windows of {days[0]} to {days[1]} are made anew; others stay"
-        return [Effect(t.name, f"{anew}{_by_arrival(t)}" if t.name in rebuilds else "as it is") for t in tables], []
+        return [Effect(t.name, f"{anew}{_by_arrival(t)}" if t.name in rebuilds else others[t.name]) for t in tables], []
     if not fork.seq:
         return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []
-    columns = store.changelog.snapshot().columns
     old: set[str] = set()
     if facts.fork_fingerprint != topology.fingerprint:  # the same code has the same layout
         old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
@@ -676,7 +685,7 @@ def _effects(
             found.append(Effect(t.name, "new: holds only what comes after the fork"))
         else:
             behind = fork.seq - bases[t.name].seq
-            since = f": its fold of {behind:,} commits before, and what came since" if behind else ""
+            since = f": its fold of {behind:,} commit{'s' * (behind != 1)} before, and what came since" if behind else ""
             found.append(Effect(t.name, f"as it was at commit {fork.seq:,}{since}"))
     return [Effect(e.table, e.effect + _by_arrival(t)) for e, t in zip(found, tables, strict=True)], sorted(old)
 

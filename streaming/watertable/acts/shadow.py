@@ -95,7 +95,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDiff:
-    """Say what would change of one table; `at` is where the live one was read, `note` why it couldn't be at the same offsets, or at all."""
+    """Say what would change of one table; `at` is where the live one was read, `note` why it couldn't be at the same offsets, or at all.
+
+    `apart` names the columns that weren't compared, since one of the two hasn't them, or has them of another type.
+    """
 
     table: str
     at: str
@@ -106,6 +109,7 @@ class TableDiff:
     samples: tuple[Sample, ...] = ()
     by_arrival: bool = False
     note: str = ""
+    apart: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -141,6 +145,8 @@ class Diff:
         differing = [t.table for t in self.tables if t.rows]
         if self.old_code != self.new_code:
             what = f"{len(differing)} of {len(self.tables)} tables differ" if differing else "the same rows"
+            if apart := [f"{t.table}.{column}" for t in self.tables for column in t.apart]:
+                what += f", as far as they could be compared: without {', '.join(apart)}"
             return f"other code ({self.old_code} → {self.new_code}): {what}"
         if self.apart and self.exact:
             return f"the same code made other rows of {', '.join(self.apart)}: this is a bug, unless the topics hold other records now"
@@ -158,7 +164,11 @@ class Diff:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote, parsed."""
         tables = tuple(
-            TableDiff(**t | {"columns": tuple(ColumnDiff(**c) for c in t["columns"]), "samples": tuple(Sample(**s) for s in t["samples"])})
+            TableDiff(
+                **t
+                | {"columns": tuple(ColumnDiff(**c) for c in t["columns"]), "samples": tuple(Sample(**s) for s in t["samples"])}
+                | {"apart": tuple(t.get("apart", ()))}
+            )
             for t in body["tables"]
         )
         names = {f.name for f in dataclasses.fields(cls)}
@@ -310,7 +320,7 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
         )  # fmt: skip
         rows = None
         if shadow.of:
-            if wrong := misfit(store, topology, head, () if shadow.days else shadow.of):
+            if wrong := misfit(store, topology, head, shadow.of, whole=shadow.days is None):
                 raise RewindRefused(f"{', '.join(sorted(shadow.of))} can't be joined: {wrong}")
             if others := _otherwise(store, part, head, own, shadow):
                 (they, are), them = ("it", "is") if len(shadow.of) == 1 else ("they", "are"), "it" if len(others) == 1 else "them"
@@ -468,7 +478,8 @@ def _table_diff(
     at = Position(store.app, base.epoch, base.seq)
     were = shown.schema
     if missing := [f"{c.name} {c.type.sql()}" for c in table.key if c.name not in were or were[c.name] != c.type]:
-        return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=f"not compared: its key has {', '.join(missing)} now")
+        note = f"not compared: its key has {', '.join(missing)} now"
+        return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=note, apart=table.columns.names)
     values = [c for c in table.value if c.name in were and were[c.name] == c.type]
     key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
     value = ", ".join(f"'{c.name}', {quote(c.name)}" for c in values) or "'_', 0"
@@ -477,15 +488,18 @@ def _table_diff(
         for frame, name in ((shown.frame(), "old"), (reader.read(table.name, own), "new"))
     )
     new = [c.name for c in table.value if c.name not in were]
-    other = [f"{c.name} ({were[c.name].sql()}, now {c.type.sql()})" for c in table.value if c not in values and c.name in were]
+    changed = [c for c in table.value if c not in values and c.name in were]
+    other = [f"{c.name} ({were[c.name].sql()}, now {c.type.sql()})" for c in changed]
     gone = [n for n in were.names if n not in (*table.key.names, *table.value.names)]
     said = {"new": new, "of another type, not compared": other, "no more": gone}
     note = "; ".join([f"as folded at {at}, by other code", *(f"{what}: {', '.join(names)}" for what, names in said.items() if names)])
-    return _counted(table.name, values, differing(old, now, values), samples, at=str(at), by_arrival=by_arrival, note=note)
+    apart = (*new, *(c.name for c in changed), *gone)
+    return _counted(table.name, values, differing(old, now, values), samples, at=str(at), by_arrival=by_arrival, note=note, apart=apart)
 
 
 def _counted(
-    name: str, columns: Sequence[Column], rows: DataFrame, samples: int, *, at: str, by_arrival: bool, note: str = ""
+    name: str, columns: Sequence[Column], rows: DataFrame, samples: int, *, at: str, by_arrival: bool, note: str = "",
+    apart: tuple[str, ...] = (),
 ) -> TableDiff:  # fmt: skip
     """Count rows that differ (`key`, `old`, `new`), column by column, and take the first of each kind; two Spark jobs."""
     rows = materialise(rows)
@@ -512,7 +526,7 @@ def _counted(
             for n, column in enumerate(columns)
         ),
         samples=tuple(Sample(row["kind"], row["key"], row["old"], row["new"]) for row in shown.collect()) if shown is not None else (),
-        by_arrival=by_arrival, note=note,
+        by_arrival=by_arrival, note=note, apart=apart,
     )  # fmt: skip
 
 

@@ -205,7 +205,8 @@ def _condition(app: str, last: CommitInfo, target: Target, topics: Collection[st
             when = datetime.fromisoformat(target.value)
             newest = max((time for (topic, _), time in last.stream_times.items() if topic in topics and time is not None), default=None)
             if newest is None or newest < when:
-                raise NothingToRewind(f"no partition of {app} has reached the event time {when.isoformat()}: the furthest is at {newest}")
+                furthest = "none has a time yet" if newest is None else f"the furthest is at {newest:%F %T}Z"
+                raise NothingToRewind(f"no partition of {app} has reached the event time {when:%F %T}Z: {furthest}. Name one before that")
             return lambda info: info.is_by(when - timedelta(microseconds=1), topics), 0
         case "offsets":
             wanted = offsets_of(json.loads(target.value))

@@ -175,7 +175,8 @@ class Deployment:
             f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
             f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
             f"`watertable rewind {self.app} --to earliest --apply` makes all tables anew{alone}; to keep what the older code made, rewind "
-            "to the newest commit, with --keep-old-code-before; or load the code from before"
+            "to the newest commit, with --keep-old-code-before; or load the code from before. Where this is that code, `watertable undo "
+            f"{self.app}` takes back what brought the other in"
         )
 
     @property

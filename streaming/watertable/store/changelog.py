@@ -82,7 +82,7 @@ NEAR: Final = 500
 _KEPT: Final = 500
 """Rows that are remembered, and up to as many again; the files of as many commits."""
 _GROWTH: Final = 12
-"""Versions whose commits tell how fast a changelog grows; each is a file to read."""
+"""Commits that tell how fast a changelog grows."""
 _AT_HAND: Final = 4 << 20
 """Bytes of files of an outbox up to which they are read in one task: sorted in more, each partition is a job."""
 _FRESH: Final = 3600.0
@@ -390,14 +390,17 @@ class Changelog:
         """List the files in which a condition may hold; a Spark job, once a version."""
         return self._looked_up(snapshot, ("files", where), lambda: snapshot.files(where))
 
-    def grown(self, snapshot: Snapshot, wanted: Callable[[str], bool]) -> list[tuple[int, int]]:
-        """Give of the newest commits how many records each is of, and how many bytes it added for wanted tables, as the log tells it."""
-        found = []
-        for version in range(snapshot.version, max(-1, snapshot.version - _GROWTH), -1):
-            if (commit := self.log.commit(version)) is None:
+    def grown(self, snapshot: Snapshot, wanted: Callable[[str], bool], apart: Collection[int] = ()) -> list[tuple[int, int]]:
+        """Give of the newest commits how many records each is of, and how many bytes it added for wanted tables, as the log tells it.
+
+        Those of the epochs in `apart` hold a part of the tables, and tell nothing of all.
+        """
+        found: list[tuple[int, int]] = []
+        for version in range(snapshot.version, max(-1, snapshot.version - _STEPS), -1):
+            if len(found) == _GROWTH or (commit := self.log.commit(version)) is None:
                 break  # log clean-up took it, and those before it
             info = CommitInfo.unpacked(commit.tags[COMMIT_TAG]) if COMMIT_TAG in commit.tags else None
-            if info is not None and info.kind == "batch":
+            if info is not None and info.kind == "batch" and info.epoch not in apart:
                 found.append((info.records, sum(file.bytes for file in commit.added if wanted(file.table or ""))))
         return found
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import company, finish
 from watertable.compiler.versions import state_as_of
-from watertable.errors import PositionGone, StoreError, TableNotFound, UnknownPosition
+from watertable.errors import OtherCode, PositionGone, TableNotFound, UnknownPosition
 from watertable.plan.nodes import Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, topics_above
 from watertable.schema import Column, Type, quote
@@ -248,13 +248,14 @@ class Reader:
         return self.with_tombstones(table, base, lineage, head.folds, snapshot)
 
     def _check_state(self, table: TableDef, base: Base) -> None:
-        """Raise `StoreError` when a base keeps another state version, which can't be merged with the table's changes."""
+        """Raise `OtherCode` when a base keeps another state version, which can't be merged with the table's changes."""
         kept = table.state_column if base.snapshot is None else base.snapshot.property(STATE_PROPERTY)
         if kept != table.state_column:
-            raise StoreError(
-                f"table {table.name!r} ({table.location}) keeps its state as {table.state_column}, but "
-                f"{self.log(base_name(table)).path} was folded as {kept}: rebuild it, with "
-                f"`watertable rewind {self.changelog.app} --to earliest --apply`"
+            raise OtherCode(
+                f"table {table.name!r} ({table.location}) keeps its state as {table.state_column} here, and "
+                f"{self.log(base_name(table)).path} was folded as {kept}: other code made it. If that is the code that is to be, start "
+                "this again with it; if this is, rebuild the table under it, with "
+                f"`watertable rewind {self.changelog.app} --table {table.name} --apply`"
             )
 
     def _older(self, table: TableDef, position: Position, lineage: Lineage, snapshot: Snapshot) -> Base:

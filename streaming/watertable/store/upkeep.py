@@ -173,8 +173,8 @@ class Upkeep:
         for seq, version in sorted((m for m in known if m[0] <= wanted), reverse=True)[:1]:
             if log.at(version) is not None:
                 return seq
-        above = [seq for seq, version in sorted(known) if seq > wanted and log.at(version) is not None]
-        return above[0] if above else base.seq
+        above = (seq for seq, version in sorted(known) if seq > wanted and log.at(version) is not None)
+        return next(above, base.seq)  # each version is a look at the log, and there is a fold in each half minute
 
     def _logs(self) -> list[DeltaLog]:
         logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
