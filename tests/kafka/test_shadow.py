@@ -238,7 +238,7 @@ def test_a_shadow_that_records_were_deleted_under_says_how_to_begin_another(spar
     rewind.apply(store, plan, topology.fingerprint, world.admin)
     job.run(topology, world.settings, shadow=True, until=1, spark=spark)
     world.admin.delete_records({(world.moves, 1): 3})
-    with pytest.raises(TopicChanged, match=r"truncated past us.*Give the shadow up, `watertable rewind APP --abandon-shadow`"):
+    with pytest.raises(TopicChanged, match=r"truncated past us.*Give the shadow up, `watertable rewind \w+_j\d+ --abandon-shadow`"):
         job.run(topology, world.settings, shadow=True, spark=spark)
     world.run()  # the app has read them, and goes on
 

@@ -86,6 +86,30 @@ def test_a_ghost_is_told_as_one_with_its_last_position_whoever_ended_it(
         assert (attempt.ended, attempt.position, attempt.worker_gone, attempt.crashed) == (Ended.GHOST, "shop@1.7", False, True)
 
 
+@pytest.mark.parametrize("ended", ["given up", "by a person"])
+def test_of_a_stream_that_stands_the_checks_say_once_what_nobody_knows_any_more(tmp_path: Path, ended: str) -> None:
+    settings, _, sensor = supervised(tmp_path)
+    with dg.DagsterInstance.ephemeral() as instance:
+        crash = Crash("TopicChanged", "topic 'sales' was deleted", final=True)
+        tags = {Tag.ENDED: str(Ended.CRASH), Tag.CRASH: crash.as_tag()} if ended == "given up" else {}
+        run = dg.DagsterRun(job_name=job_name("shop"), run_id="last", status=STARTED, tags=tags)
+        instance.add_run(run)
+        (instance.report_run_failed if ended == "given up" else instance.report_run_canceled)(run)
+        lease = Lease(app="shop", run_id="last", environment="here", lag={"sales": 444}, unfolded_since=time.time() - 9, released=True)
+        leases.renew(settings, lease)
+
+        first = sensor(dg.build_sensor_context(instance=instance))
+        assert isinstance(first, dg.SensorResult)
+        told = {event.check_name: (event.passed, event.description) for event in first.asset_events}  # type: ignore[union-attr]
+        assert told["freshness"] == (False, "unknown: the stream doesn't run; it was 444 records behind")
+        assert told["fold_lag"][0] is False
+        assert "may wait for their fold" in (told["fold_lag"][1] or "")
+        assert told["stream_alive"][0] is False
+        again = sensor(dg.build_sensor_context(instance=instance, cursor=first.cursor))
+        assert isinstance(again, dg.SensorResult)
+        assert not again.asset_events
+
+
 BROKEN = "import watertable as wt\n1 / 0"
 
 

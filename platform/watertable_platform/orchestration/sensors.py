@@ -142,7 +142,7 @@ def _carry_out(
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case GiveUp() if now.get("gave_up") != last_id:
             now["gave_up"] = last_id
-            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+            outcome.events += _at_rest(app, decision, settings)
         case Queued(run_id=run_id) if decision.late and now.get("late") != run_id:  # it can't tell itself
             now["late"] = run_id
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
@@ -151,7 +151,7 @@ def _carry_out(
             outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
         case Leave() if last and last.status is Status.CANCELED and now.get("stopped") != last_id:
             now["stopped"] = last_id  # the run said so too, but a check counts for the latest materialization only, maybe an act's
-            outcome.events += _evaluations(app, checks.STREAM_ALIVE, checks.stream_alive(decision))
+            outcome.events += _at_rest(app, decision, settings)
         case _:
             pass
     code = f"{last.fingerprint if last else ''} {app.topology.fingerprint} {breaking}".rstrip()
@@ -189,6 +189,17 @@ def _bury(run_id: str, app: str, settings: Settings, instance: dg.DagsterInstanc
         instance.add_run_tags(run_id, tags)
     if not run.is_finished:  # Dagster's own look at its workers may have come first
         instance.report_run_canceled(run, message="its worker is gone; marked as ended by the reconcile sensor")
+
+
+def _at_rest(app: LoadedApp, decision: Decision, settings: Settings) -> list[dg.AssetCheckEvaluation]:
+    """Tell that a stream stands, and what nobody knows any more since it does."""
+    held = leases.read(settings, app.name)
+    told = (
+        (checks.STREAM_ALIVE, checks.stream_alive(decision)),
+        (checks.FRESHNESS, checks.freshness(held)),
+        (checks.FOLD_LAG, checks.fold_lag(held, settings.fold_seconds)),
+    )
+    return [evaluation for name, verdict in told for evaluation in _evaluations(app, name, verdict)]
 
 
 def _evaluations(app: LoadedApp, name: str, verdict: checks.Verdict) -> list[dg.AssetCheckEvaluation]:

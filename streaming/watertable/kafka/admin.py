@@ -28,7 +28,8 @@ _NO_LEADER_YET: Final = (
     ClientError.UNKNOWN_LEADER_EPOCH, ClientError.FENCED_LEADER_EPOCH,  # who leads it, the client knows before the broker, or after it
     ClientError._NOENT,  # nobody does yet, as the client was told
 )  # fmt: skip
-START_OVER: Final = "To start over from what the topic holds, `watertable rewind APP --to earliest`"
+START_OVER: Final = "To start over from what the topic holds, `watertable rewind {} --to earliest`"
+"""The way out of what has become of a topic, for an app of this name."""
 BEHIND: Final = "message.timestamp.before.max.ms"
 AHEAD: Final = "message.timestamp.after.max.ms"
 _ANY: Final = str((1 << 63) - 1)
@@ -227,7 +228,7 @@ class Admin:
             self._groups[app] = connected(Consumer, config, self._cluster)
         return self._groups[app]
 
-    def check_topics(self, expected: Mapping[str, TopicState], position: Offsets, way_out: str = START_OVER) -> None:
+    def check_topics(self, expected: Mapping[str, TopicState], position: Offsets, way_out: str = START_OVER.format("APP")) -> None:
         """Compare topics with what an app knew of them and with its position (the next offset to read of each partition).
 
         Raises `TopicChanged`, naming the loss and the way out, for a topic that was deleted or re-created, that got more partitions, whose

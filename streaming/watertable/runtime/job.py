@@ -163,7 +163,7 @@ class _Emitter:
 class _Job:
     """Hold one running app: where it stands, and the loop that moves it."""
 
-    _way_out = START_OVER
+    _ways_out = START_OVER
 
     def __init__(
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event,
@@ -183,7 +183,7 @@ class _Job:
         self.offsets: dict[Partition, int] = {}
         self.stream_times: dict[Partition, datetime | None] = {}
         self.topics: dict[str, TopicState] = {}
-        self.group = ""
+        self.group, self._way_out = "", self._ways_out.format(topology.app)
         self._closed = threading.Event()
         self.courier = self._new_courier()
         touched = Touched.of(settings, self.store.folder.changelog, topology.tables)
@@ -614,7 +614,7 @@ class _Replay(_Job):
     Of a shadow of some tables, it runs the part of the app that makes them.
     """
 
-    _way_out = "Give the shadow up, `watertable rewind APP --abandon-shadow`, and begin another"
+    _ways_out = "Give the shadow up, `watertable rewind {} --abandon-shadow`, and begin another"
 
     def __init__(
         self, topology: Topology, settings: Settings, spark: SparkSession, emit: _Emitter, stop: threading.Event, goal: Offsets | None,
