@@ -23,6 +23,7 @@ from watertable.errors import Fenced, PlanOutdated, RewindRefused
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import Topology
 from watertable.records import Record
+from watertable.store import changelog
 from watertable.store.commits import CommitInfo, Position
 from watertable.store.touched import Touched
 from watertable.store.writer import Store
@@ -498,6 +499,26 @@ def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:
         assert why in unbounded(topology, names)
         with pytest.raises(RewindRefused, match="Leave --days out"):
             rebuilt(topology, names, DAYS)
+
+
+def test_a_new_process_follows_the_log_over_what_was_joined_and_finds_what_a_look_finds(run: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(run, "stock")
+    joined(run)
+    run.read(run.records[30:35])
+    found = []
+    for young in (200, -1):
+        monkeypatch.setattr(changelog, "_YOUNG", young)
+        changelog._seen.clear()
+        looks: list[str] = []
+        with monkeypatch.context() as patch:
+            rows = changelog.Changelog.rows
+            patch.setattr(changelog.Changelog, "rows", lambda self, at, where: looks.append(where) or rows(self, at, where))  # noqa: B023
+            store = Store.open(run.spark, str(run.warehouse), "shop", run.topology.kept)
+            head = store.head()
+            read = {name: sorted(map(tuple, store.reader.read(name).collect())) for name in ("stock", "sold")}
+            found.append((head.position, head.last, head.generation, head.lineage, head.forks, read))
+        assert bool(looks) == (young < 0), looks
+    assert found[0] == found[1]
 
 
 def test_what_a_rebuild_of_some_tables_wrote_tells_nothing_of_how_fast_the_whole_app_grows(run: App) -> None:

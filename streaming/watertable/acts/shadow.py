@@ -318,7 +318,7 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             fork=own.position.seq, next=shadow.next if ours.epoch != shadow.epoch else {},
             counters={BACK: head.position.epoch, LEFT: head.position.seq} | ({EMIT: shadow.epoch} if EMIT in shadow.counters else {}),
         )  # fmt: skip
-        rows = None
+        joins = rows = None
         if shadow.of:
             if wrong := misfit(store, topology, head, shadow.of, whole=shadow.days is None):
                 raise RewindRefused(f"{', '.join(sorted(shadow.of))} can't be joined: {wrong}")
@@ -330,11 +330,11 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
                     f"up (--abandon-shadow), and rebuild {them} as well"
                 )
             info, joins, rows = _joining(store, part, head, own, shadow, info)
-        becomes[:] = [Position(store.app, info.epoch, joins.seq if shadow.of else info.seq)]
+        becomes[:] = [Position(store.app, info.epoch, joins.seq if joins else info.seq)]
         failpoints.hit("rewind.promote.before_commit")
         also = {EPOCH_LINE: info.epoch, shadow_line(shadow.epoch): number_of(own.generation + 1, own.position.seq)}
         note = f"epoch {becomes[0]} generation {info.generation} {words}"
-        return Act(info, WRITER_LINE, note, also, point="rewind.join" if shadow.of else "", rows=rows)
+        return Act(info, WRITER_LINE, note, also, point="rewind.join" if shadow.of else "", joins=joins, rows=rows)
 
     try:
         done = store.act(look)

@@ -16,6 +16,7 @@ copied: the epoch that takes them over begins with one commit of all that they k
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,8 @@ EPOCH_LINE: Final = "watertable/epoch"
 """The transaction line of whatever begins or ends an epoch, or drops commits that one could begin from; the number is an epoch's."""
 COMMIT_TAG: Final = "watertable.commit"
 """The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
+_COMMITS_TAG: Final = "watertable.commits"
+"""The same of one with several, as where rebuilt tables are joined; for releases that know it."""
 _OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
 """The kinds of rows that lie in the bucket of their seq; the others are few but for `advances`, and are found by every look."""
 _WANTED: Final = "c.kind <> 'advances'"
@@ -399,9 +402,8 @@ class Changelog:
         for version in range(snapshot.version, max(-1, snapshot.version - _STEPS), -1):
             if len(found) == _GROWTH or (commit := self.log.commit(version)) is None:
                 break  # log clean-up took it, and those before it
-            info = CommitInfo.unpacked(commit.tags[COMMIT_TAG]) if COMMIT_TAG in commit.tags else None
-            if info is not None and info.kind == "batch" and info.epoch not in apart:
-                found.append((info.records, sum(file.bytes for file in commit.added if wanted(file.table or ""))))
+            size = sum(file.bytes for file in commit.added if wanted(file.table or ""))
+            found += [(row.records, size) for row in _rows_of(commit.tags) if row.kind == "batch" and row.epoch not in apart]
         return found
 
     def _next(self, seen: _Seen, version: int) -> _Seen | None:
@@ -413,10 +415,10 @@ class Changelog:
         rows, files, trimmed = list(seen.rows), dict(seen.files), seen.trimmed
         for number in range(seen.version + 1, version + 1):
             commit = self.log.commit(number)
-            if commit is None or (COMMIT_TAG not in commit.tags and commit.operation not in _SAME_ROWS):
+            told_of = () if commit is None else _rows_of(commit.tags)
+            if commit is None or not (told_of or commit.operation in _SAME_ROWS):
                 return None
-            if COMMIT_TAG in commit.tags:
-                row = CommitInfo.unpacked(commit.tags[COMMIT_TAG])
+            for row in told_of:
                 if row.kind == "advances":
                     trimmed = True
                     continue
@@ -638,9 +640,16 @@ def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Data
     return rows.selectExpr("epoch", "seq", "commit_v1 AS c").where("c.kind = 'batch'")
 
 
-def told(info: CommitInfo) -> dict[str, str]:
-    """Give the tags of a commit whose only `__commit` row is this one."""
-    return {COMMIT_TAG: info.packed()}
+def told(info: CommitInfo, *others: CommitInfo) -> dict[str, str]:
+    """Give the tags of a commit whose `__commit` rows are these."""
+    return {_COMMITS_TAG: f"[{','.join(row.packed() for row in (info, *others))}]"} if others else {COMMIT_TAG: info.packed()}
+
+
+def _rows_of(tags: Mapping[str, str]) -> list[CommitInfo]:
+    """Read the `__commit` rows that a commit's tags tell of; none where they tell of none."""
+    if COMMIT_TAG in tags:
+        return [CommitInfo.unpacked(tags[COMMIT_TAG])]
+    return [CommitInfo.of_json(row) for row in json.loads(tags.get(_COMMITS_TAG, "[]"))]
 
 
 def interval(duration: timedelta) -> str:

@@ -242,7 +242,11 @@ class CommitInfo:
     @classmethod
     def unpacked(cls, text: str) -> CommitInfo:
         """Read what `packed` has written; raise `FormatError` when a newer release did."""
-        row = json.loads(text)
+        return cls.of_json(json.loads(text))
+
+    @classmethod
+    def of_json(cls, row: Mapping[str, Any]) -> CommitInfo:
+        """Read what `packed` has written, parsed; raise `FormatError` when a newer release did."""
         return cls._read(row["epoch"], row["seq"], row["c"], datetime.fromisoformat)
 
     @classmethod

@@ -63,7 +63,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Hold the one row that an act on an app is, what is committed with it, and the transaction lines that it is of."""
+    """Hold the one row that an act on an app is, what is committed with it, and the transaction lines that it is of.
+
+    `rows` are those of the commit that `joins` it, where one does.
+    """
 
     info: CommitInfo
     line: str
@@ -71,6 +74,7 @@ class Act:
     also: Mapping[str, int] = field(default_factory=dict)
     bucket: int | None = -1
     point: str = ""
+    joins: CommitInfo | None = None
     rows: DataFrame | None = None
 
 
@@ -181,7 +185,7 @@ class Store:
                 made = self.changelog.log.append(
                     rows, line=act.line, note=act.note, point=act.point,
                     number=number_of(act.info.generation, act.info.seq), also=act.also, since=snapshot.version,
-                    tags=told(act.info) if act.rows is None else None,
+                    tags=told(act.info, *([act.joins] if act.joins else ())),
                 )  # fmt: skip
             except Fenced:  # whether it matters, the next look tells
                 if attempt == tries - 1:
