@@ -12,9 +12,11 @@ from confluent_kafka import Producer
 import watertable as wt
 from tests import buckets
 from tests.kafka.conftest import Project
-from watertable import lake
+from watertable import failpoints, lake
 from watertable.kafka.config import Cluster
+from watertable.project import load_apps
 from watertable.settings import Settings
+from watertable.store.writer import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 APP = """
@@ -123,6 +125,17 @@ def test_the_changes_of_a_table_are_shown_key_by_key_and_a_versioned_one_as_of_a
     assert "hourly keeps no history" in till.said("query", "hourly", "--as-of", "2026-03-01T09:00Z", code=1)
     assert till.json("status")["till"]["quarantined"] == 3
     assert "quarantined 3" in till.said("status")
+
+
+def test_a_run_that_begins_between_a_plan_and_its_row_is_followed_and_another_rewind_is_not(till: Till) -> None:
+    settings = Settings.load(till.project.home)
+    topology = load_apps(settings).app("till").topology
+    store = Store(till.project.spark, settings.warehouse_uri, "till", topology.kept)
+    with failpoints.armed("rewind.before_commit", lambda: store.start_writer(topology) and None):
+        assert "till is at till@2.1; what was is at till@1.3" in till.said("rewind", "till", "--to", "1", "--apply")
+    with failpoints.armed("rewind.before_commit", lambda: till.said("rewind", "till", "--to", "earliest", "--apply") and None):
+        assert "was rewound since" in till.said("rewind", "till", "--to", "1", "--apply", code=1)
+    assert str(store.head().position) == "till@3.0"
 
 
 def test_sql_that_spark_refuses_and_what_is_no_query_is_one_line(till: Till) -> None:

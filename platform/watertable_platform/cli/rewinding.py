@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
 
-from watertable.errors import RewindRefused
+from watertable.errors import PlanOutdated, RewindRefused
 from watertable_platform.cli import terminal
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
 
@@ -299,6 +300,7 @@ def _rewind(
     from watertable.acts import shadow as beside
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
+    from watertable.store.commits import Position
     from watertable.store.writer import Store
     from watertable_platform.cli import show
 
@@ -308,6 +310,11 @@ def _rewind(
     topology = loaded.topology
     with terminal.begin_session(settings, brief=not apply) as spark:
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
+        draw = partial(
+            acts.plan, store, topology, kafka, batch_records=settings.batch_records, accept_loss=accept_loss,
+            keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit, until=until,
+            despite_disk=despite_disk,
+        )  # fmt: skip
         if isinstance(wanted, acts.RewindPlan):
             if wanted.app != loaded.name:
                 raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")
@@ -321,12 +328,7 @@ def _rewind(
                 show.tell_diff(terminal.out, beside.diff(store, topology), as_json=as_json)
             return
         else:
-            plan = acts.plan(
-                store, topology, kafka, wanted, batch_records=settings.batch_records, accept_loss=accept_loss,
-                keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit, until=until,
-                despite_disk=despite_disk,
-            )  # fmt: skip
-            plan = _with_what_is_behind(plan, settings, topology)
+            plan = _with_what_is_behind(draw(wanted), settings, topology)
         if as_json:
             print(json.dumps({"event": "plan"} | json.loads(plan.to_json())), flush=True)
         else:
@@ -336,7 +338,15 @@ def _rewind(
                 refused = "nothing is changed, and nothing would be: --apply is refused as well"
                 terminal.out.print(refused if plan.refusals else "nothing is changed; --apply does it", style="dim")
             return
-        before, position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
+        try:
+            before, position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
+        except PlanOutdated:
+            if isinstance(wanted, acts.RewindPlan) or store.head().next_epoch != Position.parse(plan.becomes).epoch:
+                raise
+            again = draw(wanted)  # the one before is a moment old: a run that began since has moved nothing of it
+            if (again.fork, again.parent) != (plan.fork, plan.parent):
+                raise
+            before, position = acts.apply(store, again, topology.fingerprint, kafka, follow=follow)
         if plan.shadow:
             _replay(settings, loaded, spark, store, words=plan.words, until=0 if plan.days else plan.until, as_json=as_json)
             return
