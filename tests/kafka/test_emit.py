@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import watertable as wt
 from tests.kafka.test_job import World
 from tests.kafka.test_rewind import caught_up, living, wait
 from watertable import failpoints
@@ -23,6 +24,7 @@ from watertable.store.writer import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from watertable.plan.plan import Topology
     from watertable.store.commits import Offsets
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -44,6 +46,37 @@ def act(world: World, to: str | None, **options: bool) -> Position:
 def of(world: World, sku: str) -> list[int]:
     """List what was published of one key, in its order."""
     return [qty for key, qty in world.published() if key == sku]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["rewound", "promoted"])
+@pytest.mark.parametrize("least", [10_000, -8], ids=["the old code published nothing", "and long ago"])
+def test_what_was_read_and_gave_nothing_to_publish_gives_nothing_under_other_code_either(
+    spark: SparkSession, broker: Cluster, tmp_path: Path, least: int, beside: bool
+) -> None:
+    world = World(spark, broker, tmp_path)
+
+    def code(condition: str) -> Topology:
+        shop = wt.App(f"shop{world.suffix}")
+        moves = shop.topic(world.moves, key="sku STRING", value="qty INT").stream()
+        moves.filter(condition).to(world.low)
+        moves.group_by_key().count("n").materialized_as("counts")
+        return shop.topology()
+
+    old, new = code(f"qty >= {least} AND qty < -5"), code("qty < 0")
+    for moves in ([("a", -7), ("b", -2)], [("a", -3)], [("b", -1), ("a", 4)]):
+        world.produce(*moves)
+        job.run(old, world.settings, available_now=True, spark=spark)
+    said = [] if least > 0 else [("a", -7)]
+    assert world.published() == said
+    store = Store(spark, world.settings.warehouse_uri, new.app, new.kept)
+    plan = rewind.plan(store, new, world.admin, Target("earliest"), shadow=beside)
+    rewind.apply(store, plan, new.fingerprint, world.admin)
+    if beside:
+        shadow.promote(store, new, lambda goal=None: job.run(new, world.settings, shadow=True, goal=goal, spark=spark))
+    world.produce(("c", -9))
+    job.run(new, world.settings, available_now=True, spark=spark)
+    assert world.published() == [*said, ("c", -9)]
+    assert {row["sku"]: row["n"] for row in store.reader.read("counts").collect()} == {"a": 3, "b": 2, "c": 1}
 
 
 @pytest.mark.slow

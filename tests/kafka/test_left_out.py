@@ -79,7 +79,7 @@ def test_what_is_refused_is_shown_with_its_bytes_and_stays_until_a_mended_defini
     shown = till.said("quarantine", "till")
     for wanted in (
         "till, quarantined  till@1.3", f"{till.moves}/0@1", f"{till.moves}/0@2", f"{till.moves}/0@3", "assets/till/app.py:5",
-        "an expression fails: CAST(value.qty AS BIGINT)", "the value can't be decoded as", "breaks the rule 'small'",
+        "an expression fails: CAST(value.qty AS BIGINT)", "the value can't be decoded as", "): not JSON: ", "breaks the rule 'small'",
         'value       {"qty": "x", "at": "2026-03-01T08:01:00Z"}', "hex " + BROKEN.hex(), "header      trace t-17", "blob hex 00ff",
         "3 records", "`watertable rewind till --to till@1.0`",
     ):  # fmt: skip

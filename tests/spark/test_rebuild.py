@@ -19,7 +19,7 @@ from watertable.acts import rewind, shadow
 from watertable.acts.rebuild import commit_at, is_made_by, rebuilt, unbounded
 from watertable.acts.rewind import RewindPlan, Target
 from watertable.compiler import Compiler
-from watertable.errors import Fenced, PlanOutdated, RewindRefused
+from watertable.errors import Fenced, PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import Topology
 from watertable.records import Record
@@ -499,6 +499,18 @@ def test_days_of_what_has_none_or_is_made_of_changes_are_refused() -> None:
         assert why in unbounded(topology, names)
         with pytest.raises(RewindRefused, match="Leave --days out"):
             rebuilt(topology, names, DAYS)
+
+
+def test_at_a_position_of_a_rebuild_the_tables_that_it_does_not_make_are_refused(run: App) -> None:
+    begun(run, "stock")
+    replay(run)(None)
+    row = run.store.head().shadow
+    assert row is not None
+    at = run.store.changelog.head(epoch=row.epoch).position
+    assert {r["item"]: r["qty"] for r in run.store.reader.read("stock", at).collect()}
+    for read in (lambda: run.store.reader.read("sold", at), lambda: run.store.reader.changes("sold", run.writer.position, at)):
+        with pytest.raises(UnknownPosition, match="is of a shadow of stock alone: sold has no rows there"):
+            read()
 
 
 def test_a_new_process_follows_the_log_over_what_was_joined_and_finds_what_a_look_finds(run: App, monkeypatch: pytest.MonkeyPatch) -> None:

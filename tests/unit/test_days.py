@@ -154,7 +154,7 @@ def test_a_rewind_reports_again_exactly_the_closed_days_that_its_replay_touched(
         reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
         reporter.touched(days("shop@1.9", "2011-01-04T03:00", stock={f"2011-01-0{n}": f"shop@1.{n}" for n in (1, 2, 3)}))
         reporter.close_days()
-        reporter.moved("shop@2.2")
+        reporter.moved("shop@2.2", 5)
         assert reporter.close_days() == ""  # nothing is known of the new epoch yet
         reporter.touched(
             days("shop@2.3", "2011-01-03T10:00", stock={"2011-01-01": "shop@1.1", "2011-01-02": "shop@1.2", "2011-01-03": "shop@2.3"})
@@ -185,7 +185,7 @@ def test_a_closed_day_that_a_rewind_has_emptied_is_reported_again_and_is_so_once
             if restarts:
                 reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
             elif reporter._at and Position.parse(event["position"]).epoch != Position.parse(reporter._at).epoch:
-                reporter.moved(event["position"])
+                reporter.moved(event["position"], event.get("again", 0))
             reporter.touched(event)
             reporter.close_days()
             return dict(told(instance)["hourly"])
@@ -218,7 +218,7 @@ def test_a_fold_that_ends_behind_a_rewind_says_nothing_of_what_comes_then(settin
     topology = load_apps(settings).app("shop").topology
     with dg.DagsterInstance.ephemeral() as instance:
         reporter = Reporter(Log(instance), instance, topology, 0.0, SPAN)
-        reporter.moved("shop@2.1")
+        reporter.moved("shop@2.1", 5)
         reporter.touched(days("shop@1.9", "2011-01-01T12:00", hourly={"2011-01-01": "shop@1.1", "2011-01-02": "shop@1.2"}))
         reporter.touched(days("shop@2.2", "2011-01-03T03:00", REWIND, hourly={"2011-01-01": "shop@1.1"}))
         reporter.close_days()

@@ -133,6 +133,8 @@ def test_commits_are_left_behind_that_the_place_forked_at_has_not() -> None:
     from_nothing = (dataclasses.replace(fork, fork=0),)
     assert planned(facts(5, head=head(1, 2, forks=from_nothing), fork=Position("shop", 2, 5))).commits == 1
     assert planned(facts(6)).left_behind == "4 commits are left behind"
+    beside = planned(facts(6), shadow=True)
+    assert (beside.commits, beside.left_behind) == (0, "nothing is left behind")
 
 
 def test_a_plan_that_publishes_again_names_the_topics_and_the_records_of_which() -> None:

@@ -344,6 +344,8 @@ def test_a_plan_is_shown_whole_with_what_stands_in_its_way() -> None:
         (["rewind", "shop", "--plan", "nowhere.json"], "can't read the plan"),
         (["rewind", "shop", "--plan", "plan.json", "--to", "4"], "a plan says where to"),
         (["rewind", "shop", "--plan", "plan.json", "--emit"], "a plan says where to"),
+        (["rewind", "shop", "--plan", "plan.json", "--reason", "why"], "a plan is carried out as it is"),
+        (["rewind", "shop", "--plan", "plan.json", "--accept-loss", "sales"], "a plan is carried out as it is"),
         (["rewind", "shop", "--to", "earliest", "--until", "soon"], "write earliest, a time"),
         (["rewind", "shop", "--plan", "plan.json", "--until", "4"], "a plan says where to"),
         (["rewind", "shop", "--abandon-shadow", "--until", "4"], "given up by --abandon-shadow alone"),

@@ -156,7 +156,7 @@ def test_refused_records_are_a_warning_that_is_told_once_and_goes_with_a_rewind(
     assert held is not None
     assert held.refused_since < held.refused_at
     assert checks.quarantine(dataclasses.replace(held, beat=held.refused_at + 3601)).passed
-    rewound = "say('rewound', position='shop@2.{}', before='shop@1.5', by='rewind', generation=3)".format
+    rewound = "say('rewound', position='shop@2.{}', before='shop@1.5', by='rewind', generation=3, again=9)".format
     result = run(f"started(); idle(); {rewound(5)}; idle(); sys.exit(1)")
     assert verdicts(instance, result, "quarantine") == [warned], "the next run knows of it, and so does a rewind to what came after"
     result = run(f"started(); idle(); {rewound(1)}; idle(); sys.exit(1)")
@@ -210,7 +210,7 @@ def test_a_cluster_that_does_not_answer_leaves_a_stream_fresh_no_longer_than_it_
 
 def test_a_rewind_forgets_how_much_was_unread_and_not_that_something_was(run: Run, settings: Settings) -> None:
     leases.renew(settings, Lease(app="shop", run_id="before", environment="e", released=True, **WAITED))
-    run("started(); say('rewound', position='shop@2.1', before='shop@1.5', by='rewind', generation=3); sys.exit(1)")
+    run("started(); say('rewound', position='shop@2.1', before='shop@1.5', by='rewind', generation=3, again=9); sys.exit(1)")
     held = leases.read(settings, "shop")
     assert held is not None
     assert (held.lag, held.behind_since) == ({}, 10_000.0)
@@ -274,17 +274,23 @@ def test_a_crash_names_the_record_on_the_run_and_on_every_table(run: Run, settin
     assert not leases.read(settings, "shop").is_held  # type: ignore[union-attr]
 
 
-def test_a_stream_that_was_rewound_while_it_ran_goes_on_in_the_same_run(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
+@pytest.mark.parametrize("again", [9, 0], ids=["a rewind", "what was read beside it is joined"])
+def test_a_stream_that_was_rewound_while_it_ran_goes_on_in_the_same_run(
+    run: Run, settings: Settings, instance: dg.DagsterInstance, again: int
+) -> None:
     run(
-        """
+        f"""
         started(); batch(4, stock=1)
-        say("rewound", position="shop@2.2", before="shop@1.4", by="rewind to commit 2: bad prices", generation=3)
-        say("batch", position="shop@2.3", records=1, seconds=0.5, records_per_second=2.0, batch_ms=500, lag={"sales": 0}, rows={"stock": 1})
+        say("rewound", position="shop@2.2", before="shop@1.4", by="rewind to commit 2: bad prices", generation=3, again={again})
+        say("batch", position="shop@2.3", records=1, seconds=0.5, records_per_second=2.0, batch_ms=500, lag=dict(sales=0),
+            rows=dict(stock=1))
         sys.exit(1)
         """
     )
     assert attempts(instance, settings, "shop")[0].position == "shop@2.3"
-    assert [numbers(event)["position"] for event in told(instance, "stock")] == ["shop@1.4", "shop@2.2", "shop@2.3"]
+    reported = [numbers(event) for event in told(instance, "stock")]
+    assert [found["position"] for found in reported] == ["shop@1.4", "shop@2.2", "shop@2.3"]
+    assert ("replayed records" in reported[-1]) == bool(again), "only what is read again is a replay"
 
 
 @pytest.mark.parametrize(("code", "final"), [(1, False), (2, True), (3, True), (4, True), (0, False)])

@@ -252,4 +252,7 @@ def test_being_refused_never_stops_what_is_to_run(history: list[Attempt], times:
 def test_a_crash_survives_its_tag() -> None:
     for crash in (RECORD, Crash("E", "m", partition=0, offset=0, topic="t"), Crash("E", "m", final=True)):
         assert Crash.from_tag(crash.as_tag()) == crash
-    assert len(Crash("E", "x" * 10_000).as_tag()) < 1000
+    long = Crash("E", "what is wrong" + "x" * 10_000 + "what to do").as_tag()
+    assert len(long) < 1000
+    assert Crash.from_tag(long).message.startswith("what is wrong")
+    assert Crash.from_tag(long).message.endswith("what to do")

@@ -308,8 +308,8 @@ def quarantine(name: AppName, at: AtOfApp = None, limit: Limit = 20, as_json: As
     from watertable_platform import answers
     from watertable_platform.cli import show
 
-    answer = _left_out(name, at, lambda reader, moment: answers.quarantined(reader, moment).answer(limit))
-    _print(answer, show.print_quarantine, as_json=as_json, as_csv=as_csv)
+    answer, topology = _left_out(name, at, lambda reader, moment: answers.quarantined(reader, moment).answer(limit))
+    _print(answer, partial(show.print_quarantine, topology=topology), as_json=as_json, as_csv=as_csv)
 
 
 @app.command(rich_help_panel="Tables")
@@ -325,17 +325,17 @@ def dropped(
     from watertable_platform import answers
     from watertable_platform.cli import show
 
-    answer = _left_out(name, at, lambda reader, moment: answers.dropped(reader, moment, each=each).answer(limit))
+    answer, _ = _left_out(name, at, lambda reader, moment: answers.dropped(reader, moment, each=each).answer(limit))
     _print(answer, show.print_answer, as_json=as_json, as_csv=as_csv)
 
 
-def _left_out(name: str, at: str | None, ask: Callable[[Reader, AtPosition | None], Answer]) -> Answer:
+def _left_out(name: str, at: str | None, ask: Callable[[Reader, AtPosition | None], Answer]) -> tuple[Answer, Topology]:
     from watertable_platform import answers
 
     settings, loaded = terminal.find_app(name)
     moment = None if at is None else answers.parse_at(at)
     with terminal.begin_session(settings, brief=True) as spark:
-        return ask(answers.reader_of(spark, settings, loaded.topology), moment)
+        return ask(answers.reader_of(spark, settings, loaded.topology), moment), loaded.topology
 
 
 def _print(answer: Answer, shown: Callable[[Console, Answer], None], *, as_json: bool, as_csv: bool) -> None:

@@ -111,6 +111,10 @@ def rewind(
     if plan is not None:
         if not untold or shadow or table or emit or stop:
             raise RewindRefused("a plan says where to: --plan goes without --to, --by, --shift-by, --table, --shadow, --until and --emit")
+        if accept_loss or keep_old_code_before or despite_disk or reason:
+            raise RewindRefused(
+                "a plan is carried out as it is: --accept-loss, --keep-old-code-before, --despite-disk and --reason go with its making"
+            )
         try:
             made = RewindPlan.from_json(plan.read_bytes())
         except OSError as error:

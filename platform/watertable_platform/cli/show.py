@@ -15,7 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from watertable.acts.rewind import RewindPlan
     from watertable.acts.shadow import Diff
+    from watertable.plan.plan import Topology
     from watertable.store.commits import Offsets
     from watertable.tools.bisect import Culprit, Found
     from watertable.tools.explain import Explanation
@@ -76,8 +77,11 @@ def print_changes(console: Console, answer: Answer) -> None:
     console.print(f"the first {count}; --limit shows more" if answer.more else count, style="dim", highlight=False)
 
 
-def print_quarantine(console: Console, answer: Answer) -> None:
-    """Print each refused record with its place, its operator, the reason, and as much of its bytes as fits a line."""
+def print_quarantine(console: Console, answer: Answer, *, topology: Topology) -> None:
+    """Print each refused record with its place, its operator, the reason, and as much of its bytes as fits a line.
+
+    Of what the definition as it is can't read, the reason names the field.
+    """
     from watertable.store.commits import Position
 
     _head(console, answer)
@@ -89,7 +93,8 @@ def print_quarantine(console: Console, answer: Answer) -> None:
         facts.add_column(style="dim", no_wrap=True, min_width=len("refused by"))
         facts.add_column(no_wrap=True, overflow="ellipsis")
         facts.add_row("refused by", Text.assemble(str(row["node"]), (f"  {row['location']}", "dim")))
-        facts.add_row("why", Text(str(row["reason"]), overflow="fold", no_wrap=False))
+        where = unread(row, topology)
+        facts.add_row("why", Text(f"{row['reason']}{f': {where}' if where else ''}", overflow="fold", no_wrap=False))
         for name in ("key", "value"):
             facts.add_row(name, _bytes(row[name]))
         for header in row["headers"] if isinstance(row["headers"], list) else ():
@@ -165,7 +170,13 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     from watertable.acts.rewind import source_text
 
     console.print(
-        Text.assemble((plan.app, "bold"), f"  {plan.words}  ", (plan.head, "cyan"), ("  →  ", "dim"), (plan.becomes, "bold cyan"))
+        Text.assemble(
+            (plan.app, "bold"),
+            f"  {plan.words}  ",
+            (plan.head, "cyan"),
+            ("  beside it  " if plan.is_beside else "  →  ", "dim"),
+            (plan.becomes, "bold cyan"),
+        )
     )
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
@@ -173,7 +184,7 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
     if plan.rebuilds:
         facts.add_row("beside", Text.assemble((plan.head, "cyan"), "  which goes on as it is until they are joined"))
     else:
-        facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.left_behind}, none is deleted"))
+        facts.add_row("fork", Text.assemble((plan.fork, "cyan"), f"  {plan.left_behind}{'' if plan.shadow else ', none is deleted'}"))
     facts.add_row("replay", Text.assemble((f"{plan.records:,} records", "bold"), f"  {eta_text(plan.eta)}"))
     if plan.stops:
         facts.add_row("until", plan.stops)
@@ -208,6 +219,22 @@ def print_plan(console: Console, plan: RewindPlan) -> None:
         console.print(Text.assemble(("gap  ", "yellow"), f"{loss}: accepted; the new epoch's row records it"))
     for refusal in plan.refusals:
         console.print(Text.assemble(("refused  ", "bold red"), refusal))
+
+
+def unread(row: Mapping[str, Any], topology: Topology) -> str:
+    """Say what of a refused record its topic's definition can't read, and why; "" where it can, or reads no such topic."""
+    from watertable.errors import WatertableError
+    from watertable.kafka import serdes
+
+    topic = next((topic for topic in topology.topics if topic.name == row["topic"]), None)
+    if topic is None or row["node"] != "topic":
+        return ""
+    for data, schema, form in ((row["key"], topic.key, topic.key_format), (row["value"], topic.value, topic.value_format)):
+        try:
+            serdes.decode(None if data is None else bytes(data), schema, form)
+        except WatertableError as error:
+            return str(error)
+    return ""
 
 
 def tell_diff(console: Console, found: Diff, *, as_json: bool) -> None:

@@ -171,12 +171,12 @@ class Reporter:
                 self._since[name] = _Since(data_version=position)
         self.report(position, at_once=True)
 
-    def moved(self, position: str) -> None:
-        """Report every table: a rewind, or its undoing, has taken all of them to another position at once."""
+    def moved(self, position: str, again: int) -> None:
+        """Report every table: an act has taken all of them to another position at once, from which so many records are read again."""
         self._since = {name: _Since(data_version=position) for name in self._tables}
         self._touched.clear()
         self._at, self._reached, self._closed_on = "", None, None
-        self._replay = Progress(0, self._clock(), 0)
+        self._replay = Progress(0, self._clock(), 0) if again else None
         self.report(position, at_once=True)
 
     def report(self, position: str, *, at_once: bool = False) -> None:

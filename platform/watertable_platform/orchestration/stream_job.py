@@ -188,7 +188,7 @@ class _Stream:
                 self._tag({Tag.POSITION: event["position"]})
                 self._beat(**self.lease.reading({}), told="", **self.lease.going_on_from(event["position"]))
                 self.context.log.info(f"{event['by']}: from {event['before']} to {event['position']}; it goes on from there")
-                self.reporter.moved(event["position"])
+                self.reporter.moved(event["position"], event["again"])
             case "failed":
                 self.failed = event
             case "stopped":

@@ -21,6 +21,8 @@ from typing import Final
 CRASHES: Final = 5
 FIRST_WAIT: Final = 2.0
 LONGEST_WAIT: Final = 300.0
+_LONG: Final = 800
+"""Characters of a message that a tag keeps."""
 LATE: Final = 60.0
 """Seconds after which it is worth a warning that a run hasn't begun."""
 
@@ -89,8 +91,11 @@ class Crash:
         return ", ".join(part for part in parts if part)
 
     def as_tag(self) -> str:
-        """Write it as a run tag; `from_tag` reads it."""
-        short = self.message if len(self.message) <= 600 else self.message[:600] + "…"
+        """Write it as a run tag; `from_tag` reads it.
+
+        Of a long message the middle goes: it begins with what is wrong, and ends with what to do.
+        """
+        short = self.message if len(self.message) <= _LONG else f"{self.message[: _LONG // 2]} … {self.message[-_LONG // 2 :]}"
         fields = {name: getattr(self, name) for name in self.__slots__} | {"message": short}
         return json.dumps({name: value for name, value in fields.items() if value is not None})
 

@@ -191,6 +191,8 @@ class RewindPlan:
     @property
     def left_behind(self) -> str:
         """Say how many of the app's commits are no part of it any more."""
+        if self.is_beside:
+            return "nothing is left behind"
         return f"{self.commits:,} commit{' is' if self.commits == 1 else 's are'} left behind"
 
     @property
@@ -202,8 +204,8 @@ class RewindPlan:
     @property
     def way(self) -> str:
         """Say from where to where it leads, as Markdown."""
-        if self.rebuilds:
-            return f"at `{self.becomes}`, beside `{self.head}`"
+        if self.is_beside:
+            return f"at `{self.becomes}`, beside `{self.head}`" + ("" if self.rebuilds else f", forked at `{self.fork}`")
         return f"from `{self.head}` to `{self.becomes}`, forked at `{self.fork}`"
 
     def publishing(self, sink: str) -> str:
@@ -535,7 +537,7 @@ def draw(
         app=topology.app, target=target, head=str(head.position), generation=head.generation,
         recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
         becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
-        commits=0 if rebuilds else head.position.seq - min(facts.fork.seq, shared), records=records, ranges=ranges,
+        commits=0 if shadow or rebuilds else head.position.seq - min(facts.fork.seq, shared), records=records, ranges=ranges,
         tables=tuple(effects),
         sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
         emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),

@@ -121,7 +121,8 @@ class TableDiff:
 class Diff:
     """Say what a promote would change: the shadow at a position against the app where it had read as much.
 
-    `exact` says that both had read the same records of the topics of both; `missing` is how many offsets the app has read beyond.
+    `exact` says that both had read the same records of the topics of both; `missing` is how many offsets the app has read beyond, of those
+    that the shadow is to read yet.
     """
 
     app: str
@@ -445,10 +446,10 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     live = Position(store.app, head.position.epoch, here.seq)
     of = [table for table in topology.tables if not shadow.of or table.name in shadow.of]
     tables = [_table_diff(store, topology, table, live, own.position, here, head, samples) for table in of]
+    unread = 0 if shadow.days else sum(max(0, there[p] - offset) for p, offset in shared.items())
     return Diff(
         app=store.app, shadow=str(own.position), live=str(live), exact={p: here.next.get(p) for p in of_both} == of_both,
-        missing=sum(max(0, there[p] - offset) for p, offset in shared.items()), words=shadow.writer, old_code=here.fingerprint,
-        new_code=shadow.fingerprint, tables=tuple(tables),
+        missing=unread, words=shadow.writer, old_code=here.fingerprint, new_code=shadow.fingerprint, tables=tuple(tables),
     )  # fmt: skip
 
 

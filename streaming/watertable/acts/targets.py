@@ -136,9 +136,10 @@ def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target, topics
                 raise RewindRefused(f"{error}; it is at {head.position}") from None
             if wanted.seq > end.seq:
                 raise RewindRefused(f"{wanted} isn't there yet, or isn't kept any more: {store.app} is at {end}")
-            if parts := _made_alone(head, wanted):
+            if parts := head.made_alone(wanted):
                 raise RewindRefused(
-                    f"{wanted} is of a shadow of {parts} alone: no other table has rows there. Name a position of {store.app}"
+                    f"{wanted} is of a shadow of {', '.join(sorted(parts))} alone: no other table has rows there. Name a position of "
+                    f"{store.app}"
                 )
             on_ours = head.lineage.holds(wanted.epoch, wanted.seq) or wanted.epoch == epoch
             return (epoch if on_ours else wanted.epoch), wanted.seq, epoch
@@ -157,13 +158,6 @@ def unkept(store: Store, snapshot: Snapshot, head: Head, fork: Position, tables:
     except UnknownPosition as error:
         return str(error)
     return ""
-
-
-def _made_alone(head: Head, wanted: Position) -> str:
-    """Name the tables that alone have rows at a position, as those of a shadow of some tables; "" where all have."""
-    spans = head.lineage_of(wanted.epoch).spans
-    ours = {span.epoch for span in spans if span.epoch == wanted.epoch or span.after < wanted.seq}
-    return next((", ".join(sorted(row.of)) for row in head.shadows if row.of and row.epoch in ours), "")
 
 
 def until_of(store: Store, snapshot: Snapshot, head: Head, until: Target, after: int, topics: Collection[str]) -> CommitInfo:

@@ -166,14 +166,14 @@ class Deployment:
             return ""
         if not breaking:
             return (
-                f"the code of {self.app} has what can't begin in the middle: {'; '.join(f'{c.name}: {c.reason}' for c in unfilled)}. "
+                f"the code of {self.app} has what can't begin in the middle: {_reasons(unfilled)}. "
                 f"`watertable rewind {self.app} {self.rewind} --apply` fills it from the beginning, beside the others, and brings this "
                 "code in; or load the code from before"
             )
         alone = f", or, with `{self.alone}` instead, those alone beside the others" if self.alone else ""
         return (
             f"the code of {self.app} has changed what {', '.join(c.name for c in breaking)} would hold: "
-            f"{'; '.join(f'{c.name}: {c.reason}' for c in breaking)}. Rows from before would be the old code's. "
+            f"{_reasons(breaking)}. Rows from before would be the old code's. "
             f"`watertable rewind {self.app} --to earliest --apply` makes all tables anew{alone}; to keep what the older code made, rewind "
             "to the newest commit, with --keep-old-code-before; or load the code from before. Where this is that code, `watertable undo "
             f"{self.app}` takes back what brought the other in"
@@ -383,6 +383,8 @@ def _difference(old: object, new: object, where: str = "it") -> str:
     if old == new:
         return ""
     if head_of(old) == head_of(new) == "expr" or not (is_list(old) and is_list(new)):
+        if isinstance(old, str) and isinstance(new, str) and "`" in old and "`" in new:  # columns
+            return f"of {where}, {_columns(old, new)}"
         was, now = _text(old), _text(new)
         if was == now:  # of other types, or calling another function of the user's
             was, now = (f"`{form[1].partition(':')[2]}`" for form in (old, new) if is_list(form))
@@ -481,6 +483,14 @@ def column_changes(*ddl: tuple[str, str]) -> list[tuple[str, str | None, str | N
     had, has = ({c.name: c.type.sql() for pair in ddl for c in Schema.parse(pair[side])} for side in (0, 1))
     changed = [(name, had.get(name), has.get(name)) for name in (*has, *(n for n in had if n not in has)) if had.get(name) != has.get(name)]
     return sorted(changed, key=lambda column: (column[1] is not None, column[2] is not None))
+
+
+def _reasons(changes: Sequence[Change]) -> str:
+    """Write why tables can't go on, each reason once."""
+    of: dict[str, list[str]] = {}
+    for change in changes:
+        of.setdefault(change.reason, []).append(change.name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in of.items())
 
 
 def _columns(old: str, new: str) -> str:

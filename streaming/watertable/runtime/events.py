@@ -109,7 +109,7 @@ class Idle:
 class Rewound:
     """The app was rewound, or a rewind undone, while it ran: it stood `before`, stands at `position`, and goes on from there.
 
-    `by` says what was asked for, and why, as far as the one who asked said so.
+    `by` says what was asked for, and why, as far as the one who asked said so; `again` how many records it was to read again for it.
     """
 
     event: ClassVar[str] = "rewound"
@@ -117,6 +117,7 @@ class Rewound:
     before: str
     by: str
     generation: int
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

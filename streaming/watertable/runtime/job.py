@@ -195,8 +195,7 @@ class _Job:
         self._began_at, self._again = 0, False
         self._steps: list[Callable[[], None]] = [self._fence, self._stand, self._make_outputs, self._begin]
         """What is to be done before the next batch: each, until it is. An outage may break any of them off."""
-        self._started = False
-        self.problem = ""
+        self._started, self.problem = False, ""
         self._beside = [threading.Thread(target=target, daemon=True) for target in (self._undo_when_late, self._beat)]
         for thread in self._beside:
             thread.start()
@@ -399,12 +398,13 @@ class _Job:
         if not acts and self.writer.generation != generation + 1:
             raise Fenced(f"another run of {self.topology.app!r} started while this one followed a rewind from {before}; this one ends")
         if rewinds := [act for act in acts if act.kind == "epoch"]:
-            if rewinds[-1].fingerprint not in ("", self.topology.fingerprint):
+            last, again = rewinds[-1], sum(act.counters.get("records", 0) for act in rewinds)  # what is promoted was read beside the app
+            if last.fingerprint not in ("", self.topology.fingerprint):
                 raise CodeReplaced(
-                    f"{rewinds[-1].writer}: {self.topology.app} goes on under the code {rewinds[-1].fingerprint}, and this run is of "
+                    f"{last.writer}: {self.topology.app} goes on under the code {last.fingerprint}, and this run is of "
                     f"{self.topology.fingerprint}. Nothing is lost: start it again, with that code"
                 )
-            self.emit(Rewound(position=self.shown, before=before, by=rewinds[-1].writer, generation=self.writer.generation))
+            self.emit(Rewound(position=self.shown, before=before, by=last.writer, generation=self.writer.generation, again=again))
         self._begin_courier()
 
     def _wait_while_held(self, fenced: Fenced, generation: int) -> None:

@@ -391,58 +391,61 @@ class Courier(Worker):
         self._read = upto
 
     def _settle(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head) -> None:
-        """Take the place over from an epoch that was left, by way of those since then that were to publish again and never came to it.
+        """Take the place over from an epoch that was left, by way of those since then; who has published nothing began in the first.
 
-        Of these, as much is published as the app has kept.
+        Of those that were to publish again and never came to it, as much is published as the app has kept.
         """
         done = publisher.published
         _refuse_beyond(done, head, self._began or head.position)
         self._began = None
+        if done is None and head.forks:
+            publisher.mark(done := Published(Place(1, 1, -1)))
         if done is None:
-            return  # nothing is published, so nothing is again
-        for row in head.forks:
+            return
+        for row in (row for row in head.forks if row.epoch > done.place.epoch):
             way, again = head.lineage_of(row.epoch), head.emitting(row.epoch)
-            if row.epoch <= done.place.epoch or row.epoch == head.lineage.epoch or not again:
-                continue
+            self._take_over(publisher, snapshot, head, way)
             kept = head.lineage.common(way)
-            if kept > min(span.after for span in way.spans if span.epoch in again):
-                self._take_over(publisher, snapshot, head, way)
+            if row.epoch != head.lineage.epoch and again and kept > min(span.after for span in way.spans if span.epoch in again):
                 self._send(publisher, snapshot, head, way, kept)
-        self._take_over(publisher, snapshot, head, head.lineage)
         self._read = 0
 
     def _take_over(self, publisher: OutboxPublisher, snapshot: Snapshot, head: Head, lineage: Lineage) -> None:
         """Make the place one of this lineage, where it's one of another.
 
-        Where both have the commit it is in, it is the same place. Else that commit is sent to its end, along the lineage that was left,
-        and where it ended in the topics becomes the floor. That is kept where all is published again, too, for whoever comes after.
+        What was left has published all that it made of the records up to its first row that waits, be that nothing. Where both have the
+        commit before that row, the place is the same. Else the commit that it was in is sent to its end, along the lineage that was left,
+        and where the commit before the row ended in the topics becomes the floor. That is kept where all is published again, too, for
+        whoever comes after.
         """
         done = publisher.published
         if done is None or done.place.epoch == lineage.epoch:
             return
         left, place, self._read = head.lineage_of(done.place.epoch), done.place, 0
         last = place.seq if place.ordinal >= 0 else place.seq - 1
-        shared = lineage.common(left)
-        if last <= shared:
-            if head.emitting(left.epoch):  # what it was to publish again, and the app has kept, nobody else would
-                self._send(publisher, snapshot, head, left, shared)
-                done = publisher.published or done
+        shared, again = lineage.common(left), head.emitting(left.epoch)
+        if last > shared or again:  # what it was to publish again, and the app has kept, nobody else would
+            self._send(publisher, snapshot, head, left, max(last, shared))
+            done = publisher.published or done
+        end = self._store.changelog.head(snapshot, epoch=left.epoch).position.seq
+        waits = next((seq for seq, *_ in _to_send(self._store, snapshot, left, end, done, again)), end + 1)
+        upto = max(last, waits - 1)
+        self._read = 0
+        if upto <= shared:
             publisher.mark(Published(Place(lineage.epoch, done.place.seq, done.place.ordinal), done.floor))
             return
-        self._send(publisher, snapshot, head, left, last)
-        found = self._store.changelog.commits(snapshot, left, last - 1, last)
+        found = self._store.changelog.commits(snapshot, left, upto - 1, upto)
         if not found:  # trimmed, and so all that comes before the first one kept is published
-            found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(last, 1 << 40)}")
+            found = self._store.changelog.rows(snapshot, f"c.kind = 'batch' AND {left.where(upto, 1 << 40)}")
         kept = min(found, key=lambda c: c.seq, default=None)
         floor = dict(done.floor)
         if kept is not None:
-            for partition, offset in (kept.next if kept.seq == last else kept.begin).items():
+            for partition, offset in (kept.next if kept.seq == upto else kept.begin).items():
                 floor[partition] = max(floor.get(partition, 0), offset)
             now = self._admin.describe({topic for topic, _ in floor})  # of a topic that was made anew, offsets mean nothing
             same = {topic for topic, state in now.items() if state.id == kept.topic_ids.get(topic)}
             floor = {p: offset for p, offset in floor.items() if p[0] in same}
         publisher.mark(Published(Place(lineage.epoch, shared + 1, -1), floor))
-        self._read = 0
 
     @property
     def _group_id(self) -> str:

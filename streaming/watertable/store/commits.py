@@ -507,6 +507,11 @@ class Head:
         """Give the lineage of any epoch there was."""
         return Lineage.of(epoch, (*self.forks, *self.shadows))
 
+    def made_alone(self, at: Position) -> frozenset[str]:
+        """Name the tables that alone have rows at a position, as those of a shadow of some tables; none where all have."""
+        ours = {span.epoch for span in self.lineage_of(at.epoch).spans if span.epoch == at.epoch or span.after < at.seq}
+        return next((row.of for row in self.shadows if row.of and row.epoch in ours), frozenset())
+
     def emitting(self, epoch: int) -> frozenset[int]:
         """Name the epochs of one's lineage whose output is published whatever was published before: its own, and a shadow's it promoted.
 

@@ -92,7 +92,7 @@ class Reader:
 
         Raises `UnknownPosition` for a table that keeps no history, and for a time that its history doesn't reach back to.
         """
-        pinned = self.view([table], at)
+        pinned = self._made([table], at)
         (wanted,) = (self.tables[name] for name in pinned.bases)
         if not isinstance(wanted.root, Versioned):
             raise UnknownPosition(
@@ -109,8 +109,20 @@ class Reader:
 
     def read_all(self, tables: Sequence[str] | None = None, at: At | None = None) -> dict[str, DataFrame]:
         """Read several tables, all by default, at one and the same position."""
-        view = self.view(tables, at)
+        view = self._made(tables, at)
         return {name: view.rows(self.tables[name]) for name in view.bases}
+
+    def _made(self, tables: Sequence[str] | None, at: At | None) -> View:
+        """Pin tables to be read; raise `UnknownPosition` at one of a shadow of some tables, where others have no rows."""
+        view = self.view(tables, at)
+        if of := view.head.made_alone(view.position):
+            made = Topology(app=self.changelog.app, tables=tuple(self.tables.values()), sinks=()).above(of)
+            if others := sorted(view.bases.keys() - {table.name for table in made.tables}):
+                raise UnknownPosition(
+                    f"{view.position} is of a shadow of {', '.join(sorted(of))} alone: {', '.join(others)} has no rows there. Name a "
+                    f"position of {self.changelog.app}"
+                )
+        return view
 
     def changes(self, table: str, start: At, end: At | None = None) -> DataFrame:
         """Give what changed in a table from one position to another: `key`, `old`, `new`, one row for each key whose row differs.
@@ -118,7 +130,7 @@ class Reader:
         `old` and `new` are the value columns as a struct, null where there is no row. Positions of different epochs are compared
         through the commit where they forked.
         """
-        older, newer = self.view([table], start), self.view([table], end)
+        older, newer = self._made([table], start), self._made([table], end)
         wanted = self.tables[table]
         common, keys = _common(older, newer, wanted), None
         if common and not any(self._lacking(v.snapshot, v.along(wanted), common, v.position.seq) for v in (older, newer)):
