@@ -131,11 +131,14 @@ def test_a_run_that_begins_between_a_plan_and_its_row_is_followed_and_another_re
     settings = Settings.load(till.project.home)
     topology = load_apps(settings).app("till").topology
     store = Store(till.project.spark, settings.warehouse_uri, "till", topology.kept)
+    plan = till.project.home / "plan.json"
+    plan.write_text(till.said("rewind", "till", "--to", "1", "--json"))
     with failpoints.armed("rewind.before_commit", lambda: store.start_writer(topology) and None):
         assert "till is at till@2.1; what was is at till@1.3" in till.said("rewind", "till", "--to", "1", "--apply")
     with failpoints.armed("rewind.before_commit", lambda: till.said("rewind", "till", "--to", "earliest", "--apply") and None):
         assert "was rewound since" in till.said("rewind", "till", "--to", "1", "--apply", code=1)
     assert str(store.head().position) == "till@3.0"
+    assert "is out of date" in till.said("rewind", "till", "--plan", str(plan), code=1), "though it is only shown"
 
 
 def test_sql_that_spark_refuses_and_what_is_no_query_is_one_line(till: Till) -> None:

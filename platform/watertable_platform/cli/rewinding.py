@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.markup import escape
 
-from watertable.errors import PlanOutdated, RewindRefused
+from watertable.errors import KafkaError, PlanOutdated, RewindRefused, TopicChanged
 from watertable_platform.cli import terminal
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
 
@@ -338,6 +338,8 @@ def _rewind(
         else:
             show.print_plan(terminal.out, plan)
         if not apply:
+            if isinstance(wanted, acts.RewindPlan):  # which may be of long ago
+                acts.refuse_if_moved(plan, store.head(), topology.fingerprint, follow=follow)
             if not as_json:
                 refused = "nothing is changed, and nothing would be: --apply is refused as well"
                 terminal.out.print(refused if plan.refusals else "nothing is changed; --apply does it", style="dim")
@@ -384,10 +386,14 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
     from watertable_platform.cli import show
     from watertable_platform.cli.progress import JsonLines, Progress
 
-    stopped = f"stopped; what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on"
+    kept = f"what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on"
+    stopped = f"stopped; {kept}"
     with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=stopped) as stop:
         with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query"), beside=True) as view:
-            job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)
+            try:
+                job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)
+            except KafkaError as error:
+                raise error if isinstance(error, TopicChanged) else KafkaError(f"{error} ({kept})") from None
         if stop.is_set():
             raise RewindRefused(stopped)
     found = beside.diff(store, loaded.topology)

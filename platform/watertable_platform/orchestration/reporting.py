@@ -196,6 +196,7 @@ class Reporter:
             )
         self._reported_at = now
         self._since.clear()
+        self._app.pop("fold lag s", None)  # it was that of a fold that is told
         self._app |= dict.fromkeys(_TOTALS, 0)  # not left out: a plot has a point for each report
         if self._replay is None:
             self._app = {name: number for name, number in self._app.items() if "replay" not in name}
