@@ -219,6 +219,14 @@ def test_timestamps_and_tombstones_arrive_as_they_are(broker: Cluster, topic: To
     consumer.close()
 
 
+def test_a_record_that_goes_with_another_that_is_refused_says_nothing_of_why(broker: Cluster, app: str) -> None:
+    publisher = OutboxPublisher(broker, app)
+    for code in (ClientError._PURGE_QUEUE, ClientError._PURGE_INFLIGHT):
+        publisher._delivered(ClientError(code), None)
+        assert publisher._failed == ""
+    publisher.close()
+
+
 @pytest.mark.parametrize(
     ("setting", "days", "told"),
     [

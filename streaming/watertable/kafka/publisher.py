@@ -39,6 +39,8 @@ _CHANGELOG: Final = "changelog"
 _CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1", "retention.ms": "-1"}
 _LARGEST: Final = 1_000_000_000
 """Bytes of a record at most, as far as the client goes: what is too large for a topic, its own limit says, which a person can raise."""
+_WITH_OTHERS: Final = (ClientError._PURGE_QUEUE, ClientError._PURGE_INFLIGHT)
+"""What is said of records that go with one that is refused, maybe before anything is said of that one."""
 _FENCED: Final = (ClientError._FENCED, ClientError.PRODUCER_FENCED, ClientError.INVALID_PRODUCER_EPOCH)
 
 
@@ -211,7 +213,7 @@ class OutboxPublisher:
                 raise self._error(f"send to {topic!r}", error.args[0]) from None
 
     def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and not self._failed:
+        if error is not None and not self._failed and error.code() not in _WITH_OTHERS:
             topic = message.topic()
             if error.code() == ClientError.INVALID_TIMESTAMP:  # said of all that were sent together
                 limits = None
