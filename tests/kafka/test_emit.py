@@ -48,8 +48,15 @@ def of(world: World, sku: str) -> list[int]:
     return [qty for key, qty in world.published() if key == sku]
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["rewound", "promoted"])
-@pytest.mark.parametrize("least", [10_000, -8], ids=["the old code published nothing", "and long ago"])
+@pytest.mark.parametrize(
+    ("least", "beside"),
+    [
+        pytest.param(10_000, False, id="nothing was published, rewound"),
+        pytest.param(10_000, True, id="nothing was published, promoted", marks=pytest.mark.slow),
+        pytest.param(-8, False, id="long ago, rewound", marks=pytest.mark.slow),
+        pytest.param(-8, True, id="long ago, promoted"),
+    ],
+)
 def test_what_was_read_and_gave_nothing_to_publish_gives_nothing_under_other_code_either(
     spark: SparkSession, broker: Cluster, tmp_path: Path, least: int, beside: bool
 ) -> None:

@@ -536,7 +536,7 @@ def test_a_new_process_follows_the_log_over_what_was_joined_and_finds_what_a_loo
 def test_what_a_rebuild_of_some_tables_wrote_tells_nothing_of_how_fast_the_whole_app_grows(run: App) -> None:
     before = planned(run, target=Target("commit", "1"))
     begun(run, "stock")
-    joined(run, size=1)
+    joined(run, size=2)
     after = planned(run, target=Target("commit", "1"))
     assert before.disk.replay is not None
     assert (after.records, after.disk.replay) == (before.records, before.disk.replay)
