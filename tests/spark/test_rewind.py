@@ -352,7 +352,7 @@ def test_the_plan_of_a_shadow_beside_an_app_that_has_read_nothing_since_it_was_r
     tell(ledger, cuts=(1, 2))
     again = rewound(ledger, "earliest")
     plan = planned(again, "earliest", shadow=True)
-    assert plan.stops == "where shop is by then: it has read nothing since it was rewound, so how much that is isn't known yet"
+    assert plan.stops == "up to where shop is by then: it has read nothing since it was rewound, so how much that is isn't known yet"
     tell(again, cuts=(1,))
     assert planned(again, "earliest", shadow=True).stops == ""
 

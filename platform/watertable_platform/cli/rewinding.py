@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from watertable.settings import Settings
     from watertable.store.commits import DaySpan, Offsets
     from watertable.store.writer import Store
+    from watertable_platform.cli.progress import JsonLines, Progress
 
 Reason = Annotated[str, typer.Option(help="Why, in a few words; the epoch's row in the changelog keeps it.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it, exactly as planned. Without it, nothing is changed.")]
@@ -170,7 +172,6 @@ def parity(
     from watertable.runtime import job
     from watertable.store.writer import Store
     from watertable_platform.cli import show
-    from watertable_platform.cli.progress import JsonLines, Progress
 
     begin = None if to is None and by is None and shift_by is None else Target.parse(to, by=by, shift_by=shift_by)
     settings, loaded = terminal.find_app(name)
@@ -181,7 +182,7 @@ def parity(
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
 
         def replay() -> None:
-            with JsonLines(stop) if as_json else Progress(terminal.out, topology, settings.log_file("query"), beside=True) as view:
+            with _told(settings, topology, stop, as_json=as_json) as view:
                 job.run(topology, settings, shadow=True, on_event=view, stop=stop, spark=spark)
             if stop.is_set():
                 raise RewindRefused(f"stopped; nothing of it is left, and {loaded.name} goes on as it was")
@@ -229,9 +230,8 @@ def _promote(
     from watertable.acts import shadow as beside
     from watertable.runtime import job
     from watertable_platform.cli import show
-    from watertable_platform.cli.progress import JsonLines, Progress
 
-    name, log = loaded.name, settings.log_file("query")
+    name = loaded.name
     on = f"`watertable promote {name} --apply` goes on with it"
     cut = f"stopped before the shadow took its place, or was told so: {on}, or says that it has" if apply else "stopped; nothing is changed"
     with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
@@ -241,7 +241,7 @@ def _promote(
                 raise RewindRefused(f"stopped before the shadow took its place; nothing is changed, and {on}")
 
         def replay(goal: Offsets | None) -> None:
-            with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log, beside=True) as view:
+            with _told(settings, loaded.topology, stop, as_json=as_json) as view:
                 job.run(loaded.topology, settings, shadow=True, goal=goal, on_event=view, stop=stop, spark=spark)
             refuse_when_stopped()
 
@@ -379,17 +379,23 @@ def _with_what_is_behind(plan: RewindPlan, settings: Settings, topology: Topolog
     return dataclasses.replace(plan, checks=there.checks, assets=there.assets)
 
 
+def _told(settings: Settings, topology: Topology, stop: threading.Event, *, as_json: bool) -> JsonLines | Progress:
+    """Tell how a shadow's replay goes: to a person, or to a program."""
+    from watertable_platform.cli.progress import JsonLines, Progress
+
+    return JsonLines(stop) if as_json else Progress(terminal.out, topology, settings.log_file("query"), beside=True)
+
+
 def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: Store, *, words: str, until: int, as_json: bool) -> None:
     """Bring the shadow to where its app stands, or stood at a commit, and show what it would change."""
     from watertable.acts import shadow as beside
     from watertable.runtime import job
     from watertable_platform.cli import show
-    from watertable_platform.cli.progress import JsonLines, Progress
 
     kept = f"what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on"
     stopped = f"stopped; {kept}"
     with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=stopped) as stop:
-        with JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, settings.log_file("query"), beside=True) as view:
+        with _told(settings, loaded.topology, stop, as_json=as_json) as view:
             try:
                 job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)
             except KafkaError as error:

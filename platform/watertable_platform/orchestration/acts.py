@@ -241,10 +241,12 @@ def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
             if left == 0 and head is None:
                 head = at
             if there and head is not None and held.told and Position.parse(held.told) >= head:
-                what = "already at head: the live stream keeps it"
-                if becomes is not None:
+                if becomes is None:
+                    what = "already at head: the live stream keeps it"
+                elif act.replay:
                     what = "rewound while the live stream ran, which has read it again"
-                    what = what if act.replay else "made anew beside the live stream, and joined"
+                else:
+                    what = "made anew beside the live stream, and joined"
                 return {"position": held.position, "act": what}
             if seen != (seen := (held.position, left, held.told)):
                 since = now

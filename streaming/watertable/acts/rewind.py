@@ -181,7 +181,7 @@ class RewindPlan:
     def stops(self) -> str:
         """Say where a shadow stops for now, or that nobody can say how far it reads; "" where it reads as far as the app is."""
         if self.is_beside and not self.recorded and not self.until:
-            return f"where {self.app} is by then: it has read nothing since it was rewound, so how much that is isn't known yet"
+            return f"up to where {self.app} is by then: it has read nothing since it was rewound, so how much that is isn't known yet"
         return f"up to commit {self.until:,}, where it can be compared; it goes on from there when asked" if self._pauses else ""
 
     @property

@@ -97,7 +97,7 @@ class Sample:
 class TableDiff:
     """Say what would change of one table; `at` is where the live one was read, `note` why it couldn't be at the same offsets, or at all.
 
-    `apart` names the columns that weren't compared, since one of the two hasn't them, or has them of another type.
+    `uncompared` names the columns that weren't compared, since one of the two hasn't them, or has them of another type.
     """
 
     table: str
@@ -109,7 +109,7 @@ class TableDiff:
     samples: tuple[Sample, ...] = ()
     by_arrival: bool = False
     note: str = ""
-    apart: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -146,8 +146,8 @@ class Diff:
         differing = [t.table for t in self.tables if t.rows]
         if self.old_code != self.new_code:
             what = f"{len(differing)} of {len(self.tables)} tables differ" if differing else "the same rows"
-            if apart := [f"{t.table}.{column}" for t in self.tables for column in t.apart]:
-                what += f", as far as they could be compared: without {', '.join(apart)}"
+            if without := [f"{t.table}.{column}" for t in self.tables for column in t.uncompared]:
+                what += f", as far as they could be compared: without {', '.join(without)}"
             return f"other code ({self.old_code} → {self.new_code}): {what}"
         if self.apart and self.exact:
             return f"the same code made other rows of {', '.join(self.apart)}: this is a bug, unless the topics hold other records now"
@@ -168,7 +168,7 @@ class Diff:
             TableDiff(
                 **t
                 | {"columns": tuple(ColumnDiff(**c) for c in t["columns"]), "samples": tuple(Sample(**s) for s in t["samples"])}
-                | {"apart": tuple(t.get("apart", ()))}
+                | {"uncompared": tuple(t.get("uncompared", ()))}
             )
             for t in body["tables"]
         )
@@ -480,7 +480,7 @@ def _table_diff(
     were = shown.schema
     if missing := [f"{c.name} {c.type.sql()}" for c in table.key if c.name not in were or were[c.name] != c.type]:
         note = f"not compared: its key has {', '.join(missing)} now"
-        return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=note, apart=table.columns.names)
+        return TableDiff(table=table.name, at=str(at), by_arrival=by_arrival, note=note, uncompared=table.columns.names)
     values = [c for c in table.value if c.name in were and were[c.name] == c.type]
     key = ", ".join(f"'{n}', {quote(n)}" for n in table.key.names)
     value = ", ".join(f"'{c.name}', {quote(c.name)}" for c in values) or "'_', 0"
@@ -494,13 +494,15 @@ def _table_diff(
     gone = [n for n in were.names if n not in (*table.key.names, *table.value.names)]
     said = {"new": new, "of another type, not compared": other, "no more": gone}
     note = "; ".join([f"as folded at {at}, by other code", *(f"{what}: {', '.join(names)}" for what, names in said.items() if names)])
-    apart = (*new, *(c.name for c in changed), *gone)
-    return _counted(table.name, values, differing(old, now, values), samples, at=str(at), by_arrival=by_arrival, note=note, apart=apart)
+    return _counted(
+        table.name, values, differing(old, now, values), samples, at=str(at), by_arrival=by_arrival, note=note,
+        uncompared=(*new, *(c.name for c in changed), *gone),
+    )  # fmt: skip
 
 
 def _counted(
     name: str, columns: Sequence[Column], rows: DataFrame, samples: int, *, at: str, by_arrival: bool, note: str = "",
-    apart: tuple[str, ...] = (),
+    uncompared: tuple[str, ...] = (),
 ) -> TableDiff:  # fmt: skip
     """Count rows that differ (`key`, `old`, `new`), column by column, and take the first of each kind; two Spark jobs."""
     rows = materialise(rows)
@@ -527,7 +529,7 @@ def _counted(
             for n, column in enumerate(columns)
         ),
         samples=tuple(Sample(row["kind"], row["key"], row["old"], row["new"]) for row in shown.collect()) if shown is not None else (),
-        by_arrival=by_arrival, note=note, apart=apart,
+        by_arrival=by_arrival, note=note, uncompared=uncompared,
     )  # fmt: skip
 
 
