@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -68,7 +69,7 @@ _LOOKED_UP: Final[Mapping[str, tuple[str, ...]]] = {
     "org": (), "org.apache.spark.sql.Observation": (), "org.apache.spark.sql.api.python.PythonSQLUtils": ("toPyRow",),
     "org.apache.spark.sql.classic.SparkSession": ("getActiveSession",),
 }  # fmt: skip
-"""What PySpark, and `deltalog`, ask the JVM for by name with each column and frame: a question for a name goes through every jar.
+"""What PySpark asks the JVM for by name with each column and frame: a question for a name goes through every jar.
 
 Classes come with their methods: to ask for one is a question too.
 """
@@ -134,8 +135,16 @@ def handed_over(frame: DataFrame) -> DataFrame:
 
 def handed_to(spark: SparkSession, frame: DataFrame) -> DataFrame:
     """Give a frame to another session of this process; what it computes stays as it was made."""
-    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset  # type: ignore[union-attr]
-    return DataFrame(dataset.ofRows(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)
+    made = in_jvm(spark, "org.apache.spark.sql.classic.Dataset.ofRows")
+    return DataFrame(made(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)
+
+
+def in_jvm(spark: SparkSession, name: str) -> Any:
+    """Give a class of the JVM, or a static member of one, by its whole name: each is asked for once, and known as long as the JVM lives."""
+    known = vars(spark._jvm)
+    if name not in known:
+        known[name] = reduce(getattr, name.split("."), spark._jvm)
+    return known[name]
 
 
 def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ class Repeated:
     """A transaction on storage that repeats a write whose answer was lost: then the file is there, and Delta takes it for another's."""
 
     def __init__(self, log: DeltaLog, txn: Any, lines: Iterable[str]) -> None:
-        self._txn, option = txn, log._jvm.scala.Option
+        self._txn, option = txn, log.option
         self._again = log.java.startTransaction(option.empty(), option.apply(txn.snapshot()))
         for name in lines:
             self._again.readTxn().append(name)

@@ -20,6 +20,7 @@ from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused
 from watertable.kafka.publisher import OutboxRow
 from watertable.plan.plan import Topology
+from watertable.store import changelog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,31 @@ def test_what_was_asked_for_is_published_once_more_from_the_fork_on(ledger: Ledg
     assert both(broker) == [[*range(30), *range(10, 50)]] * 2
     assert broker.state is not None
     assert broker.state.floor == {}, "once all of it is passed, what was published before is forgotten"
+
+
+def test_where_all_is_published_a_start_and_a_rewind_ask_spark_for_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many rows its last commit has to publish, the log has said."""
+    broker = Broker()
+    for upto in (10, 20, 30):
+        emit(ledger, upto)
+    deliver(ledger, broker, monkeypatch)
+
+    def jobs(started: Ledger) -> int:
+        tracker = started.spark.sparkContext.statusTracker()
+        before = len(tracker.getJobIdsForGroup("shop courier"))
+        deliver(started, broker, monkeypatch)
+        return len(tracker.getJobIdsForGroup("shop courier")) - before
+
+    assert jobs(ledger.restart()) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(changelog, "_seen", {})
+        patch.setattr(changelog, "_YOUNG", -1)
+        assert jobs(ledger.restart()) >= 1, "a process that hasn't followed a long log looks"
+    again = rewound(ledger, "2")
+    assert jobs(again) == 0
+    emit(again, 40)
+    assert jobs(again) == 1, "what is new has one"
+    assert both(broker) == [[*range(40)]] * 2
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import pytest
 
 from tests import buckets
 from tests.spark.ledger import Ledger, both_folds, minute
-from watertable.session import UPKEEP_POOL, job_group
+from tests.spark.test_rewind import rewound
+from watertable.session import UPKEEP_POOL, in_jvm, job_group
 from watertable.store import changelog, fold, writer
 from watertable.store import reader as store_reader
 from watertable.store.changelog import Changelog, Extent
@@ -342,7 +343,7 @@ def test_the_files_of_a_base_are_those_that_delta_lists(ledger: Ledger, monkeypa
         assert commit.replaces or small < 0
         assert {row.qty for row in base.frame(base.whole).collect()} == {row.qty for row in base.frame().collect()} == {ledger.stock["a"]}
         assert (base.whole.number, base.whole.bytes) == ((listed := base.files("true")).number, listed.bytes)
-        assert base.bytes == base._snapshot.sizeInBytes()
+        assert base.bytes == base.java.sizeInBytes()
     assert commit.replaces == (small > 0)
 
 
@@ -374,7 +375,7 @@ def test_what_repeats_itself_with_each_commit_compiles_no_code_anew(spark: Spark
     for name, value in (("spark.sql.codegen.wholeStage", "true"), ("spark.sql.codegen.factoryMode", "FALLBACK")):
         session.conf.set(name, value)
     ledger = Ledger.open(session, str(tmp_path))
-    compiled = session._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()  # type: ignore[union-attr]
+    compiled = in_jvm(session, "org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME")()
 
     def commit_publish_and_read() -> int:
         rows = session.sql(
@@ -393,3 +394,11 @@ def test_what_repeats_itself_with_each_commit_compiles_no_code_anew(spark: Spark
 
     counts = [commit_publish_and_read() for _ in range(5)]
     assert counts[2:] == [counts[2]] * 3, counts
+    ledger = rewound(ledger, "3")
+    before = int(compiled.getCount())
+    ledger.commit({"stock": ledger.sums("stock", {"a": 1})})
+    first = int(compiled.getCount())
+    ledger = rewound(ledger, "4")
+    ledger.commit({"stock": ledger.sums("stock", {"a": 1})})
+    assert ledger.writer.position == Position("shop", 3, 5)
+    assert int(compiled.getCount()) == first, f"{first - before} for a commit without output; another epoch's are of the same code"

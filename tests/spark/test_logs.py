@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -51,7 +52,7 @@ def files(log: DeltaLog) -> list[str]:
 def make_unlistable(log: DeltaLog) -> None:
     """Put a commit far ahead of the others into a log: whoever lists it finds that there are some missing."""
     Path(log.path, "_delta_log", f"{90:020}.json").write_text("{}")
-    none = log._jvm.scala.Option.empty()
+    none = log.option.empty()
     with pytest.raises(JVM_ERRORS):
         log.java.update(False, none, none)
 
@@ -174,3 +175,22 @@ def test_a_log_is_as_short_as_its_retention_says_to_the_hour(spark: SparkSession
     assert numbers(another(spark, log)) == (12, list(range(1, 13)))
     log.append(row(spark, 13))
     assert numbers(log) == (13, list(range(1, 14)))
+
+
+def test_of_a_log_in_whose_place_an_older_copy_was_put_nothing_is_remembered(spark: SparkSession, tmp_path: Path) -> None:
+    log = made(spark, tmp_path / "t")
+    log.append(row(spark, 1))
+    shutil.copytree(tmp_path / "t", tmp_path / "copy")
+    log.append(row(spark, 2))
+    log.latest()
+    first, before = log.commit(1), log.commit(2)
+    assert log.commit(2) is before, "what is written in a commit never changes"
+    shutil.rmtree(tmp_path / "t")
+    shutil.copytree(tmp_path / "copy", tmp_path / "t")
+    another(spark, log).append(row(spark, 3))
+    assert numbers(log) == (2, [1, 3])
+    now = log.commit(2)
+    assert before is not None
+    assert now is not None
+    assert now.id != before.id
+    assert log.commit(1) == first

@@ -33,6 +33,8 @@ _RAW: Final = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_va
 SLOT: Final = "_slot"
 """The column of the first segment that has a number for each partition; records are shuffled and counted by it."""
 _BAD: Final = "node: STRING, location: STRING, reason: STRING"
+_dealt: Final[dict[tuple[int, int], list[int]]] = {}
+"""What `_slots` has chosen, by the number of tasks and that of partitions: the same in each batch."""
 
 
 def first(run: Run, records: DataFrame) -> DataFrame:
@@ -204,6 +206,8 @@ def _slots(spark: SparkSession, partitions: int) -> list[int]:
     tasks = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
     if tasks == 1:
         return list(range(partitions))
+    if (tasks, partitions) in _dealt:
+        return _dealt[tasks, partitions]
     numbers = ", ".join(f"({number})" for number in range(8 * partitions))
     found = spark.sql(f"SELECT number, pmod(hash(number), {tasks}) AS task FROM VALUES {numbers} AS t(number)").collect()  # with no job
     dealt: Counter[int] = Counter()
@@ -211,7 +215,8 @@ def _slots(spark: SparkSession, partitions: int) -> list[int]:
     for number, task in found:
         turns.append((dealt[task], number))
         dealt[task] += 1
-    return [number for _, number in sorted(turns)[:partitions]]
+    _dealt[tasks, partitions] = [number for _, number in sorted(turns)[:partitions]]
+    return _dealt[tasks, partitions]
 
 
 def _in_windows(segment: Segment, frame: DataFrame) -> DataFrame:

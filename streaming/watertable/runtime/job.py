@@ -125,7 +125,7 @@ def run(
     job: _Job | None = None
     try:
         admin = Admin(Cluster.of(settings))
-        if available_now or shadow:
+        if began_session and (available_now or shadow):
             admin.topics()  # a cluster that isn't there is told before Spark takes its seconds; a stream waits for it
         spark = spark or spark_session(settings, app=f"watertable {topology.app}", log=log)
         job = _Replay(topology, settings, spark, emit, stop, goal, until) if shadow else _Job(topology, settings, spark, emit, stop, clock)

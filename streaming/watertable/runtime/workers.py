@@ -240,7 +240,9 @@ def _to_send(
     """Read what a lineage's commits hold up to a seq, beyond the place and above the floor of what is published, and behind `read`."""
     if done is None:
         return store.changelog.outbox(snapshot, lineage, read, upto, again=again)
-    after, place = max(read, done.place.seq - 1), (done.place.seq, done.place.ordinal)
+    place = done.place.seq, done.place.ordinal
+    whole = done.place.ordinal >= 0 and store.changelog.outgoing(snapshot, lineage, done.place.seq) == done.place.ordinal + 1
+    after = max(read, done.place.seq - (0 if whole else 1))
     return store.changelog.outbox(snapshot, lineage, after, upto, done.floor, again, place)
 
 

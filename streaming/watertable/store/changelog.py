@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
 
 from watertable.compiler import DROPPED, OUT, QUARANTINE
 from watertable.compiler.algebra import change_struct
@@ -34,7 +33,7 @@ from watertable.errors import FormatError, TableNotFound, UnknownPosition
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import CHANGELOG, TableDef
 from watertable.records import Headers
-from watertable.schema import Schema, check_identifier, quote
+from watertable.schema import Schema, Type, check_identifier, quote
 from watertable.store.commits import (
     BUCKET,
     CLOCK,
@@ -113,15 +112,13 @@ _CODE: Final = "watertable.code."
 _CODES: Final = 16
 """How many of them are kept."""
 _SYSTEM: Final = {
-    "quarantine_v1": Schema.parse(QUARANTINE),
-    "dropped_v1": Schema.parse(DROPPED),
-    "out_v1": Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic")),
-    DAYS_COLUMN: Schema.parse(DAYS_DDL),
+    "commit_v1": Type.parse(_COMMIT_DDL),
+    "quarantine_v1": Schema.parse(QUARANTINE).struct(),
+    "dropped_v1": Schema.parse(DROPPED).struct(),
+    "out_v1": Schema(tuple(c for c in Schema.parse(OUT) if c.name != "topic")).struct(),
+    DAYS_COLUMN: Schema.parse(DAYS_DDL).struct(),
 }
-SYSTEM_COLUMNS: Final = {
-    "commit_v1": _COMMIT_DDL,
-    **{name: schema.struct().sql() for name, schema in _SYSTEM.items()},
-}
+SYSTEM_COLUMNS: Final = {name: kind.sql() for name, kind in _SYSTEM.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +212,9 @@ class Changelog:
         snapshot = self.snapshot()
         columns = snapshot.columns
         missing = {n: ddl for n, ddl in self._wanted(tables).items() if n not in columns}
-        for name, schema in ((n, s) for n, s in _SYSTEM.items() if n in columns):
+        for name, kind in ((n, k) for n, k in _SYSTEM.items() if n in columns):
             members = snapshot.members(name)
-            missing |= {f"{name}.{c.name}": c.type.sql() for c in schema if c.name not in members}
+            missing |= {f"{name}.{c.name}": c.type.sql() for c in kind.fields if c.name not in members}
         if missing:
             added = ", ".join(f"{'.'.join(map(quote, n.split('.')))} {ddl}" for n, ddl in missing.items())
             self.spark.sql(f"ALTER TABLE delta.{quote(self.path)} ADD COLUMNS ({added})")
@@ -389,6 +386,14 @@ class Changelog:
             found += [file for file in files.added if wanted(file.table or "")]
         return self.log.files(found)
 
+    def outgoing(self, snapshot: Snapshot, lineage: Lineage, seq: int) -> int | None:
+        """Count what a commit of a lineage has to publish, as the log tells it; None where this process hasn't read of it."""
+        self._follow(snapshot)
+        seen = _seen.get(self.path)
+        files = seen.files.get((lineage.epoch_of(seq), seq)) if seen is not None and seen.table == snapshot.table else None
+        counts = [None] if files is None else [file.rows for file in files.added if (file.table or "").startswith(OUT_PREFIX)]
+        return None if None in counts else sum(count or 0 for count in counts)
+
     def listed(self, snapshot: Snapshot, where: str) -> Files:
         """List the files in which a condition may hold; a Spark job, once a version."""
         return self._looked_up(snapshot, ("files", where), lambda: snapshot.files(where))
@@ -540,7 +545,7 @@ class Changelog:
 
     def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
         """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
-        own = Part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
+        own = system_part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
         return shaped([*parts, own], info.epoch, info.seq, bucket)
 
     def note(self, info: CommitInfo, note: str, parts: Sequence[Part] = ()) -> bool:
@@ -569,29 +574,23 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Hold the rows of one table in one commit: the frame, the struct column that takes its columns, and the table's name as SQL."""
+    """Hold the rows of one table in one commit: the frame, the struct column that takes its columns and its type, and the table as SQL."""
 
     frame: DataFrame
     column: str
     table: str
-
-    @property
-    def kind(self) -> DataType:
-        """Give the type of the struct column."""
-        if self.column == "commit_v1":
-            return self.frame.schema["commit_v1"].dataType
-        return StructType(self._fields)
+    kind: Type
 
     def struct(self) -> str:
         """Write the struct column as SQL over the frame's columns."""
         if self.column == "commit_v1":
-            return "commit_v1"
-        members = ", ".join(f"'{field.name}', {quote(field.name)}" for field in self._fields)
+            return self.column
+        members = ", ".join(f"'{field.name}', {quote(field.name)}" for field in self.kind.fields)
         return f"named_struct({members}) AS {quote(self.column)}"
 
-    @property
-    def _fields(self) -> list[StructField]:
-        return [field for field in self.frame.schema if not (self.column == "out_v1" and field.name == "topic")]
+    def nothing(self) -> str:
+        """Write the struct column of other tables' rows as SQL."""
+        return f"CAST(NULL AS {self.kind.sql()}) AS {quote(self.column)}"
 
 
 def _code_property(fingerprint: str) -> str:
@@ -603,9 +602,14 @@ def _outlined(said: str) -> Outline:
     return Outline.unpack(said.partition(":")[2])
 
 
-def table_part(table: TableDef, frame: DataFrame) -> Part:
-    """Take the state deltas of one table."""
-    return Part(frame.select("key", "state", "st"), table.state_column, f"'{table.name}'")
+def table_part(table: TableDef, frame: DataFrame, prefix: str = "") -> Part:
+    """Take the state deltas of one table, or of what is kept beside it under its name with a prefix."""
+    return Part(frame, table.state_column, f"'{prefix}{table.name}'", change_struct(table))
+
+
+def system_part(frame: DataFrame, column: str, table: str) -> Part:
+    """Take rows that are no table's; `table` names in SQL whose they are."""
+    return Part(frame, column, table, _SYSTEM[column])
 
 
 def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped: DataFrame | None) -> list[Part]:
@@ -614,7 +618,7 @@ def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped
         (outbox, "out_v1", f"concat('{OUT_PREFIX}', topic)"), (quarantine, "quarantine_v1", f"'{QUARANTINE_TABLE}'"),
         (dropped, "dropped_v1", f"'{DROPPED_TABLE}'"),
     ]  # fmt: skip
-    return [Part(frame, column, table) for frame, column, table in found if frame is not None]
+    return [system_part(frame, column, table) for frame, column, table in found if frame is not None]
 
 
 def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = None) -> DataFrame:
@@ -623,9 +627,9 @@ def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = Non
     Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
     """
     # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
-    number = F.expr(f"array({seq}L)[least(spark_partition_id(), 0)] AS seq")
-    of_epoch, bucketed = F.expr(f"{epoch} AS epoch"), F.expr(f"{seq // BUCKET if bucket is None else bucket}L AS bucket")
-    nothing = {part.column: F.lit(None).cast(part.kind).alias(part.column) for part in parts}
+    numbers = {"epoch": f"{epoch}", "bucket": f"{seq // BUCKET if bucket is None else bucket}L", "seq": f"{seq}L"}
+    of_epoch, bucketed, number = (F.expr(f"array({n})[least(spark_partition_id(), 0)] AS {name}") for name, n in numbers.items())
+    nothing = {part.column: F.expr(part.nothing()) for part in parts}
     return reduce(DataFrame.union, [
         part.frame.select(
             of_epoch, F.expr(f"{part.table} AS `table`"), bucketed, number,

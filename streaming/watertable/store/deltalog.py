@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.schema import OWN, Schema, Type
+from watertable.session import in_jvm
 from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ CONFLICTS: Final = (*_FENCED, "ConcurrentAppendException", "ConcurrentDeleteRead
 """What Delta throws at the loser of a race."""
 JVM_ERRORS: Final = (Py4JJavaError, PySparkException)
 """What a call into the JVM raises; the same error is either of them, by which Python modules happen to be imported."""
+_DELTA: Final = "org.apache.spark.sql.delta"
 _ENDLESS: Final = 2**62
 """Bytes that no disk has: Hadoop says so many are free of what it knows no size of."""
 _LATELY: Final = 2
@@ -56,22 +58,50 @@ class Files:
     whole: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Tip:
+    """Hold by what a version is known to be the newest, or a newer one is found.
+
+    `follow` is how many commits after it are looked for before another checkpoint is where to begin, `first` the first commit that it is
+    read from (when it was made, its file; None where a checkpoint is all), `made` when its own was, and in which file, and `next` the file
+    of one after it.
+    """
+
+    follow: int
+    first: tuple[float, Any] | None
+    made: int
+    file: Any
+    next: Any
+
+
 class Snapshot:
     """Pin one version of a Delta table; what it reads never changes."""
 
     def __init__(self, log: DeltaLog, snapshot: Any) -> None:
-        self.spark, self._log, self._snapshot = log.spark, log, snapshot
+        self.spark, self._log, self.java = log.spark, log, snapshot
         self.version: int = snapshot.version()
+
+    @cached_property
+    def tip(self) -> _Tip:
+        """Find out by what a newer version is known."""
+        log, segment = self._log, self.java.logSegment()
+        behind = self.version - int(segment.checkpointProvider().version())
+        first = segment.deltas().head() if behind else None
+        return _Tip(
+            follow=min(_FOLLOWED, int(log.java.checkpointInterval(self.java.metadata())) - behind),
+            first=first and (first.getModificationTime() / 1000, first.getPath()),
+            made=int(segment.lastCommitFileModificationTimestamp()), file=log.file(self.version), next=log.file(self.version + 1),
+        )  # fmt: skip
 
     def frame(self, files: Files | None = None) -> DataFrame:
         """Read the table at this version, or these files of it."""
-        option = self._log._jvm.scala.Option
+        option = self._log.option
         if files is None:
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
-            relation = self._log.java.createRelation(self._log._listed(()), option.apply(self._snapshot), option.empty(), True)
+            relation = self._log.java.createRelation(self._log._listed(()), option.apply(self.java), option.empty(), True)
         else:
             described = self._log._listed(files.described) if isinstance(files.described, tuple) else files.described
-            plan = self._log.java.createDataFrame(self._snapshot, described, False, option.empty()).queryExecution().analyzed()
+            plan = self._log.java.createDataFrame(self.java, described, False, option.empty()).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
 
@@ -102,12 +132,12 @@ class Snapshot:
     @cached_property
     def table(self) -> str:
         """Give the identity of the table: another one at the same path has another."""
-        return str(self._snapshot.metadata().id())
+        return str(self.java.metadata().id())
 
     @property
     def columns(self) -> tuple[str, ...]:
         """List the table's columns."""
-        return tuple(self._snapshot.schema().fieldNames())
+        return tuple(self.java.schema().fieldNames())
 
     @property
     def schema(self) -> Schema:
@@ -117,15 +147,15 @@ class Snapshot:
 
     def members(self, column: str) -> tuple[str, ...]:
         """List the members of a struct column."""
-        return tuple(self._snapshot.schema().apply(column).dataType().fieldNames())
+        return tuple(self.java.schema().apply(column).dataType().fieldNames())
 
     @cached_property
     def bytes(self) -> int:
         """Add up the table's files; a Spark job, unless the version wrote the table anew, or Delta has noted it beside the version."""
         if self._written is not None:
             return sum(file.bytes for file in self._written)
-        noted = self._snapshot.sizeInBytesIfKnown()
-        return int(noted.get() if noted.isDefined() else self._snapshot.sizeInBytes())
+        noted = self.java.sizeInBytesIfKnown()
+        return int(noted.get() if noted.isDefined() else self.java.sizeInBytes())
 
     @cached_property
     def rows(self) -> int:
@@ -134,7 +164,7 @@ class Snapshot:
         if None not in told:
             return sum(rows or 0 for rows in told)
         each = "CAST(get_json_object(stats, '$.numRecords') AS BIGINT) - coalesce(deletionVector.cardinality, 0L)"
-        files = DataFrame(self._snapshot.allFiles().toDF(), self.spark).selectExpr(f"{each} AS rows")
+        files = DataFrame(self.java.allFiles().toDF(), self.spark).selectExpr(f"{each} AS rows")
         row = files.selectExpr("coalesce(sum(rows), 0L)", "count(*) = count(rows)").first()
         assert row is not None
         return int(row[0]) if row[1] else self.frame().count()
@@ -142,15 +172,15 @@ class Snapshot:
     @property
     def timestamp(self) -> int:
         """Give the time of this version's commit, in milliseconds since 1970."""
-        return int(self._snapshot.timestamp())
+        return int(self.java.timestamp())
 
     def properties(self, prefix: str) -> dict[str, str]:
         """List the table properties whose names begin so."""
-        return {name: str(value) for name, value in self._named(self._snapshot.metadata().configuration(), prefix)}
+        return {name: str(value) for name, value in self._named(self.java.metadata().configuration(), prefix)}
 
     def property(self, name: str) -> str | None:
         """Give a table property."""
-        found = self._snapshot.metadata().configuration().get(name)
+        found = self.java.metadata().configuration().get(name)
         return str(found.get()) if found.isDefined() else None
 
     def lacks(self, properties: Mapping[str, str]) -> dict[str, str]:
@@ -159,16 +189,16 @@ class Snapshot:
 
     def transaction(self, app_id: str) -> int | None:
         """Look a transaction line up in the whole state; a Spark job. A RESTORE doesn't take it back (delta#1813)."""
-        found = self._snapshot.transactions().get(app_id)
+        found = self.java.transactions().get(app_id)
         return int(found.get()) if found.isDefined() else None
 
     def transactions(self, prefix: str) -> dict[str, int]:
         """List the transaction lines whose names begin so, from the whole state; a Spark job."""
-        return {name: int(number) for name, number in self._named(self._snapshot.transactions(), prefix)}
+        return {name: int(number) for name, number in self._named(self.java.transactions(), prefix)}
 
     def _named(self, found: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         """Go through a map of Scala's, over names that begin so."""
-        pairs = dict(self.spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))  # type: ignore[union-attr]
+        pairs = dict(self._log.of("scala.jdk.javaapi.CollectionConverters.asJava")(found))
         yield from ((str(name), value) for name, value in pairs.items() if str(name).startswith(prefix))
 
 
@@ -195,6 +225,10 @@ _older: Final[dict[tuple[str, int, int, bool], _Older]] = {}
 """By the path of a table, the session, the version, and whether it was to be kept: the old versions that this process has pinned."""
 _GOOD_FOR: Final = 60.0
 """Seconds for which an old version that was there is taken to be there still."""
+_read: Final[dict[tuple[str, str, int], Commit]] = {}
+"""By the path of a table, its identity and the version: the commits that this process has read. What is written in one never changes."""
+_READ: Final = 300
+"""As many are held; then all are forgotten."""
 
 
 class DeltaLog:
@@ -202,22 +236,24 @@ class DeltaLog:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark, self.path = spark, path
-        self._java: Any = None
 
-    @property
+    @cached_property
     def java(self) -> Any:
         """Give Delta's own log."""
-        if self._java is None:
-            self._java = self._jvm_delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
-        return self._java
+        return self.of(f"{_DELTA}.DeltaLog.forTable")(self.spark._jsparkSession, self.path)
+
+    def of(self, name: str) -> Any:
+        """Give a class of the JVM, or a static member of one."""
+        return in_jvm(self.spark, name)
 
     @property
-    def _jvm(self) -> Any:
-        return self.spark._jvm
+    def option(self) -> Any:
+        """Give Scala's Option."""
+        return self.of("scala.Option")
 
-    @property
-    def _jvm_delta(self) -> Any:
-        return self._jvm.org.apache.spark.sql.delta
+    @cached_property
+    def _none(self) -> Any:
+        return self.option.empty()
 
     def exists(self) -> bool:
         """Tell whether there is a table."""
@@ -225,62 +261,76 @@ class DeltaLog:
 
     def latest(self) -> Snapshot | None:
         """Pin the newest version, after a look at the log; None when there is no table."""
-        found = self._newest()
-        if found is None:
+        place, known = (self.path, id(self.spark)), self.java.unsafeVolatileSnapshot()
+        pinned = _pinned.get(place)
+        same = pinned is not None and pinned.spark is self.spark and pinned.java.equals(known)
+        newest = self._newest(pinned if pinned is not None and same else Snapshot(self, known))
+        if newest is None:
             return None
-        newest = Snapshot(self, found)
         if len(_pinned) > _PINNED:
             _pinned.clear()
-        place = (self.path, id(self.spark))
         pinned = _pinned.get(place)
         if pinned is None or (pinned.spark, pinned.version, pinned.table) != (self.spark, newest.version, newest.table):
             pinned = _pinned[place] = newest
         return pinned
 
-    def _newest(self) -> Any:
-        """Give Delta's snapshot of the newest version; None when there is no table.
+    def _newest(self, known: Snapshot) -> Snapshot | None:
+        """Follow the log from a version to the newest one; None when there is no table.
 
         Delta lists the log to find it, which takes as long as there are files in its folder: a stream's are of days, four for each
         commit. So files are looked for by their names: the commit that this process knows as the last, and those after it. Delta lists as
         ever where there are many, and where it is time to begin at another checkpoint.
         """
-        known, none = self.java.unsafeVolatileSnapshot(), self._jvm.scala.Option.empty()
-        version, segment = int(known.version()), known.logSegment()
-        since = version - int(segment.checkpointProvider().version())
-        follow = min(_FOLLOWED, int(self.java.checkpointInterval(known.metadata())) - since) if version >= 0 else 0
-        if follow > 0 and since and not self._lasts(segment.deltas().head()):
+        tip = known.tip if known.version >= 0 else None
+        if tip is not None and self._changed(tip.file) != tip.made:  # cleaned up, or another log, as of a copy that was put here
+            for place in [place for place in _read if place[0] == self.path]:
+                _read.pop(place, None)
+        elif tip is not None and tip.follow > 0 and tip.first is not None and not self._lasts(*tip.first):
             _pinned.pop((self.path, id(self.spark)), None)
-        elif follow > 0 and self._changed(version) == int(segment.lastCommitFileModificationTimestamp()):
-            for number in range(version + 1, version + 1 + follow):
-                file = self._commit_file(number)
+        elif tip is not None and tip.follow > 0:
+            file, java, none = tip.next, known.java, self._none
+            for number in range(known.version + 1, known.version + 1 + tip.follow):
                 if not self._files.exists(file):
-                    return known
+                    return known if number == known.version + 1 else Snapshot(self, java)
                 there = self._files.getFileStatus(file)
-                made = self._jvm.io.delta.storage.commit.Commit(number, there, there.getModificationTime())
-                one_more = self._jvm.scala.Option.apply(made)
-                known = self.java.updateAfterCommit(number, one_more, none, known.logSegment(), none, none, False)
-        found = self.java.update(False, none, none)
-        return found if int(found.version()) >= 0 else None
+                made = self.of("io.delta.storage.commit.Commit")(number, there, there.getModificationTime())
+                java = self.java.updateAfterCommit(number, self.option.apply(made), none, java.logSegment(), none, none, False)
+                file = self.file(number + 1)
+        found = self.java.update(False, self._none, self._none)
+        return Snapshot(self, found) if int(found.version()) >= 0 else None
 
-    def _lasts(self, file: Any) -> bool:
+    def _lasts(self, made: float, file: Any) -> bool:
         """Tell whether a version's first commit is there: clean-up, behind a checkpoint of whoever's, takes what is old."""
-        return time.time() - file.getModificationTime() / 1000 < _UNCLEANED or bool(self._files.exists(file.getPath()))
+        return time.time() - made < _UNCLEANED or bool(self._files.exists(file))
 
-    def _changed(self, version: int) -> int:
+    def _changed(self, file: Any) -> int:
         """Say when a commit was written, as its file does; -1 where log clean-up took it, or the table itself is gone."""
         try:
-            return int(self._files.getFileStatus(self._commit_file(version)).getModificationTime())
+            return int(self._files.getFileStatus(file).getModificationTime())
         except JVM_ERRORS:
             return -1
 
     @cached_property
+    def _hadoop(self) -> Any:
+        """Give the settings by which the log's storage is reached."""
+        return self.java.newDeltaHadoopConf()
+
+    @cached_property
+    def _folder(self) -> Any:
+        return self.java.logPath()
+
+    @cached_property
     def _files(self) -> Any:
         """Give the file system that the log is in."""
-        return self.java.logPath().getFileSystem(self.java.newDeltaHadoopConf())
+        return self._folder.getFileSystem(self._hadoop)
 
-    def _commit_file(self, version: int) -> Any:
-        names = getattr(self._jvm_delta.util, "FileNames")  # noqa: B009 (a JVM name)
-        return names.unsafeDeltaFile(self.java.logPath(), version)
+    @cached_property
+    def _store(self) -> Any:
+        return self.java.store()
+
+    def file(self, version: int) -> Any:
+        """Name the file of a commit."""
+        return self.of(f"{_DELTA}.util.FileNames.unsafeDeltaFile")(self._folder, version)
 
     def at(self, version: int, *, kept: bool = True) -> Snapshot | None:
         """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone.
@@ -288,14 +338,13 @@ class DeltaLog:
         (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.) Delta lists the log for it, twice; what it
         has found is good for a while.
         """
-        newest, place = self._newest(), (self.path, id(self.spark), version, kept)
-        table = "" if newest is None else str(newest.metadata().id())
+        newest, place = self.latest(), (self.path, id(self.spark), version, kept)
+        table = "" if newest is None else newest.table
         found, since = _older.get(place), time.monotonic()
         if found is not None and (found.snapshot.spark, found.table) == (self.spark, table) and since - found.since < _GOOD_FOR:
             return found.snapshot
-        none = self._jvm.scala.Option.empty()
         try:
-            snapshot = Snapshot(self, self.java.getSnapshotAt(version, none, none, kept))
+            snapshot = Snapshot(self, self.java.getSnapshotAt(version, self._none, self._none, kept))
         except JVM_ERRORS:
             return None
         if len(_older) > _PINNED:
@@ -310,7 +359,7 @@ class DeltaLog:
 
     def free(self) -> int | None:
         """Say how many bytes are free where the table is; None where its storage has no end that it tells of."""
-        left = int(self._files.getStatus(self.java.logPath()).getRemaining())
+        left = int(self._files.getStatus(self._folder).getRemaining())
         return left if left < _ENDLESS else None
 
     def clean(self, kept: timedelta) -> None:
@@ -318,11 +367,11 @@ class DeltaLog:
 
         Delta, which does so at each checkpoint, keeps whole days.
         """
-        newest = self._newest()
+        newest = self.latest()
         if newest is not None:
             milliseconds = self._optional_long(kept // timedelta(milliseconds=1))
-            hour = self._jvm_delta.TruncationGranularity.HOUR()
-            self.java.cleanUpExpiredLogs(newest, self._jvm.scala.Option.empty(), milliseconds, hour)
+            hour = self.of(f"{_DELTA}.TruncationGranularity.HOUR")()
+            self.java.cleanUpExpiredLogs(newest.java, self._none, milliseconds, hour)
 
     def files(self, added: Sequence[Added]) -> Files:
         """Take files as the log tells of them; no Spark job."""
@@ -330,39 +379,51 @@ class DeltaLog:
 
     def _writing(self, mode: str, *, note: str | None = None, where: str | None = None) -> Any:
         """Describe a write, as the table's history tells of it."""
-        jvm, option = self._jvm, self._jvm.scala.Option.apply
-        write = getattr(self._jvm_delta, "DeltaOperations$Write")
-        nothing = [option(None)] * 5
-        return write(getattr(jvm.org.apache.spark.sql.SaveMode, mode), option(None), option(where), option(note), *nothing)
+        option, write = self.option.apply, self.of(f"{_DELTA}.DeltaOperations$Write")
+        how = self.of(f"org.apache.spark.sql.SaveMode.{mode}")
+        return write(how, self._none, option(where), option(note), *[self._none] * 5)
 
     def _schema(self, columns: Iterable[str]) -> str:
         """Write columns, as DDL says them, as a table's log does."""
-        return str(self._jvm.org.apache.spark.sql.types.StructType.fromDDL(", ".join(columns)).json())
+        return str(self.of("org.apache.spark.sql.types.StructType.fromDDL")(", ".join(columns)).json())
 
     def _listed(self, items: Iterable[Any]) -> Any:
         """Make a list as Scala has it."""
-        gathered = self._jvm.java.util.ArrayList()
+        gathered = self.of("java.util.ArrayList")()
         for item in items:
             gathered.add(item)
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(gathered).toList()
+        return self.of("scala.jdk.javaapi.CollectionConverters.asScala")(gathered).toList()
+
+    def _map(self, items: Mapping[str, str]) -> Any:
+        """Make a map as Scala has it."""
+        return self.of("org.apache.spark.api.python.PythonUtils.toScalaMap")(dict(items))
 
     def _optional_long(self, number: int) -> Any:
         """Give a number as Scala's Option of a Long: by itself, a small one would arrive there as an Integer."""
-        return self._jvm.scala.jdk.javaapi.OptionConverters.toScala(self._jvm.java.util.OptionalLong.of(number))
+        return self.of("scala.jdk.javaapi.OptionConverters.toScala")(self.of("java.util.OptionalLong.of")(number))
 
     def _action(self, text: str) -> Any:
         """Read an action as the log writes it."""
-        return getattr(getattr(self._jvm_delta.actions, "Action$"), "MODULE$").fromJson(text)
+        return self.of(f"{_DELTA}.actions.Action$.MODULE$").fromJson(text)
 
     def commit(self, version: int) -> Commit | None:
-        """Read what one commit says about itself; None when log clean-up has removed it."""
+        """Read what one commit says about itself; None when log clean-up has removed it before this process has read it."""
+        pinned = _pinned.get((self.path, id(self.spark)))
+        place = None if pinned is None else (self.path, pinned.table, version)
+        if place is not None and (known := _read.get(place)) is not None:
+            return known
         try:
-            lines = self.java.store().read(self._commit_file(version), self.java.newDeltaHadoopConf())
+            lines = self._store.read(self.file(version), self._hadoop)
         except Py4JJavaError as error:
             if "FileNotFound" in str(error.java_exception.getClass().getName()):
                 return None
             raise
-        return Commit.read(version, lines.mkString("\n"))
+        commit = Commit.read(version, lines.mkString("\n"))
+        if place is not None:
+            if len(_read) > _READ:
+                _read.clear()
+            _read[place] = commit
+        return commit
 
     def transaction_at(self, app_id: str, version: int) -> int | None:
         """Give the newest transaction of a line that version `version` of the table holds; None when it holds none."""
@@ -419,7 +480,6 @@ class DeltaLog:
         Whoever dies in the middle leaves the folder of a log with nothing in it. Spark's CREATE TABLE takes that for a table: it makes none
         for ever after, and with IF NOT EXISTS it doesn't say so. Here a log without a version is no table.
         """
-        none = self._jvm.scala.Option.empty()
         txn = self._begin({}, -1, "")
         if txn.readVersion() >= 0:
             return
@@ -428,7 +488,7 @@ class DeltaLog:
             "schemaString": self._schema(columns), "configuration": dict(properties), "createdTime": int(time.time() * 1000),
         }  # fmt: skip
         metadata = self._action(json.dumps({"metaData": described}))
-        made = getattr(self._jvm_delta, "DeltaOperations$CreateTable")(metadata, False, False, none)
+        made = self.of(f"{_DELTA}.DeltaOperations$CreateTable")(metadata, False, False, self._none)
         try:
             txn.updateMetadataForNewTable(metadata)
             self._end(txn, self._listed(()), {}, made, {})
@@ -442,7 +502,7 @@ class DeltaLog:
         if newest is None or not (wanted := newest.lacks(properties)):
             return
         txn = self._begin({}, -1, "")
-        said = getattr(self._jvm_delta, "DeltaOperations$SetTableProperties")(self._jvm.PythonUtils.toScalaMap(wanted))
+        said = self.of(f"{_DELTA}.DeltaOperations$SetTableProperties")(self._map(wanted))
         try:
             txn.updateMetadata(self._metadata(txn, wanted), False)
             self._end(txn, self._listed(()), {}, said, {})
@@ -495,7 +555,7 @@ class DeltaLog:
             txn.readWholeTable()
         added = txn.writeFiles(frame._jdf).toList()
         gone = (before.whole if only is None else only).described
-        gone = gone if isinstance(gone, tuple) else self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(gone)
+        gone = gone if isinstance(gone, tuple) else self.of("scala.jdk.javaapi.CollectionConverters.asJava")(gone)
         removed = self._listed(file.remove() for file in gone)
         self._end(txn, added.appendedAll(removed), {line: number}, self._writing(OVERWRITE, where=where), {})
 
@@ -513,14 +573,14 @@ class DeltaLog:
         Returns the version.
         """
         note = f"the files of version {to.version} again"
-        restore = getattr(self._jvm_delta, "DeltaOperations$Restore")
+        restore = self.of(f"{_DELTA}.DeltaOperations$Restore")
         version = self._optional_long(to.version)
         txn = self._begin({line: number}, since, note)
-        now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to._snapshot))
+        now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to.java))
         added = [Added(None, 0, None, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
         actions = self._listed((*self.files(added).described, *removed))
-        return self._end(txn, actions, {line: number}, restore(version, self._jvm.scala.Option.empty()), {})
+        return self._end(txn, actions, {line: number}, restore(version, self._none), {})
 
     def drop(self, where: str, *, line: str, number: int, since: int) -> None:
         """Drop the partitions for which a condition over nothing else is true, in one commit of a transaction line.
@@ -532,14 +592,14 @@ class DeltaLog:
         txn = self._begin({line: number}, since, f"nothing where {where}")
         files = Snapshot(self, txn.snapshot()).files(where)
         if files.number:
-            gone = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(files.described)
+            gone = self.of("scala.jdk.javaapi.CollectionConverters.asJava")(files.described)
             removed = self._listed(file.remove() for file in gone)
             self._end(txn, removed, {line: number}, self._writing(OVERWRITE, where=where), {})  # with nothing
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
         """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""
-        option = self._jvm.scala.Option
-        txn = self.java.startTransaction(option.empty(), option.apply(self._newest()))  # which is None where there is no table
+        newest = self.latest()
+        txn = self.java.startTransaction(self._none, self.option.apply(newest and newest.java))  # which is None where there is no table
         for name in lines:
             txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
         self.refuse_overtaken(Snapshot(self, txn.snapshot()), lines, since, f"; this one was to write {note}")
@@ -560,11 +620,11 @@ class DeltaLog:
 
     def _end(self, txn: Any, actions: Any, lines: Mapping[str, int], described_as: Any, tags: Mapping[str, str]) -> int:
         """Commit a transaction, as one of its lines; give the version."""
-        stamp = self._jvm.scala.Option.apply(int(time.time() * 1000))
+        stamp = self.option.apply(int(time.time() * 1000))
         for name, own in lines.items():
-            actions = actions.appended(self._jvm_delta.actions.SetTransaction(name, own, stamp))
+            actions = actions.appended(self.of(f"{_DELTA}.actions.SetTransaction")(name, own, stamp))
         try:
-            return int(txn.commit(actions, described_as, self._jvm.PythonUtils.toScalaMap(dict(tags))))
+            return int(txn.commit(actions, described_as, self._map(tags)))
         except JVM_ERRORS:  # storage that repeats a write whose answer was lost calls it another's: whether it is there, the log tells
             newest, own = self.latest(), txn.txnId()
             since = range(txn.readVersion() + 1, newest.version + 1 if newest else 0)

@@ -44,7 +44,7 @@ from watertable.store.bases import (
     split_number,
     states_in,
 )
-from watertable.store.changelog import GATHERED_PREFIX, Part, past_of
+from watertable.store.changelog import GATHERED_PREFIX, Part, past_of, table_part
 from watertable.store.commits import BUCKET, FORMAT, GATHERED, CommitInfo, FoldMark, now_after
 from watertable.store.deltalog import JVM_ERRORS, Files, Snapshot, conflict
 from watertable.store.reader import Reader
@@ -439,7 +439,7 @@ class Folder:
         if not of_epoch or came.bytes + came.number * OPENED <= MANY_TOMBSTONES + gathered.bytes:
             return int(row[0]), []
         rows = materialise(merge(table, dead, "max(st) AS st").select("key", "state", "st"))
-        return position.seq, [Part(rows, table.state_column, f"'{GATHERED_PREFIX}{table.name}'")]
+        return position.seq, [table_part(table, rows, GATHERED_PREFIX)]
 
     def _confirm(self, marks: tuple[FoldMark, ...], view: View, epoch: int, seq: int, gathered: Sequence[Part] = ()) -> None:
         after = view.head.last.commit_time if view.head.last else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 
 from watertable.errors import QueryRefused
-from watertable.session import handed_to, in_words
+from watertable.session import handed_to, in_jvm, in_words
 from watertable.settings import HELD
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _closed(spark: SparkSession) -> SparkSession:
     made = spark.newSession()
     for name, value in _NOTHING_ELSE.items():
         made.conf.set(name, value)
-    state, identifier = made._jsparkSession.sessionState(), made._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier  # type: ignore[union-attr]
+    state, identifier = made._jsparkSession.sessionState(), in_jvm(made, "org.apache.spark.sql.catalyst.FunctionIdentifier")
     for name in _REACHING:
         state.functionRegistry().dropFunction(identifier(name))
     for function in _each(state.tableFunctionRegistry().listFunction()):

@@ -26,7 +26,7 @@ from watertable.plan.lineage import topics_of
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import TimeWindows
 from watertable.schema import quote
-from watertable.store.changelog import DAYS_COLUMN, DAYS_DDL, DAYS_TABLE, Changelog, Part, batches
+from watertable.store.changelog import DAYS_COLUMN, DAYS_DDL, DAYS_TABLE, Changelog, batches, system_part
 from watertable.store.commits import CommitInfo, Lineage, Position
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Touched:
         ]  # fmt: skip
         info = CommitInfo(kind="days", epoch=self.told.epoch, seq=upto)
         rows = F.inline(F.from_json(F.lit(json.dumps(noted)), f"ARRAY<STRUCT<{DAYS_DDL}>>"))
-        part = Part(self.changelog.spark.range(0, 1, 1, 1).select(rows), DAYS_COLUMN, f"'{DAYS_TABLE}'")
+        part = system_part(self.changelog.spark.range(0, 1, 1, 1).select(rows), DAYS_COLUMN, f"'{DAYS_TABLE}'")
         if self.changelog.note(info, f"days touched up to {self.told}", [part]):  # else the next answer's note says all of it
             self._noted, self._since, self._records = upto, {}, 0
 
