@@ -279,6 +279,44 @@ def test_a_look_at_an_app_loads_no_advances_that_trims_have_kept_and_a_replay_fi
         assert {*log.advances({"moves": "id-m"})} == made, since
 
 
+def test_a_process_looks_for_advances_once_and_follows_those_that_come(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is rewound looked through all of its commits for them, each time."""
+    log, ids, looked = ledger.store.changelog, {"moves": "id-m"}, list[str]()
+    look = Changelog._advances
+    monkeypatch.setattr(Changelog, "_advances", lambda log, snapshot, where: (looked.append(where), look(log, snapshot, where))[1])
+
+    def advance(*made: Advance) -> None:
+        ledger.writer.commit({}, CommitInfo(topic_ids=ids, advances=made))
+
+    def begin() -> None:
+        """Know nothing, as a process that begins beside a long log."""
+        looked.clear()
+        monkeypatch.setattr(changelog, "_YOUNG", -1)
+        monkeypatch.setattr(changelog, "_seen", {})
+        log.head()
+
+    first, further, clocked = (
+        Advance("moves", 0, 10, minute(1)),
+        Advance("moves", 0, 10, minute(3)),
+        Advance("moves", 0, 10, minute(2), minute(9)),
+    )
+    advance(first)
+    assert (log.advances(ids), looked) == ((first,), []), "how the log began, this process has seen"
+    begin()
+    assert (log.advances(ids), looked) == ((first,), ["true"])
+    advance(further, clocked)
+    ledger.sell(a=1)
+    advance(Advance("moves", 0, 10, minute(2)), Advance("moves", 1, 0, minute(2)))
+    wanted = {further, clocked, Advance("moves", 1, 0, minute(2))}
+    assert ({*log.advances(ids)}, looked) == (wanted, ["true"])
+    assert log.advances({"moves": "another"}) == ()
+    begin()
+    assert ({*log.advances(ids)}, looked) == (wanted, ["true"]), "who looks finds what was followed"
+    monkeypatch.setattr(changelog, "_KEPT", 1)
+    advance(Advance("moves", 1, 5, minute(2)))
+    assert ({*log.advances(ids)}, looked) == ({*wanted, Advance("moves", 1, 5, minute(2))}, ["true", "true"]), "many aren't remembered"
+
+
 @pytest.mark.slow
 def test_the_files_that_the_log_tells_of_hold_what_delta_finds_in_the_table(spark: SparkSession, tmp_path: Path) -> None:
     ledger = Ledger.open(spark, str(tmp_path), Retention(timedelta(days=7), timedelta(days=1)))

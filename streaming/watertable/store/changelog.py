@@ -140,11 +140,13 @@ class _Seen:
     files: Mapping[tuple[int, int], _Files] = field(default_factory=dict)
     """What the log told of batches as they came, by epoch and seq, and of folds at them: it's all that they have added, and stays where it
     is for a while."""
-    trimmed: bool = False
-    """Whether trims may have kept advances: one has, or nobody has looked whether any did."""
+    recorded: frozenset[tuple[str | None, Advance]] | None = None
+    """The advances of all epochs, trimmed or not, with the ids of their topics: where this process knows all, and they are few."""
 
     def short(self) -> _Seen:
-        """Leave out the oldest rows, and files, once there are many."""
+        """Leave out the oldest rows, and files, once there are many, and advances at all."""
+        if self.recorded is not None and len(self.recorded) > 2 * _KEPT:
+            return replace(self, recorded=None).short()
         if len(self.files) > 2 * _KEPT:
             return replace(self, files=dict([*self.files.items()][-_KEPT:])).short()
         seqs = sorted(row.seq for row in self.rows if row.kind in _OF_BUCKETS)
@@ -351,8 +353,8 @@ class Changelog:
     def _see(self, snapshot: Snapshot, since: int, here: _Seen | None) -> _Seen:
         """Look up all rows from a seq on; a Spark job."""
         rows = self.rows(snapshot, f"{_WANTED} AND (bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since}))")
-        files, trimmed = (here.files, here.trimmed) if here else ({}, True)
-        return self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), files, trimmed))
+        files, recorded = (here.files, here.recorded) if here else ({}, None)
+        return self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), files, recorded))
 
     def _follow(self, snapshot: Snapshot) -> _Seen | None:
         """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
@@ -365,7 +367,7 @@ class Changelog:
         """See how a changelog was made, holding nothing; None where that is long ago, or it was made of another's files."""
         commit = self.log.commit(0) if snapshot.version <= _YOUNG else None
         empty = commit is not None and commit.operation == "CREATE TABLE" and not commit.added
-        return _Seen(snapshot.table, 0, 0, ()) if empty else None
+        return _Seen(snapshot.table, 0, 0, (), recorded=frozenset()) if empty else None
 
     def _remember(self, here: _Seen) -> _Seen:
         seen = _seen.get(self.path)
@@ -417,22 +419,23 @@ class Changelog:
             return None
         if version == seen.version:
             return seen
-        rows, files, trimmed = list(seen.rows), dict(seen.files), seen.trimmed
+        rows, files, recorded = list(seen.rows), dict(seen.files), seen.recorded
         for number in range(seen.version + 1, version + 1):
             commit = self.log.commit(number)
             told_of = () if commit is None else _rows_of(commit.tags)
             if commit is None or not (told_of or commit.operation in _SAME_ROWS):
                 return None
             for row in told_of:
-                if row.kind == "advances":
-                    trimmed = True
+                if row.kind == "advances":  # what commits had told before they were trimmed
                     continue
                 rows.append(row)
+                if recorded is not None:
+                    recorded |= {(row.topic_ids.get(a.topic), a) for a in row.advances}
                 if row.kind == "batch":
                     files[row.epoch, row.seq] = _Files(row.commit_time, commit.added)
                 elif (there := files.get((row.epoch, row.seq))) is not None:  # what a fold gathered
                     files[row.epoch, row.seq] = replace(there, added=(*there.added, *commit.added))
-        return replace(seen, version=version, rows=tuple(rows), files=files, trimmed=trimmed).short()
+        return replace(seen, version=version, rows=tuple(rows), files=files, recorded=recorded).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
         forks, holds = (sorted((r for r in rows if r.kind == kind), key=lambda r: r.generation) for kind in ("epoch", "hold"))
@@ -470,9 +473,17 @@ class Changelog:
         over epoch and bucket.
         """
         snapshot = self.snapshot()
-        here = self._follow(snapshot)
-        if here is not None and here.since <= 1 and not here.trimmed and not any(row.advances for row in here.rows):
-            return ()
+        here = self._follow(snapshot) if where == "true" else None
+        known = None if here is None else here.recorded
+        if known is None:
+            known = self._advances(snapshot, where)
+            if here is not None:
+                self._remember(replace(here, recorded=known).short())
+        of_these = sorted((a for id, a in known if topic_ids.get(a.topic) == id), key=lambda a: a.stream_time)
+        return tuple({(a.topic, a.partition, a.before, a.clock, a.clock and a.stream_time): a for a in of_these}.values())
+
+    def _advances(self, snapshot: Snapshot, where: str) -> frozenset[tuple[str | None, Advance]]:
+        """Look for advances, each with the id of its topic; a Spark job."""
         rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {where}").selectExpr("commit_v1 AS c")
         rows = rows.where("size(c.advances) > 0")
         each = rows.selectExpr("explode(c.advances) AS a", "map_from_entries(c.topics) AS ids", "c.counters AS counters").selectExpr(
@@ -481,11 +492,10 @@ class Changelog:
         )  # fmt: skip
         each = each.withColumn("clock", F.expr(f"try_element_at(counters, concat_ws(':', '{CLOCK[:-1]}', topic, partition, micros))"))
         place = ("topic", "partition", "before", "id", "clock", F.expr("CASE WHEN clock IS NOT NULL THEN micros END"))
-        furthest = each.groupBy(*place).agg(F.max("micros").alias("micros")).collect()
-        return tuple(
-            Advance(
+        return frozenset(
+            (r["id"], Advance(
                 r["topic"], r["partition"], r["before"], from_micros(r["micros"]), None if r["clock"] is None else from_micros(r["clock"])
-            ) for r in furthest if topic_ids.get(r["topic"]) == r["id"]
+            )) for r in each.groupBy(*place).agg(F.max("micros").alias("micros")).collect()
         )  # fmt: skip
 
     def furthest(self, topic_ids: Mapping[str, str]) -> dict[Partition, int]:
