@@ -65,7 +65,7 @@ _QUIET: Final = (
 """Who warns in every batch, of what is meant so: a stream's log would grow without end."""
 _FUNCTIONS: Final = "org.apache.spark.sql.functions"
 _LOOKED_UP: Final[Mapping[str, tuple[str, ...]]] = {
-    _FUNCTIONS: ("col", "expr", "lit", "struct", "xxhash64"), "PythonUtils": ("toSeq",), "PythonSQLUtils": (), "scala": (), "java": (),
+    _FUNCTIONS: ("col", "expr", "lit", "struct", "xxhash64"), "PythonUtils": ("toSeq",), "PythonSQLUtils": (), "java": (),
     "org": (), "org.apache.spark.sql.Observation": (), "org.apache.spark.sql.api.python.PythonSQLUtils": ("toPyRow",),
     "org.apache.spark.sql.classic.SparkSession": ("getActiveSession",),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -33,7 +33,7 @@ _RAW: Final = "named_struct('timestamp', raw_ts, 'key', raw_key, 'value', raw_va
 SLOT: Final = "_slot"
 """The column of the first segment that has a number for each partition; records are shuffled and counted by it."""
 _BAD: Final = "node: STRING, location: STRING, reason: STRING"
-_dealt: Final[dict[tuple[int, int], list[int]]] = {}
+_dealt: Final[dict[tuple[int, int], Sequence[int]]] = {}
 """What `_slots` has chosen, by the number of tasks and that of partitions: the same in each batch."""
 
 
@@ -201,13 +201,18 @@ def _by_partition(values: Mapping[Partition, object], kind: str) -> str:
     return f"CASE topic {cases} ELSE CAST(NULL AS {kind}) END" if cases else f"CAST(NULL AS {kind})"
 
 
-def _slots(spark: SparkSession, partitions: int) -> list[int]:
+def _slots(spark: SparkSession, partitions: int) -> Sequence[int]:
     """Choose a number for each partition so that a shuffle by it deals them out evenly: by their names, one task might get them all."""
     tasks = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
     if tasks == 1:
         return list(range(partitions))
-    if (tasks, partitions) in _dealt:
-        return _dealt[tasks, partitions]
+    if (tasks, partitions) not in _dealt:
+        _dealt[tasks, partitions] = _deal(spark, tasks, partitions)
+    return _dealt[tasks, partitions]
+
+
+def _deal(spark: SparkSession, tasks: int, partitions: int) -> list[int]:
+    """Find the numbers by how Spark hashes them."""
     numbers = ", ".join(f"({number})" for number in range(8 * partitions))
     found = spark.sql(f"SELECT number, pmod(hash(number), {tasks}) AS task FROM VALUES {numbers} AS t(number)").collect()  # with no job
     dealt: Counter[int] = Counter()
@@ -215,8 +220,7 @@ def _slots(spark: SparkSession, partitions: int) -> list[int]:
     for number, task in found:
         turns.append((dealt[task], number))
         dealt[task] += 1
-    _dealt[tasks, partitions] = [number for _, number in sorted(turns)[:partitions]]
-    return _dealt[tasks, partitions]
+    return [number for _, number in sorted(turns)[:partitions]]
 
 
 def _in_windows(segment: Segment, frame: DataFrame) -> DataFrame:

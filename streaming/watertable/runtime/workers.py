@@ -242,7 +242,7 @@ def _to_send(
         return store.changelog.outbox(snapshot, lineage, read, upto, again=again)
     place = done.place.seq, done.place.ordinal
     whole = done.place.ordinal >= 0 and store.changelog.outgoing(snapshot, lineage, done.place.seq) == done.place.ordinal + 1
-    after = max(read, done.place.seq - (0 if whole else 1))
+    after = max(read, done.place.seq if whole else done.place.seq - 1)
     return store.changelog.outbox(snapshot, lineage, after, upto, done.floor, again, place)
 
 

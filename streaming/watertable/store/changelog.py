@@ -144,7 +144,7 @@ class _Seen:
     """The advances of all epochs, trimmed or not, with the ids of their topics: where this process knows all, and they are few."""
 
     def short(self) -> _Seen:
-        """Leave out the oldest rows, and files, once there are many, and advances at all."""
+        """Leave out the oldest rows, and files, once there are many; and the advances, all of them."""
         if self.recorded is not None and len(self.recorded) > 2 * _KEPT:
             return replace(self, recorded=None).short()
         if len(self.files) > 2 * _KEPT:
@@ -377,12 +377,9 @@ class Changelog:
 
     def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
         """List the files of wanted tables in commits (after, upto] of a lineage; None where this process hasn't read of all of them."""
-        self._follow(snapshot)
-        seen, now, found = _seen.get(self.path), datetime.now(UTC), []
-        if seen is None or seen.table != snapshot.table:
-            return None
+        known, now, found = self._known_files(snapshot), datetime.now(UTC), []
         for seq in range(max(after, lineage.after) + 1, upto + 1):
-            files = seen.files.get((lineage.epoch_of(seq), seq))
+            files = known.get((lineage.epoch_of(seq), seq))
             if files is None or (now - files.made).total_seconds() > _FRESH:
                 return None
             found += [file for file in files.added if wanted(file.table or "")]
@@ -390,11 +387,15 @@ class Changelog:
 
     def outgoing(self, snapshot: Snapshot, lineage: Lineage, seq: int) -> int | None:
         """Count what a commit of a lineage has to publish, as the log tells it; None where this process hasn't read of it."""
-        self._follow(snapshot)
-        seen = _seen.get(self.path)
-        files = seen.files.get((lineage.epoch_of(seq), seq)) if seen is not None and seen.table == snapshot.table else None
+        files = self._known_files(snapshot).get((lineage.epoch_of(seq), seq))
         counts = [None] if files is None else [file.rows for file in files.added if (file.table or "").startswith(OUT_PREFIX)]
         return None if None in counts else sum(count or 0 for count in counts)
+
+    def _known_files(self, snapshot: Snapshot) -> Mapping[tuple[int, int], _Files]:
+        """Give the files of the commits that this process has read of, of a later version too if it has."""
+        self._follow(snapshot)
+        seen = _seen.get(self.path)
+        return seen.files if seen is not None and seen.table == snapshot.table else {}
 
     def listed(self, snapshot: Snapshot, where: str) -> Files:
         """List the files in which a condition may hold; a Spark job, once a version."""
@@ -429,7 +430,7 @@ class Changelog:
                 if row.kind == "advances":  # what commits had told before they were trimmed
                     continue
                 rows.append(row)
-                if recorded is not None:
+                if row.advances and recorded is not None:
                     recorded |= {(row.topic_ids.get(a.topic), a) for a in row.advances}
                 if row.kind == "batch":
                     files[row.epoch, row.seq] = _Files(row.commit_time, commit.added)

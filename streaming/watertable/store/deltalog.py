@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
@@ -32,6 +32,7 @@ from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+V = TypeVar("V")
 _FENCED: Final = ("ConcurrentTransactionException", "MetadataChangedException", "ProtocolChangedException")
 CONFLICTS: Final = (*_FENCED, "ConcurrentAppendException", "ConcurrentDeleteReadException", "ConcurrentDeleteDeleteException",
                     "ConcurrentWriteException")  # fmt: skip
@@ -95,13 +96,13 @@ class Snapshot:
 
     def frame(self, files: Files | None = None) -> DataFrame:
         """Read the table at this version, or these files of it."""
-        option = self._log.option
+        none, option = self._log.none, self._log.option
         if files is None:
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
-            relation = self._log.java.createRelation(self._log._listed(()), option.apply(self.java), option.empty(), True)
+            relation = self._log.java.createRelation(self._log._listed(()), option.apply(self.java), none, True)
         else:
             described = self._log._listed(files.described) if isinstance(files.described, tuple) else files.described
-            plan = self._log.java.createDataFrame(self.java, described, False, option.empty()).queryExecution().analyzed()
+            plan = self._log.java.createDataFrame(self.java, described, False, none).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
 
@@ -228,7 +229,7 @@ _GOOD_FOR: Final = 60.0
 _read: Final[dict[tuple[str, str, int], Commit]] = {}
 """By the path of a table, its identity and the version: the commits that this process has read. What is written in one never changes."""
 _READ: Final = 300
-"""As many are held; then all are forgotten."""
+"""As many, which are larger."""
 
 
 class DeltaLog:
@@ -252,7 +253,8 @@ class DeltaLog:
         return self.of("scala.Option")
 
     @cached_property
-    def _none(self) -> Any:
+    def none(self) -> Any:
+        """Give Scala's None."""
         return self.option.empty()
 
     def exists(self) -> bool:
@@ -267,11 +269,9 @@ class DeltaLog:
         newest = self._newest(pinned if pinned is not None and same else Snapshot(self, known))
         if newest is None:
             return None
-        if len(_pinned) > _PINNED:
-            _pinned.clear()
         pinned = _pinned.get(place)
         if pinned is None or (pinned.spark, pinned.version, pinned.table) != (self.spark, newest.version, newest.table):
-            pinned = _pinned[place] = newest
+            pinned = _hold(_pinned, place, newest)
         return pinned
 
     def _newest(self, known: Snapshot) -> Snapshot | None:
@@ -282,13 +282,10 @@ class DeltaLog:
         ever where there are many, and where it is time to begin at another checkpoint.
         """
         tip = known.tip if known.version >= 0 else None
-        if tip is not None and self._changed(tip.file) != tip.made:  # cleaned up, or another log, as of a copy that was put here
-            for place in [place for place in _read if place[0] == self.path]:
-                _read.pop(place, None)
-        elif tip is not None and tip.follow > 0 and tip.first is not None and not self._lasts(*tip.first):
-            _pinned.pop((self.path, id(self.spark)), None)
+        if tip is not None and not self._stands(tip):
+            self._forget()
         elif tip is not None and tip.follow > 0:
-            file, java, none = tip.next, known.java, self._none
+            file, java, none = tip.next, known.java, self.none
             for number in range(known.version + 1, known.version + 1 + tip.follow):
                 if not self._files.exists(file):
                     return known if number == known.version + 1 else Snapshot(self, java)
@@ -296,19 +293,24 @@ class DeltaLog:
                 made = self.of("io.delta.storage.commit.Commit")(number, there, there.getModificationTime())
                 java = self.java.updateAfterCommit(number, self.option.apply(made), none, java.logSegment(), none, none, False)
                 file = self.file(number + 1)
-        found = self.java.update(False, self._none, self._none)
+        found = self.java.update(False, self.none, self.none)
         return Snapshot(self, found) if int(found.version()) >= 0 else None
 
-    def _lasts(self, made: float, file: Any) -> bool:
-        """Tell whether a version's first commit is there: clean-up, behind a checkpoint of whoever's, takes what is old."""
-        return time.time() - made < _UNCLEANED or bool(self._files.exists(file))
-
-    def _changed(self, file: Any) -> int:
-        """Say when a commit was written, as its file does; -1 where log clean-up took it, or the table itself is gone."""
+    def _stands(self, tip: _Tip) -> bool:
+        """Tell whether a log is as a version was read from it: clean-up takes what is old, and an older copy may have been put there."""
+        began, first = tip.first or (time.time(), None)
         try:
-            return int(self._files.getFileStatus(file).getModificationTime())
+            made = self._files.getFileStatus(tip.file).getModificationTime()
         except JVM_ERRORS:
-            return -1
+            return False
+        return bool(made == tip.made and (time.time() - began < _UNCLEANED or self._files.exists(first)))
+
+    def _forget(self) -> None:
+        """Forget what this process has found of a log that isn't what it was; other threads go on finding."""
+        everything: tuple[dict[Any, Any], ...] = (_pinned, _older, _read)
+        for held in everything:
+            for place in [place for place in [*held] if place[0] == self.path]:
+                held.pop(place, None)
 
     @cached_property
     def _hadoop(self) -> Any:
@@ -344,13 +346,10 @@ class DeltaLog:
         if found is not None and (found.snapshot.spark, found.table) == (self.spark, table) and since - found.since < _GOOD_FOR:
             return found.snapshot
         try:
-            snapshot = Snapshot(self, self.java.getSnapshotAt(version, self._none, self._none, kept))
+            snapshot = Snapshot(self, self.java.getSnapshotAt(version, self.none, self.none, kept))
         except JVM_ERRORS:
             return None
-        if len(_older) > _PINNED:
-            _older.clear()
-        _older[place] = _Older(table, since, snapshot)
-        return snapshot
+        return _hold(_older, place, _Older(table, since, snapshot)).snapshot
 
     def lately_written(self, version: int) -> int:
         """Give the bytes that the largest of the last few commits up to a version added."""
@@ -371,7 +370,7 @@ class DeltaLog:
         if newest is not None:
             milliseconds = self._optional_long(kept // timedelta(milliseconds=1))
             hour = self.of(f"{_DELTA}.TruncationGranularity.HOUR")()
-            self.java.cleanUpExpiredLogs(newest.java, self._none, milliseconds, hour)
+            self.java.cleanUpExpiredLogs(newest.java, self.none, milliseconds, hour)
 
     def files(self, added: Sequence[Added]) -> Files:
         """Take files as the log tells of them; no Spark job."""
@@ -381,7 +380,7 @@ class DeltaLog:
         """Describe a write, as the table's history tells of it."""
         option, write = self.option.apply, self.of(f"{_DELTA}.DeltaOperations$Write")
         how = self.of(f"org.apache.spark.sql.SaveMode.{mode}")
-        return write(how, self._none, option(where), option(note), *[self._none] * 5)
+        return write(how, self.none, option(where), option(note), *[self.none] * 5)
 
     def _schema(self, columns: Iterable[str]) -> str:
         """Write columns, as DDL says them, as a table's log does."""
@@ -419,11 +418,7 @@ class DeltaLog:
                 return None
             raise
         commit = Commit.read(version, lines.mkString("\n"))
-        if place is not None:
-            if len(_read) > _READ:
-                _read.clear()
-            _read[place] = commit
-        return commit
+        return commit if place is None else _hold(_read, place, commit, _READ)
 
     def transaction_at(self, app_id: str, version: int) -> int | None:
         """Give the newest transaction of a line that version `version` of the table holds; None when it holds none."""
@@ -488,7 +483,7 @@ class DeltaLog:
             "schemaString": self._schema(columns), "configuration": dict(properties), "createdTime": int(time.time() * 1000),
         }  # fmt: skip
         metadata = self._action(json.dumps({"metaData": described}))
-        made = self.of(f"{_DELTA}.DeltaOperations$CreateTable")(metadata, False, False, self._none)
+        made = self.of(f"{_DELTA}.DeltaOperations$CreateTable")(metadata, False, False, self.none)
         try:
             txn.updateMetadataForNewTable(metadata)
             self._end(txn, self._listed(()), {}, made, {})
@@ -580,7 +575,7 @@ class DeltaLog:
         added = [Added(None, 0, None, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
         actions = self._listed((*self.files(added).described, *removed))
-        return self._end(txn, actions, {line: number}, restore(version, self._none), {})
+        return self._end(txn, actions, {line: number}, restore(version, self.none), {})
 
     def drop(self, where: str, *, line: str, number: int, since: int) -> None:
         """Drop the partitions for which a condition over nothing else is true, in one commit of a transaction line.
@@ -599,7 +594,7 @@ class DeltaLog:
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:
         """Begin a transaction of some lines; raise `Fenced` where another writer of one has committed after version `since`."""
         newest = self.latest()
-        txn = self.java.startTransaction(self._none, self.option.apply(newest and newest.java))  # which is None where there is no table
+        txn = self.java.startTransaction(self.none, self.option.apply(newest and newest.java))  # which is None where there is no table
         for name in lines:
             txn.readTxn().append(name)  # so that Delta refuses this commit if another of the line wins the race
         self.refuse_overtaken(Snapshot(self, txn.snapshot()), lines, since, f"; this one was to write {note}")
@@ -671,6 +666,14 @@ class Draft:
                 line = next(iter(self._lines))
                 raise Fenced(f"{self._log.path}: another writer of {line!r} committed while this one was writing {self._note}") from None
             raise
+
+
+def _hold(held: dict[Any, V], place: Any, found: V, most: int = _PINNED) -> V:
+    """Remember what was found, and give it; once there is more than enough, what was found before is forgotten."""
+    if len(held) > most:
+        held.clear()
+    held[place] = found
+    return found
 
 
 def _identity(file: Any) -> tuple[str, str]:
