@@ -71,11 +71,29 @@ def test_between_two_folds_a_small_table_is_read_once_and_then_each_commit(ledge
     assert whole["stock"] == 1, "another base begins anew"
 
 
+def test_a_small_table_is_remembered_however_often_its_rows_have_changed_since_its_fold(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, since = ledger.table("stock"), list[int]()
+    ledger.sell(a=1, b=2)
+    ledger.store.fold("stock")
+    reader = Reader(ledger.spark, ledger.store.warehouse, "shop", ledger.topology.tables)
+    monkeypatch.setattr(lookups, "SHORT_BASE", reader.view_for(["stock"], ledger.writer.known).base_bytes(stock))
+    only = View.states_since
+    monkeypatch.setattr(View, "states_since", lambda view, table, seq, found: (since.append(seq), only(view, table, seq, found))[1])
+    for quantity in (1, 2, 3):
+        ledger.sell(a=quantity)
+        ledger.writer.lookup()(stock, None).collect()
+    assert since == [2, 3], "each time only what has been committed since the time before is read"
+    assert states(ledger.writer.lookup()(stock, None)) == fresh(ledger, "stock")
+
+
 def test_a_table_that_grows_large_is_remembered_no_more(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.sell(a=1, b=2)
-    look = ledger.writer.lookup()
-    look(ledger.table("stock"), None).collect()
-    monkeypatch.setattr(lookups, "SHORT_TABLE", 0)
+    ledger.store.fold("stock")
+    ledger.writer.lookup()(ledger.table("stock"), None).collect()
+    monkeypatch.setattr(lookups, "SHORT_BASE", 0)
+    monkeypatch.setattr(Lookups, "_whole", None)
     ledger.sell(a=10, c=3)
     keys = ledger.spark.sql("SELECT named_struct('k', k) AS key FROM VALUES ('a'), ('never') AS v(k)")
     found = ledger.writer.lookup()(ledger.table("stock"), keys).collect()

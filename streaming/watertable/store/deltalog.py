@@ -48,12 +48,12 @@ _APPEND: Final = "Append"
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Hold files of a Delta table, as Delta describes them: path, size and deletion vector, so that no storage is asked for them.
+    """Hold files of a Delta table, as its log or Delta tells of them: path, size and deletion vector, so that no storage is asked for them.
 
     `whole` says that all their rows are wanted, not only those for which a condition is true.
     """
 
-    described: tuple[Any, ...] | Any
+    described: tuple[str, ...] | Any
     number: int
     bytes: int
     whole: bool = False
@@ -101,7 +101,7 @@ class Snapshot:
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
             relation = self._log.java.createRelation(self._log._listed(()), option.apply(self.java), none, True)
         else:
-            described = self._log._listed(files.described) if isinstance(files.described, tuple) else files.described
+            described = self._log._listed(self._log._actions(files)) if isinstance(files.described, tuple) else files.described
             plan = self._log.java.createDataFrame(self.java, described, False, none).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
@@ -135,7 +135,7 @@ class Snapshot:
         """Give the identity of the table: another one at the same path has another."""
         return str(self.java.metadata().id())
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """List the table's columns."""
         return tuple(self.java.schema().fieldNames())
@@ -374,7 +374,12 @@ class DeltaLog:
 
     def files(self, added: Sequence[Added]) -> Files:
         """Take files as the log tells of them; no Spark job."""
-        return Files(tuple(self._action(file.action) for file in added), len(added), sum(file.bytes for file in added), whole=True)
+        return Files(tuple(file.action for file in added), len(added), sum(file.bytes for file in added), whole=True)
+
+    def _actions(self, files: Files) -> Iterable[Any]:
+        """Give files as Delta has them."""
+        told = files.described
+        return map(self._action, told) if isinstance(told, tuple) else self.of("scala.jdk.javaapi.CollectionConverters.asJava")(told)
 
     def _writing(self, mode: str, *, note: str | None = None, where: str | None = None) -> Any:
         """Describe a write, as the table's history tells of it."""
@@ -549,9 +554,7 @@ class DeltaLog:
         if only is None:
             txn.readWholeTable()
         added = txn.writeFiles(frame._jdf).toList()
-        gone = (before.whole if only is None else only).described
-        gone = gone if isinstance(gone, tuple) else self.of("scala.jdk.javaapi.CollectionConverters.asJava")(gone)
-        removed = self._listed(file.remove() for file in gone)
+        removed = self._listed(file.remove() for file in self._actions(before.whole if only is None else only))
         self._end(txn, added.appendedAll(removed), {line: number}, self._writing(OVERWRITE, where=where), {})
 
     def _metadata(self, txn: Any, properties: Mapping[str, str], **more: str) -> Any:
@@ -567,15 +570,13 @@ class DeltaLog:
         writes for the line is a conflict. The table's properties and columns are to be the same at both. Two Spark jobs over the log.
         Returns the version.
         """
-        note = f"the files of version {to.version} again"
         restore = self.of(f"{_DELTA}.DeltaOperations$Restore")
-        version = self._optional_long(to.version)
-        txn = self._begin({line: number}, since, note)
+        txn = self._begin({line: number}, since, f"the files of version {to.version} again")
         now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to.java))
         added = [Added(None, 0, None, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
-        actions = self._listed((*self.files(added).described, *removed))
-        return self._end(txn, actions, {line: number}, restore(version, self.none), {})
+        actions = self._listed((*self._actions(self.files(added)), *removed))
+        return self._end(txn, actions, {line: number}, restore(self._optional_long(to.version), self.none), {})
 
     def drop(self, where: str, *, line: str, number: int, since: int) -> None:
         """Drop the partitions for which a condition over nothing else is true, in one commit of a transaction line.
@@ -587,8 +588,7 @@ class DeltaLog:
         txn = self._begin({line: number}, since, f"nothing where {where}")
         files = Snapshot(self, txn.snapshot()).files(where)
         if files.number:
-            gone = self.of("scala.jdk.javaapi.CollectionConverters.asJava")(files.described)
-            removed = self._listed(file.remove() for file in gone)
+            removed = self._listed(file.remove() for file in self._actions(files))
             self._end(txn, removed, {line: number}, self._writing(OVERWRITE, where=where), {})  # with nothing
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 SHORT_TAIL: Final = 2 << 20
 """Bytes of a tail up to which looking up is quicker without cutting it to the keys that are wanted."""
-SHORT_TABLE: Final = 1 << 20
-"""Bytes of a whole table, with its tail, up to which it is looked up whole, and remembered."""
+SHORT_BASE: Final = 1 << 20
+"""Bytes of a base up to which a table is looked up whole, and remembered, while its tail is short.
+
+How long the tail is says little of how many rows the table has: each commit adds to it, and most change rows that are there.
+"""
 BYTES_A_RECORD: Final = 16
 """Of a larger one, as many bytes for each record of a batch: up to there it takes longer to find out which keys are wanted."""
 
@@ -58,8 +61,8 @@ class Lookups:
             view = self._reader.view_for([table.name], self._known())
             if due is not None and keys is not None:
                 return materialise(view.waiting(table, keys, due).select("key", "state"))
-            tail, size = view.tail_bytes(table), view.whole_bytes(table)
-            if size <= SHORT_TABLE:
+            tail, base, size = view.tail_bytes(table), view.base_bytes(table), view.whole_bytes(table)
+            if base <= SHORT_BASE and size - base <= SHORT_TAIL:
                 return self._whole(view, table)
             self._remembered.pop(table.name, None)
             keys = None if size <= BYTES_A_RECORD * records else keys

@@ -117,11 +117,15 @@ class View:
         """Tell whether what the base lacks is so little that it is broadcast, and the base neither sorted nor shuffled."""
         return self.spread_bytes(table) <= SMALL_TAIL
 
+    def base_bytes(self, table: TableDef) -> int:
+        """Add up the files of the base."""
+        base, files = self.bases[table.name].snapshot, self._of_base(table)
+        return files.bytes if files is not None else 0 if base is None else base.bytes
+
     def whole_bytes(self, table: TableDef) -> int:
         """Add up the files of the base and of the tail, spread to its windows."""
-        base, files = self.bases[table.name].snapshot, self._of_base(table)
         dead = sum(files.bytes for files in self.tombstone_files(table))
-        return self.spread_bytes(table) + dead + (files.bytes if files is not None else 0 if base is None else base.bytes)
+        return self.spread_bytes(table) + dead + self.base_bytes(table)
 
     def states(self, table: TableDef, keys: DataFrame | None = None, *, of_tail: bool = False) -> DataFrame:
         """Give absolute states (`key`, `state`, `epoch`, `seq`), of the given keys or of all.
