@@ -28,6 +28,8 @@ from watertable.store.commits import CommitInfo, Position
 from watertable.store.touched import Touched
 from watertable.store.writer import Store
 from watertable.tools import bisect
+from watertable_platform.orchestration.suites import red
+from watertable_quality.suites import row_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -464,6 +466,21 @@ def test_the_windows_of_days_are_made_anew_and_no_other_row_moves(spark: SparkSe
     more = run.under(calendar(1, "daily"))
     again = planned(more, "busy", target=Target.parse(DAYS[0].isoformat()), days=DAYS)
     assert (Position.parse(again.fork).seq > 0, again.refusals) == (True, ()), "the other code makes these tables as the one before did"
+
+
+def test_a_rebuild_of_days_is_judged_by_the_rows_that_it_would_leave(spark: SparkSession, tmp_path: Path) -> None:
+    """Beside the app it has some of the other windows alone, and of some of those a part."""
+    run = App(tiny(spark), tmp_path, calendar(), SALES)
+    wrongly(run, calendar(3), *by(SALES, 40))
+    begun(run, plan=planned(run, "busy", target=Target.parse(DAYS[0].isoformat()), days=DAYS))
+    replay(run)(None)
+    rows = shadow.promised(run.store, ["busy"])["busy"].toArrow().to_pylist()
+    beside = run.store.reader.read("busy", shadow.diff(run.store, run.topology).shadow).count()
+    assert beside < len(rows) == len(run.tables()["busy"])
+    expected = {"busy": [row_count(len(rows), len(rows))]}
+    assert red("shop", expected, lambda tables: shadow.promised(run.store, tables)) == []
+    joined(run)
+    assert {(row["shop"], row["window_start"], row["window_end"]): row for row in rows} == run.tables()["busy"]
 
 
 def on_days(key: tuple[Any, ...]) -> bool:

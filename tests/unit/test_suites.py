@@ -126,7 +126,7 @@ def test_what_a_promote_is_judged_by_is_never_fewer_checks_without_a_word(tmp_pa
     def judged(root: Path, app: str, **files: str) -> list[str]:
         write(root, app, **files)
         settings = Settings.load(root)
-        return rewinding._red(settings, load_apps(settings).app("shop"), SimpleNamespace(reader=None), "shop@1.1", [])  # type: ignore[arg-type]
+        return rewinding._red(settings, load_apps(settings).app("shop"), SimpleNamespace(reader=None), [])  # type: ignore[arg-type]
 
     monkeypatch.setattr(suites, "red", lambda _, expected, __: [f"{e.name} of {table}" for table, es in expected.items() for e in es])
     bare = APP.partition("stock_rules")[0]

@@ -251,7 +251,7 @@ def _promote(
             replay(None)
         found = beside.diff(store, loaded.topology)
         show.tell_diff(terminal.out, found, as_json=as_json)
-        red = _red(settings, loaded, store, found.shadow, row.of)
+        red = _red(settings, loaded, store, row.of)
         if red and (not apply or despite_checks):
             terminal.err.print(f"[yellow]red[/] at {found.shadow}: {escape(', '.join(red))}", highlight=False, soft_wrap=True)
         if emits and not as_json:
@@ -413,17 +413,18 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
         )  # fmt: skip
 
 
-def _red(settings: Settings, loaded: LoadedApp, store: Store, position: str, of: Collection[str]) -> list[str]:
-    """Name the checks of an app's suites that are red at a position; those of these tables, or of all."""
+def _red(settings: Settings, loaded: LoadedApp, store: Store, of: Collection[str]) -> list[str]:
+    """Name the checks of an app's suites that are red of what its shadow would leave; those of these tables, or of all."""
+    from watertable.acts import shadow as beside
     from watertable.project import Broken, load_apps
-    from watertable.store.commits import Position
     from watertable_platform.orchestration.suites import find_suites, red
 
     project, folder = load_apps(settings), loaded.folder.name
     batch = project.batch[folder].load()
     apps = [app for app in project.apps.values() if app.folder == loaded.folder]
     found = find_suites([*project.modules[folder], *(() if isinstance(batch, Broken) else batch)], apps, settings)[loaded.name]
-    told = red(store.reader, {table: e for table, e in found.items() if not of or table in of}, Position.parse(position))
+    expected = {table: e for table, e in found.items() if not of or table in of}
+    told = red(loaded.name, expected, lambda tables: beside.promised(store, tables))
     return [*told, f"those of a file that doesn't load ({batch})"] if isinstance(batch, Broken) else told
 
 

@@ -6,7 +6,7 @@ Spark are imported where the checks run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,15 @@ from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
 
 if TYPE_CHECKING:
-    from watertable.store.commits import Position
-    from watertable.store.reader import Reader
+    from pyspark.sql import DataFrame
+
     from watertable_quality.validation import Outcome
 
 
 Expected = Mapping[str, Sequence[Expectation]]
 """What must hold of an app's tables, by their names."""
+Read = Callable[[Sequence[str]], Mapping[str, "DataFrame"]]
+"""Give the rows of tables by their names, all at one position."""
 
 
 def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], settings: Settings) -> dict[str, Expected]:
@@ -76,7 +78,7 @@ def build_suite_checks(app: LoadedApp, expected: Expected) -> dg.AssetChecksDefi
         spark = context.op_execution_context.resources.pyspark.spark_session
         reader = Reader(spark, Settings.load().warehouse_uri, app.name, app.topology.tables)
         position = reader.position()
-        for table, outcome in judge(reader, chosen, position):
+        for table, outcome in judge(app.name, chosen, lambda tables: reader.read_all(tables, position)):
             yield dg.AssetCheckResult(
                 asset_key=table_key(app.name, table),
                 check_name=outcome.expectation.name,
@@ -89,18 +91,18 @@ def build_suite_checks(app: LoadedApp, expected: Expected) -> dg.AssetChecksDefi
     return suites_of_app
 
 
-def judge(reader: "Reader", chosen: Expected, position: "Position") -> "Iterator[tuple[str, Outcome]]":
-    """Judge expectations of tables at one position, each table read once."""
+def judge(app: str, chosen: Expected, read: Read) -> "Iterator[tuple[str, Outcome]]":
+    """Judge expectations of an app's tables, each table read once."""
     from watertable_quality.validation import validate
 
-    for table, frame in reader.read_all(sorted(chosen), position).items():
-        for outcome in validate(Suite(f"{position.app}.{table}", *chosen[table]), frame):
+    for table, frame in read(sorted(chosen)).items():
+        for outcome in validate(Suite(f"{app}.{table}", *chosen[table]), frame):
             yield table, outcome
 
 
-def red(reader: "Reader", expected: Expected, position: "Position") -> list[str]:
-    """Name the checks of the highest severity that don't hold at a position."""
-    found = [(table, o) for table, o in judge(reader, expected, position) if _is_critical(o) and not o.holds] if expected else []
+def red(app: str, expected: Expected, read: Read) -> list[str]:
+    """Name the checks of the highest severity that don't hold of what is read."""
+    found = [(table, o) for table, o in judge(app, expected, read) if _is_critical(o) and not o.holds] if expected else []
     return [f"{o.expectation.name} of {table}" + (f" ({o.error})" if o.error else "") for table, o in found]
 
 

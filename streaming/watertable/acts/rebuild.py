@@ -72,9 +72,10 @@ def parse_days(text: str) -> DaySpan:
     return found
 
 
-def inside(days: DaySpan) -> str:
-    """Write the condition for states, by their `key`, of windows that start on these days."""
-    return f"key.window_start >= {moment(_start(days[0]))} AND key.window_start < {moment(_start(days[1]) + _DAY)}"
+def inside(days: DaySpan, prefix: str = "key.") -> str:
+    """Write the condition of windows that start on these days: for states, by their `key`; for rows, without a prefix."""
+    start = f"{prefix}window_start"
+    return f"{start} >= {moment(_start(days[0]))} AND {start} < {moment(_start(days[1]) + _DAY)}"
 
 
 def end_of(store: Store, head: Head, part: Topology, names: Collection[str], days: DaySpan, after: int) -> CommitInfo | None:

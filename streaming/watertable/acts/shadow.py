@@ -453,6 +453,20 @@ def diff(store: Store, topology: Topology, samples: int = SAMPLES) -> Diff:
     )  # fmt: skip
 
 
+def promised(store: Store, tables: Sequence[str]) -> dict[str, DataFrame]:
+    """Give the rows that tables of the shadow would have if it were promoted as it is: of days alone, the app's in all other windows.
+
+    Of those the shadow itself has what it needs to make the days, and no more: some windows aren't there, others are half full.
+    """
+    head = store.head()
+    row = current(store, head)
+    made = store.reader.read_all(tables, store.changelog.head(epoch=row.epoch).position)
+    if row.days is None:
+        return made
+    there, chosen = store.reader.read_all(tables, head.position), inside(row.days, prefix="")
+    return {name: there[name].where(f"NOT ({chosen})").unionByName(made[name].where(chosen)) for name in made}
+
+
 def columns_text(found: TableDiff) -> str:
     """Say which columns differ, and by how much."""
     said = []
