@@ -57,3 +57,16 @@ def test_an_array_of_anything_but_values_is_refused(given: str) -> None:
 def test_numbers_in_an_array_keep_their_digits() -> None:
     wanted = keytext.read(table("k STRING, price DECIMAL(38,10)"), keytext.split('["[a]", 1234567890123456789.0123456789]'))
     assert wanted == {"k": "[a]", "price": Decimal("1234567890123456789.0123456789")}
+
+
+def test_a_window_is_the_same_by_whatever_offset_its_time_is_written() -> None:
+    app = wt.App("typed")
+    stream = app.topic("t", key="k STRING", value="n INT").stream()
+    stream.group_by_key().windowed_by(wt.tumbling(hours=1)).agg(n=wt.count()).materialized_as("t")
+    of = app.topology().table("t")
+    there, here = (keytext.condition(of, keytext.read(of, ["a"], text)) for text in ("2024-03-01T12:00Z", "2024-03-01T14:00+02:00"))
+    assert here == there
+    assert "TIMESTAMP '2024-03-01 12:00:00" in here
+    for beyond in ("0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"):
+        with pytest.raises(KeyMismatch, match="write the time at which it begins"):
+            keytext.read(of, ["a"], beyond)

@@ -498,13 +498,16 @@ def microseconds(duration: timedelta) -> int:
 
 
 def typed_time(text: str) -> datetime:
-    """Read a time as a person writes it, in UTC where it names no offset, as all times are shown; raise `ValueError` for what is none.
+    """Read a time as a person writes it, which is UTC where it names no offset, and give it in UTC; raise `ValueError` for what is none.
 
-    >>> typed_time("2011-06-01T09:00"), typed_time("2011-06-01T11:00+02:00") == typed_time("2011-06-01T09:00Z")
-    (datetime.datetime(2011, 6, 1, 9, 0, tzinfo=datetime.timezone.utc), True)
+    >>> typed_time("2011-06-01T09:00"), str(typed_time("2011-06-01T11:00+02:00"))
+    (datetime.datetime(2011, 6, 1, 9, 0, tzinfo=datetime.timezone.utc), '2011-06-01 09:00:00+00:00')
     """
     when = datetime.fromisoformat(text)
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
+    try:
+        return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is outside the years 1 to 9999 in UTC") from None
 
 
 def check_duration(value: object, what: str) -> None:
