@@ -107,9 +107,9 @@ def parse_at(text: str) -> At:
 
     if "@" in text:
         return text
-    if text.isdigit():
-        return int(text)
     try:
+        if text.isascii() and text.isdigit():
+            return int(text)
         when = typed_time(text.removeprefix("event:"))
     except ValueError:
         raise UnknownPosition(

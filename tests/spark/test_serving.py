@@ -204,3 +204,10 @@ def test_the_frame_that_stands_in_for_sparks_answers_as_that_does(shop: Shop, li
     real = answers.rows(shop.run.store.reader, table)
     stand_in: Any = Frame(shop.run.store.reader.read("prices").orderBy("sku").toArrow())
     assert Question(real.title, real.position, lambda: stand_in).answer(limit, offset) == real.answer(limit, offset)
+
+
+def test_what_is_beyond_the_jvms_numbers_is_told_and_the_jvm_is_not_said_to_be_gone(shop: Shop) -> None:
+    gone = shop.client.get("/v1/tables/stock?at=99999999999999999999")
+    assert (gone.status_code, gone.json()["error"]) == (410, "PositionGone")
+    assert shop.get(f"tables/stock?offset={1 << 30}&limit=1000")["rows"] == []
+    assert shop.query("SELECT :n AS n", parameters={"n": 10**20}) == [{"n": str(10**20)}]

@@ -152,6 +152,8 @@ def test_a_position_a_version_and_times_can_be_asked_for() -> None:
     assert answers.parse_at("event:2011-06-01") == EventTime(datetime(2011, 6, 1, tzinfo=UTC))
     with pytest.raises(UnknownPosition, match="names no position: write one"):
         answers.parse_at("soon")
+    with pytest.raises(UnknownPosition, match="names no position: write one"):
+        answers.parse_at("²")
 
 
 def test_a_table_of_two_apps_must_be_named_with_its_app(project: Path) -> None:

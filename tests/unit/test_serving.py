@@ -121,12 +121,13 @@ def test_who_has_seen_a_position_is_told_so_before_a_row_is_read(project: Projec
 
 
 def test_a_query_is_sent_as_json_with_values_that_keep_their_digits(project: Project, asked: Asked) -> None:
-    body = '{"sql": "SELECT * FROM stock WHERE price > :p", "at": "shop@1.7", "parameters": {"p": 2.50, "many": ["a", null, true]}}'
+    given = '{"p": 2.50, "many": ["a", null, true], "n": 100000000000000000000}'
+    body = f'{{"sql": "SELECT * FROM stock WHERE price > :p", "at": "shop@1.7", "parameters": {given}}}'
     answer = client(project).post("/v1/query", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["position"]) == (200, "shop@1.7")
-    (given,) = asked
-    assert given["given"] == {"p": Decimal("2.50"), "many": ["a", None, True]}
-    assert str(given["given"]["p"]) == "2.50"
+    (was,) = asked
+    assert was["given"] == {"p": Decimal("2.50"), "many": ["a", None, True], "n": Decimal(10**20)}
+    assert str(was["given"]["p"]) == "2.50"
 
 
 @pytest.mark.parametrize(
@@ -137,12 +138,18 @@ def test_a_query_is_sent_as_json_with_values_that_keep_their_digits(project: Pro
         ("/v1/tables/stock?key=[", 400, "is no JSON array"),
         ('/v1/tables/stock?key=["a", "x"]', 400, "'x' is no INT"),
         ("/v1/tables/stock?window=2026-01-01", 400, "has no windows"),
+        (f"/v1/tables/stock?key={'[' * 5000}", 400, "arrays in it"),
+        ('/v1/tables/stock?key=["\\ud800"]', 400, "is no STRING"),
         ("/v1/tables/stock?at=soon", 400, "names no position"),
+        ("/v1/tables/stock?at=²", 400, "names no position"),
+        (f"/v1/tables/stock?at={'9' * 5000}", 400, "names no position"),
+        ("/v1/tables/stock?at=event:9999-12-31T23:59-14:00", 400, "names no position"),
         ("/v1/tables/stock?as_of=soon", 400, "write an event time"),
         ("/v1/tables/stock?where=nope > 1", 400, "nope"),
         ("/v1/tables/stock?where=reflect('java.lang.System', 'lineSeparator') = ''", 400, "reflect"),
         ("/v1/tables/stock?limit=0", 400, "limit: "),
         ("/v1/tables/stock?limit=2001", 400, "at most 2000 rows"),
+        ("/v1/tables/stock?offset=2147483648", 400, "offset: "),
         ("/v1/tables/stock?keys=a", 400, "keys: "),
         ("/v1/tables/stock/changes", 400, "since: "),
         ("/v1/nope", 404, "Not Found"),
@@ -164,6 +171,9 @@ def test_what_is_wrong_is_a_problem_with_the_message_of_the_command_line(
     [
         ("{", 400, "this is no JSON"),
         ("[]", 400, "send a JSON object"),
+        ("[" * 100_000, 400, "this is no JSON"),
+        ('{"sql": "SELECT 1", "parameters": [NaN]}', 400, "NaN"),
+        ('{"sql": "SELECT \\ud800"}', 400, "surrogates"),
         ("{}", 400, "sql: "),
         ('{"sql": "SELECT 1", "app": "nope"}', 404, "no app 'nope'; there are: shop"),
         ('{"sql": "SELECT 1", "parameters": "x"}', 400, "parameters"),

@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 At = Annotated[str | None, typer.Option(help="An earlier position: retail@1.17, a version, a commit time, or event:TIME.")]
 AtOfApp = Annotated[str | None, typer.Option(help="An earlier position of the app: retail@1.17, a commit time, or event:TIME.")]
-Limit = Annotated[int, typer.Option(help="Rows to show.", min=1)]
+Limit = Annotated[int, typer.Option(help="Rows to show.", min=1, max=1 << 30)]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")]
 Key = Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")]
 Window = Annotated[str | None, typer.Option(help="Of a windowed table, only the window that begins then.", metavar="TIME")]

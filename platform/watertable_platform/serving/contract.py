@@ -30,7 +30,7 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     limit: int = Field(_ROWS, ge=1, description="rows at most in one answer")
-    offset: int = Field(0, ge=0, description="rows to pass over, in order of the key; `next` of an answer sets it")
+    offset: int = Field(0, ge=0, le=1 << 30, description="rows to pass over, in order of the key; `next` of an answer sets it")
 
 
 class Rows(Asked):
@@ -179,7 +179,7 @@ def _parameters(of: type[BaseModel], most: int) -> list[dict[str, Any]]:
     schema = of.model_json_schema()
     found = []
     for name, field in schema["properties"].items():
-        kept = {part: field[part] for part in ("type", "minimum", "default") if field.get(part) is not None}
+        kept = {part: field[part] for part in ("type", "minimum", "maximum", "default") if field.get(part) is not None}
         kept |= {} if "type" in kept else {"type": "string"}
         kept |= {"maximum": most} if name == "limit" else {}
         required = name in schema.get("required", [])

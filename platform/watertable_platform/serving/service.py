@@ -251,12 +251,23 @@ async def _body(request: Request) -> Any:
         if len(body) > _BODY:
             raise HTTPException(413, f"a request has {_BODY >> 20} MB at most")
     try:
-        found = json.loads(body, parse_float=Decimal, parse_constant=Decimal)
-    except ValueError as error:
+        found = json.loads(body, parse_float=Decimal, parse_int=_whole, parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False, default=str).encode()  # half of a character can't be told to Spark
+    except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"this is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise HTTPException(400, 'send a JSON object: {"sql": "SELECT ..."}')
     return found
+
+
+def _whole(text: str) -> int | Decimal:
+    """Read a whole number; one that is no BIGINT is a decimal."""
+    number = int(text)
+    return number if -(1 << 63) <= number < 1 << 63 else Decimal(text)
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(f"{text} is no number of JSON's")
 
 
 def _described(table: TableDef) -> dict[str, object]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -32,6 +32,9 @@ from watertable.store.views import Known, View, materialise, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_VERSIONS: Final = 1 << 63
+"""Delta counts versions in so many numbers; no other can be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +334,8 @@ class Reader:
                 if len(names) != 1:
                     raise UnknownPosition(f"version {at} is one table's; name one table, or give a position")
                 log = self.log(names[0])  # the one that others see: where states are kept beside it, their versions are others
-                number = log.transaction_at(FOLD_LINE, at) if log.at(at) is not None else None
+                there = at < _VERSIONS and log.at(at) is not None
+                number = log.transaction_at(FOLD_LINE, at) if there else None
                 if number is None:
                     raise PositionGone(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
                 return Position(app, *split_number(number))

@@ -37,6 +37,8 @@ def split(given: str) -> list[str]:
         values = json.loads(given, parse_float=str, parse_int=str)
     except json.JSONDecodeError as error:
         raise KeyMismatch(f"the key {given} is no JSON array: {error.msg} at character {error.pos}; write '[\"a\", 1]'") from None
+    except RecursionError:
+        raise KeyMismatch("the key has arrays in it, in one another; write '[\"a\", 1]'") from None
     for value in values:
         if not isinstance(value, str | bool):
             raise KeyMismatch(f"the key {given} has {json.dumps(value)} in it, which is no value of a key column")
@@ -76,6 +78,7 @@ def start(table: TableDef, wanted: Row) -> datetime | None:
 def _value(text: str, name: str, table: TableDef) -> object:
     kind = table.key[name]
     try:
+        text.encode()  # half of a character is nothing that a topic has, and nothing that Spark can be told
         return bytes.fromhex(text) if kind.kind == "binary" else cast(_STRING, kind)(text)
     except (EvaluationError, ValueError):
         hint = ", which is written in hexadecimal digits" if kind.kind == "binary" else ""
