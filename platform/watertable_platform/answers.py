@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from watertable.errors import KafkaError, QueryRefused, TableNotFound, UnknownPosition
@@ -77,7 +78,10 @@ class Question:
         from pyarrow import types
 
         found, more = self.arrow(limit, offset)
-        rows = tuple(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in found.columns), strict=True))
+        try:
+            rows = tuple(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in found.columns), strict=True))
+        except (ValueError, OverflowError) as error:  # a date or a time outside the years 1 to 9999
+            raise QueryRefused(f"there is no Python value for one in the answer ({error}): CAST it AS STRING, or ask for Arrow") from None
         numbers = (types.is_integer, types.is_floating, types.is_decimal)
         numeric = frozenset(field.name for field in found.schema if any(is_number(field.type) for is_number in numbers))
         return Answer(self.title, self.position, tuple(found.column_names), numeric, rows, more)
@@ -301,6 +305,8 @@ def plain(value: object) -> object:
             return {str(plain(name)): plain(part) for name, part in value.items()}
         case list() | tuple():
             return [plain(part) for part in value]
+        case Decimal():
+            return f"{value:f}"
         case bool() | int() | float() | str() | None:
             return value
         case _:

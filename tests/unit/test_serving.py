@@ -19,11 +19,22 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from tests.serving import Frame, Jobs, answered, fits, never
-from watertable.errors import OtherCode, PositionGone, SettingsError, SparkError, StoreError, TableNotFound, UnknownPosition, Unreachable
+from watertable.errors import (
+    OtherCode,
+    PositionGone,
+    QueryRefused,
+    SettingsError,
+    SparkError,
+    StoreError,
+    TableNotFound,
+    UnknownPosition,
+    Unreachable,
+)
 from watertable.project import Project, load_apps
 from watertable.settings import Secret, Settings
 from watertable_platform import answers
 from watertable_platform.answers import Question
+from watertable_platform.cli import show
 from watertable_platform.cli.main import main
 from watertable_platform.serving import running
 from watertable_platform.serving.contract import ARROW
@@ -118,6 +129,20 @@ def test_who_has_seen_a_position_is_told_so_before_a_row_is_read(project: Projec
     for other in ("/v1/tables/stock?limit=1", "/v1/tables/hourly", "/v1/tables/stock/changes?since=3"):
         assert here.get(other, headers={"If-None-Match": tag}).status_code == 200
     assert here.get("/v1/tables/stock", headers={"If-None-Match": tag, "Accept": ARROW}).status_code == 200
+
+
+def test_a_small_decimal_is_written_with_all_its_digits() -> None:
+    column = pa.array([Decimal("0E-10"), Decimal("-0.0000001")], pa.decimal128(20, 10))
+    found = Question("q", "shop@1.7", lambda: Frame(pa.table({"d": column}))).answer(10)  # type: ignore[arg-type, return-value]
+    assert [row["d"] for row in json.loads(answers.answer_json(found))["rows"]] == ["0.0000000000", "-0.0000001000"]
+    assert [show._cell(row[0]).plain for row in found.rows] == ["0.0000000000", "-0.0000001000"]
+
+
+def test_a_time_that_python_has_no_value_for_is_told_with_the_way_out() -> None:
+    for column in (pa.array([1 << 60], pa.timestamp("us", "UTC")), pa.array([-(1 << 20)], pa.date32())):
+        asked = Question("q", "shop@1.7", lambda column=column: Frame(pa.table({"at": column})))  # type: ignore[misc, arg-type, return-value]
+        with pytest.raises(QueryRefused, match="CAST it AS STRING"):
+            asked.answer(10)
 
 
 def test_a_query_is_sent_as_json_with_values_that_keep_their_digits(project: Project, asked: Asked) -> None:

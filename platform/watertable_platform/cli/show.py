@@ -479,7 +479,7 @@ def _cell(value: object) -> Text:
         case bool():
             return Text(str(value).lower())
         case int() | Decimal():
-            return Text(f"{value:,}", style="red" if value < 0 else "")
+            return Text(f"{value:,f}" if isinstance(value, Decimal) else f"{value:,}", style="red" if value < 0 else "")
         case float():
             return Text(f"{value:,.6g}")
         case dict() | list():
