@@ -109,6 +109,18 @@ def test_beside_a_stream_of_the_loaded_code_a_table_is_at_its_head(world: World)
     assert materialized(result) == {"stock"}
 
 
+@pytest.mark.parametrize("tags", [{"dagster/partition": "2026-01-02"}, {acts.RANGE: "2026-01-01", f"{acts.RANGE[:-5]}end": "2026-01-02"}])
+def test_in_a_run_of_another_assets_days_a_table_without_days_is_brought_to_its_head(world: World, tags: dict[str, str]) -> None:
+    @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"), backfill_policy=dg.BackfillPolicy.single_run())
+    def report() -> None: ...
+
+    made = [acts.build_tables(world.old, world.settings, WatertableTranslator()), report]
+    job = dg.Definitions(assets=made, jobs=[dg.define_asset_job("both", [STOCK, report.key])]).resolve_job_def("both")
+    result = job.execute_in_process(instance=world.instance, tags=tags, raise_on_error=False)
+    assert result.success
+    assert materialized(result) == {"stock", "report"}
+
+
 def test_beside_a_stream_that_is_held_back_nothing_is_claimed_of_the_loaded_code(world: World) -> None:
     new = world.load(FILTERED)
     result = world.materialize(new)

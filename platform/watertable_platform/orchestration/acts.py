@@ -101,7 +101,8 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
 
     @dg.multi_asset(name=f"materialize__{app.name}", specs=specs, can_subset=True, pool=f"act__{app.name}", backfill_policy=policy)
     def materialize(context: dg.AssetExecutionContext, config: ActConfig) -> Iterator[dg.MaterializeResult[Any]]:
-        asked = sorted(context.partition_keys) if context.has_partition_key or RANGE in context.run.tags else ()
+        of_days = days is not None and (context.has_partition_key or RANGE in context.run.tags)  # the run's, maybe for another app's tables
+        asked = sorted(context.partition_keys) if of_days else ()
         act = _Act(context, config, app, settings, days, asked)
         with workers.marked(context.instance, context.run.run_id, app.name):
             told = _backfill(act) if asked else _materialize(act)
