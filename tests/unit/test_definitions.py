@@ -100,6 +100,26 @@ def test_topics_tables_and_batch_assets_are_one_graph(definitions: dg.Definition
     assert {k.to_user_string() for k in graph.external_asset_keys} == {"topics/sales", "topics/other", "topics/reorders"}
 
 
+def test_apps_that_answer_each_other_are_loaded_and_the_loop_is_told_not_drawn(tmp_path: Path) -> None:
+    asking = """
+    import watertable as wt
+    app = wt.App("{app}")
+    known = app.topic("{reads}", key="item STRING", value="n BIGINT").stream().group_by_key().count("n").materialized_as("known")
+    known.to_stream().to("{writes}")
+    """
+    asks, answers = (
+        asking.format(app="asks", reads="answers", writes="questions"),
+        asking.format(app="says", reads="questions", writes="answers"),
+    )
+    found = build_definitions(load_apps(write(tmp_path, asks__app=asks, says__app=answers, shop__app=SHOP)))
+    edges = {key: deps(spec) for key, spec in specs(found).items()}
+    assert (edges["asks/known"], edges["says/known"]) == ({"topics/answers"}, {"topics/questions"})
+    assert (edges["topics/questions"], edges["topics/answers"]) == ({"asks/known"}, set())
+    assert "made of says/known, which is made of it by other apps" in (specs(found)["topics/answers"].description or "")
+    assert edges["shop/stock"] == {"topics/sales"}
+    found.resolve_asset_graph()
+
+
 def test_what_dagster_calls_beta_is_used_without_a_warning_in_the_users_files_too(tmp_path: Path) -> None:
     report = REPORT.replace("deps=", "backfill_policy=dg.BackfillPolicy.single_run(), deps=")
     with warnings.catch_warnings(record=True) as found:

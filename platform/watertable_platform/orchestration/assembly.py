@@ -8,6 +8,7 @@ as if that folder weren't there.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -21,13 +22,22 @@ from watertable.project import Broken, LoadedApp, Project
 from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.acts import build_tables
 from watertable_platform.orchestration.batch import build_automation_sensor
+from watertable_platform.orchestration.behind import reached
 from watertable_platform.orchestration.rewind_jobs import build_rewind_jobs
 from watertable_platform.orchestration.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.orchestration.spark_resource import build_spark_resource
 from watertable_platform.orchestration.stream_job import build_stream_job
 from watertable_platform.orchestration.suites import Expected, build_suite_checks, find_suites
 from watertable_platform.orchestration.topics import Watched, build_topic
-from watertable_platform.orchestration.translator import OutputData, TopicData, WatertableTranslator, beta, dagster_name, topic_key
+from watertable_platform.orchestration.translator import (
+    OutputData,
+    TopicData,
+    WatertableTranslator,
+    beta,
+    dagster_name,
+    paragraphs,
+    topic_key,
+)
 
 LOADS: Final = "definition_loads"
 
@@ -66,7 +76,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         build_reconcile_sensor(apps, jobs, settings, loaded_at),  # without an app, too: it ends runs of apps that were here
         *([build_topics_sensor(watched, settings)] if apps else []),
     ]
-    specs = {spec.key: spec for spec in _topics(apps, translator)}
+    specs = {spec.key: spec for spec in _without_loops(_topics(apps, translator), [spec for made in tables for spec in made.specs])}
     topics = [build_topic(specs[topic_key(w.name)], w, settings) for w in watched]
     resources = {"pyspark": build_spark_resource(settings)}
 
@@ -131,6 +141,20 @@ def _topics(apps: Mapping[str, LoadedApp], translator: WatertableTranslator) -> 
             yield translator.get_asset_spec(TopicData(topic, readers))
     for data in written.values():
         yield translator.get_asset_spec(data)
+
+
+def _without_loops(topics: Iterable[dg.AssetSpec], tables: Iterable[dg.AssetSpec]) -> Iterator[dg.AssetSpec]:
+    """Leave out, and say so, what an output topic is made of where that leads back to it: apps may answer each other, no asset can."""
+    above = defaultdict(set[dg.AssetKey], {spec.key: {dep.asset_key for dep in spec.deps} for spec in tables})
+    for spec in topics:
+        above[spec.key] = of = {dep.asset_key for dep in spec.deps}
+        if spec.key in reached(of, above):
+            del above[spec.key]
+            names = ", ".join(sorted(key.to_user_string() for key in of))
+            told = f"It is made of {names}, which is made of it by other apps. That isn't drawn: a graph of assets has no loops."
+            yield spec.replace_attributes(deps=[], description=paragraphs(spec.description or "", told))
+        else:
+            yield spec
 
 
 def _watched(apps: Mapping[str, LoadedApp]) -> list[Watched]:

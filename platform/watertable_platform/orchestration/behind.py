@@ -27,7 +27,7 @@ class Behind:
 def all_behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
     """Give what stands behind each asset, by its key."""
     children, checks = _graph(project)
-    return {tuple(key.path): Behind(checks[key], tuple(sorted("/".join(k.path) for k in _reached({key}, children)))) for key in children}
+    return {tuple(key.path): Behind(checks[key], tuple(sorted("/".join(k.path) for k in reached({key}, children)))) for key in children}
 
 
 def touched(project: Project, topology: Topology, tables: Collection[str], emitted: Collection[str]) -> Behind:
@@ -41,10 +41,10 @@ def touched(project: Project, topology: Topology, tables: Collection[str], emitt
     own = {table_key(topology.app, table.name) for table in topology.tables} | {topic_key(sink.topic) for sink in topology.sinks}
     shut = {topic_key(sink.topic) for sink in topology.sinks if sink.topic not in emitted}
     moved = {name: table_key(topology.app, name) for name in sorted(tables) if table_key(topology.app, name) in children}
-    reached = _reached(moved.values(), {key: made - shut for key, made in children.items()})
+    below = reached(moved.values(), {key: made - shut for key, made in children.items()})
     return Behind(
         tuple(f"{name}/{check}" for name, key in moved.items() for check in checks[key]),
-        tuple(sorted("/".join(key.path) for key in reached - own)),
+        tuple(sorted("/".join(key.path) for key in below - own)),
     )
 
 
@@ -58,7 +58,7 @@ def _graph(project: Project) -> tuple[dict[dg.AssetKey, frozenset[dg.AssetKey]],
     return children, {key: tuple(sorted(check.name for check in node.check_keys)) for key, node in nodes.items()}
 
 
-def _reached(begin: Collection[dg.AssetKey], children: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> set[dg.AssetKey]:
+def reached(begin: Collection[dg.AssetKey], children: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> set[dg.AssetKey]:
     """List all that is made from some assets."""
     seen: set[dg.AssetKey] = set()
     waiting = list(begin)
