@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.execution.retries import auto_reexecution_should_retry_run
 from rich.console import Console
 
 from tests.unit.test_rewind import facts, planned
@@ -311,6 +312,19 @@ def test_each_app_has_its_four_jobs_in_its_pool(app: LoadedApp) -> None:
     definitions = build_definitions(load_apps(Settings.load(app.folder.parents[1])))
     for name in ("rewind__shop", "undo__shop", "promote__shop", "parity__shop"):
         assert definitions.resolve_job_def(name).nodes[0].definition.pools == {"act__shop"}
+
+
+@pytest.mark.parametrize("act", ["rewind", "undo", "promote", "parity"])
+def test_an_act_that_may_have_been_done_is_never_launched_again_by_dagster(app: LoadedApp, tmp_path: Path, act: str) -> None:
+    """Two undos lead further back than one, and so do two rewinds by a number of records; whether it was done, a person sees."""
+    overrides = {"run_retries": {"enabled": True, "max_retries": 3}}
+    (job,) = (job for job in rewind_jobs.build_rewind_jobs(app, Settings.load(app.folder.parents[1])) if job.name == f"{act}__shop")
+    with dg.instance_for_test(temp_dir=str(tmp_path), overrides=overrides) as instance:
+        run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=dict(job.run_tags))  # as a launch gives it
+        instance.report_run_failed(run, message="its process is gone")
+        failed = instance.get_run_by_id(run.run_id)
+        assert failed is not None
+        assert not auto_reexecution_should_retry_run(instance, failed, None)
 
 
 def test_a_plan_shows_what_is_published_again() -> None:

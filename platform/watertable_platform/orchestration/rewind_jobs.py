@@ -174,7 +174,10 @@ def _job(
     compute.__annotations__["config"] = config  # Dagster makes the Launchpad's form of it
     op = dg.op(name=f"{act}_{app.name}", pool=f"act__{app.name}", description=does)(compute)
 
-    @dg.job(name=f"{act}__{app.name}", description=description, executor_def=dg.in_process_executor, tags={Tag.APP: app.name})
+    # whether an act was done whose worker died, Dagster can't tell, and a second undo leads further back
+    tags = {Tag.APP: app.name, "dagster/max_retries": "0"}
+
+    @dg.job(name=f"{act}__{app.name}", description=description, executor_def=dg.in_process_executor, tags=tags)
     def job() -> None:
         op()
 
