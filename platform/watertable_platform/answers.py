@@ -65,6 +65,8 @@ class Question:
     frame: Callable[[], DataFrame]
     since: str = ""
     """Of changes, the position that they begin at."""
+    of: str = ""
+    """The changelog that it is a position of: one that was begun anew has other rows at the same positions."""
 
     def arrow(self, limit: int, offset: int = 0) -> tuple[Any, bool]:
         """Compute at most so many rows, as an Arrow table, from one on; and tell whether there are more."""
@@ -171,7 +173,9 @@ def rows(
             found = found.selectExpr("struct(*) AS row").where(where).select("row.*")
         return found.orderBy(*(quote(n) for n in table.key.names))
 
-    return Question(table.name if as_of is None else f"{table.name} as of {plain(as_of)}", str(view.position), frame)
+    return Question(
+        table.name if as_of is None else f"{table.name} as of {plain(as_of)}", str(view.position), frame, of=view.snapshot.table
+    )
 
 
 def query(reader: Reader, sql: str, at: At | None = None, parameters: Parameters = ()) -> Question:
@@ -184,7 +188,8 @@ def query(reader: Reader, sql: str, at: At | None = None, parameters: Parameters
 
 def changes(reader: Reader, table: TableDef, start: At, end: At | None = None, *, wanted: Row | None = None) -> Question:
     """Ask what changed in a table between two positions, by key: the row before and after."""
-    since, until = (reader.view([table.name], at).position for at in (start, end))
+    views = [reader.view([table.name], at) for at in (start, end)]
+    since, until = (view.position for view in views)
 
     def frame() -> DataFrame:
         found = reader.changes(table.name, since, until)
@@ -192,7 +197,7 @@ def changes(reader: Reader, table: TableDef, start: At, end: At | None = None, *
             found = found.selectExpr("key.*", "struct(key, old, new) AS _wt").where(keytext.condition(table, wanted)).selectExpr("_wt.*")
         return found.orderBy("key")
 
-    return Question(f"{table.name} since {since}", str(until), frame, str(since))
+    return Question(f"{table.name} since {since}", str(until), frame, str(since), views[1].snapshot.table)
 
 
 def quarantined(reader: Reader, at: At | None = None) -> Question:

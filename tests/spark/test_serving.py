@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,21 @@ def test_pages_and_changes_are_of_the_positions_that_were_named(shop: Shop) -> N
     then = shop.get(f"tables/stock/changes?since={since['position']}")
     assert ([row["key"]["sku"] for row in then["rows"]], then["position"]) == (["b"], "shop@1.3")
     assert shop.get(f"tables/stock/changes?since={then['position']}")["rows"] == []
+
+
+@pytest.mark.slow
+def test_a_warehouse_that_was_begun_anew_has_no_answer_that_was_of_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    paths = ("/v1/tables/stock?at=shop@1.1", "/v1/tables/stock/changes?since=shop@1.0&until=shop@1.1")
+    tags = {path: shop.client.get(path).headers["ETag"] for path in paths}
+    assert [shop.client.get(path, headers={"If-None-Match": tags[path]}).status_code for path in paths] == [304, 304]
+    shutil.rmtree(tmp_path / "warehouse")
+    shop.run = Run(spark, tmp_path / "warehouse", shop.run.topology, [("moves", 0)])
+    shop.given = 0
+    shop.commit(("z", 9))
+    found = [shop.client.get(path, headers={"If-None-Match": tags[path]}) for path in paths]
+    assert [answer.status_code for answer in found] == [200, 200]
+    assert [row["sku"] for row in found[0].json()["rows"]] == ["z"]
 
 
 def test_an_answer_that_is_known_costs_no_spark_job(shop: Shop) -> None:

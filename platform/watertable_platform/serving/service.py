@@ -275,8 +275,8 @@ def _described(table: TableDef) -> dict[str, object]:
 
 
 def _tag(question: Question, *of: object) -> str:
-    """Make an entity tag: the same position and request give the same, as the same rows do."""
-    return f'"{hashlib.sha256(json.dumps([question.position, question.since, *of]).encode()).hexdigest()[:32]}"'
+    """Make an entity tag: the same position of a changelog and the same request give the same, as the same rows do."""
+    return f'"{hashlib.sha256(json.dumps([question.of, question.position, question.since, *of]).encode()).hexdigest()[:32]}"'
 
 
 def _streamed(table: Any, position: str) -> bytes:
