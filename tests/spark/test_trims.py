@@ -142,6 +142,24 @@ def test_tombstones_are_kept_by_the_folds_of_the_epochs_that_hold_them(ledger: L
     assert "x" not in two.read("names")
 
 
+def test_an_older_base_that_is_read_from_within_the_horizon_keeps_the_tombstones_that_it_needs(ledger: Ledger) -> None:
+    ledger.name(1, x=(1, "one"))
+    ledger.name(3, x=(5, None))  # something earlier may come, until all have passed it
+    for n in (3, 4):
+        ledger.name(3, y=(n, "y"))
+    ledger.store.fold("names")
+    late = ledger.name(4, x=(4, "late, before the tombstone"))
+    since = ledger.store.head().last
+    assert since is not None
+    for n in range(6, 12):
+        ledger.name(n, y=(n, "y"))
+    ledger.store.fold_all()
+    assert ledger.read("names", late) == {"y": "y"}
+    ledger.store.upkeep.trim(now=since.commit_time + ledger.store.retention.horizon)
+    assert ledger.read("names", late) == {"y": "y"}
+    assert ledger.read("names") == {"y": "y"}
+
+
 @pytest.mark.slow
 def test_a_base_that_is_old_when_it_is_superseded_is_kept_for_what_was_read_from_it_until_then(ledger: Ledger) -> None:
     tell(ledger)

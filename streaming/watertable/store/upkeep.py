@@ -86,7 +86,7 @@ class Upkeep:
         """Drop the changelog's oldest buckets; give the number of the first that's kept of the app's own lineage.
 
         Kept is every commit from the least of these on: the first one within the horizon; that of the oldest base that a position within
-        the horizon reads from, since what tells of the base is beside it; the first tombstone still needed; every consumer's position
+        the horizon reads from, since what tells of the base is beside it; the first tombstone that it needs; every consumer's position
         (publishers, readers of changes). So it is along the app's own lineage, and along that of each epoch that was left within the
         horizon, to which an undo leads back. Beside them all that a shadow has written, and what it is read with: what came before its
         fork, from the base before that on; and what the app's own lineage has quarantined, whose bytes may be nowhere else. What begins
@@ -135,9 +135,9 @@ class Upkeep:
         for name, base in view.bases.items():
             table = self._reader.tables[name]
             known = [m for m in marks if m.table == base_name(table) and view.lineage.passes(m.epoch, m.seq)]
-            limits.append(self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
-            if forgets(table):
-                limits.append(max((m.tombstones_from for m in known if m.seq <= base.seq), default=0))
+            limits.append(read := self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
+            if forgets(table):  # those that it needs: later ones need what came later
+                limits.append(max((m.tombstones_from for m in known if m.seq <= read), default=0))
         return min(limits)
 
     def drop(self, epoch: int) -> None:
