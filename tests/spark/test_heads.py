@@ -18,7 +18,7 @@ from watertable.store import changelog, fold, writer
 from watertable.store import reader as store_reader
 from watertable.store.changelog import Changelog, Extent
 from watertable.store.commits import Advance, CommitInfo, Head, Position
-from watertable.store.deltalog import Snapshot
+from watertable.store.deltalog import HELD, Snapshot
 from watertable.store.reader import Reader
 from watertable.store.touched import Touched
 from watertable.store.writer import WRITER_LINE, Act, Retention
@@ -175,13 +175,41 @@ def test_an_app_that_is_made_anew_at_the_same_place_is_another(spark: SparkSessi
     for _ in range(3):
         first.sell(a=1)
     path = first.store.changelog.path
-    before = changelog._seen[path].table
+    before = changelog._seen[path,].table
     shutil.rmtree(tmp_path / "shop")
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
     again = Ledger.open(spark, str(tmp_path))
-    assert changelog._seen[path].table != before
+    assert changelog._seen[path,].table != before
     assert again.sell(a=1) == Position("shop", 1, 1)
     assert again.store.head().position.seq == 1
+
+
+def test_an_app_of_which_an_older_copy_was_brought_back_is_followed_from_there(spark: SparkSession, tmp_path: Path) -> None:
+    first = Ledger.open(spark, str(tmp_path / "here"))
+    first.sell(a=1)
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    for _ in range(4):
+        first.sell(a=10)
+    log = first.store.changelog
+    assert first.read("stock") == {"a": 41}
+    assert [row.generation for row in log.rows(log.snapshot(), "c.kind = 'batch' AND seq > 2")] == [1, 1, 1]
+    at = log.snapshot().version
+    shutil.rmtree(tmp_path / "here")
+    shutil.move(tmp_path / "copy", tmp_path / "here")
+    known = [dict(held) for held in HELD]
+    for held in HELD:  # it's another process that goes on
+        held.clear()
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    again, sold = Ledger.open(spark, str(tmp_path / "here")), 0
+    while again.store.changelog.snapshot().version < at:
+        again.sell(b=100)
+        sold += 100
+    for held, before in zip(HELD, known, strict=True):
+        held.clear()
+        held |= before
+    assert sorted(row.generation for row in log.rows(log.snapshot(), "c.kind = 'batch' AND seq > 2")) == [2, 2]
+    assert first.store.head().generation == 2
+    assert first.read("stock") == {"a": 1, "b": sold}
 
 
 def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_whatever_was_seen(
@@ -209,11 +237,11 @@ def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_wha
     upto = head.position.seq
     every = sorted(log.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(0, upto)}"), key=lambda row: -row.seq)
     assert [row.seq for row in every] == [*range(11, 0, -1)]
-    full = changelog._seen[log.path]
+    full = changelog._seen[log.path,]
     for since, offsets in ((0, range(0, 120, 5)), (5, (25,)), (99, (45,))):  # of what it has seen a process may have forgotten
         looks.clear()
         for offset in offsets:
-            changelog._seen[log.path] = replace(full, since=since, rows=tuple(row for row in full.rows if row.seq >= since))
+            changelog._seen[log.path,] = replace(full, since=since, rows=tuple(row for row in full.rows if row.seq >= since))
             time, when = minute(offset / 20), every[offset % 11].commit_time
             bounds: tuple[Callable[[CommitInfo], bool], ...] = (
                 lambda row, offset=offset: row.is_within({("moves", 0): offset}),  # type: ignore[misc]
@@ -238,7 +266,7 @@ def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkey
     for _ in range(6):
         ledger.sell(a=1)
         ledger.store.head()
-    seen = changelog._seen[ledger.store.changelog.path]
+    seen = changelog._seen[ledger.store.changelog.path,]
     assert [row.kind for row in seen.rows if row.kind == "hold"] == ["hold"]
     assert seen.since > 0
     assert len([row for row in seen.rows if row.kind != "hold"]) <= 2 * 2
@@ -260,7 +288,7 @@ def test_a_look_at_an_app_loads_no_advances_that_trims_have_kept_and_a_replay_fi
     assert ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30)) > 0
     assert log.rows(log.snapshot(), "bucket >= 0 AND size(c.advances) > 0") == []
     told = log.head()
-    assert not any(row.advances for row in changelog._seen[log.path].rows), "nor does a process remember them that was there"
+    assert not any(row.advances for row in changelog._seen[log.path,].rows), "nor does a process remember them that was there"
     assert {*log.advances({"moves": "id-m"})} == made
 
     monkeypatch.setattr(CommitInfo, "_read", lambda *row: (found := unpacked(*row), loaded.append(found))[0])

@@ -48,7 +48,7 @@ from watertable.store.commits import (
     Position,
     from_micros,
 )
-from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Files, Snapshot, conflict
+from watertable.store.deltalog import HELD, JVM_ERRORS, DeltaLog, Files, Snapshot, conflict
 from watertable.store.logged import Added
 
 if TYPE_CHECKING:
@@ -156,8 +156,9 @@ class _Seen:
         return replace(self, since=since, rows=tuple(row for row in self.rows if row.kind not in _OF_BUCKETS or row.seq >= since))
 
 
-_seen: Final[dict[str, _Seen]] = {}
+_seen: Final[dict[tuple[str], _Seen]] = {}
 """By the path of the changelog: what this process has seen of it last. A version never changes, so neither does what was seen of it."""
+HELD.append(_seen)  # but where an older copy of the log was put in its place
 
 
 class Changelog:
@@ -167,7 +168,7 @@ class Changelog:
         check_identifier(app, "app")
         self.spark, self.warehouse, self.app = spark, warehouse.rstrip("/"), app
         self.log = DeltaLog(spark, self.path)
-        self._once: tuple[tuple[str, int], dict[object, Any]] = ("", 0), {}
+        self._once: tuple[Snapshot | None, dict[object, Any]] = None, {}
 
     @property
     def path(self) -> str:
@@ -245,9 +246,9 @@ class Changelog:
 
     def _looked_up(self, snapshot: Snapshot, what: object, look: Callable[[], T]) -> T:
         """Look something up in a version once, however many tables ask for it: a version never changes. Any thread may."""
-        version, (of, known) = (snapshot.table, snapshot.version), self._once
-        if of != version:
-            self._once = version, (known := {})
+        of, known = self._once
+        if of is not snapshot:
+            self._once = snapshot, (known := {})
         if what not in known:
             known[what] = look()
         found: T = known[what]
@@ -358,7 +359,7 @@ class Changelog:
 
     def _follow(self, snapshot: Snapshot) -> _Seen | None:
         """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
-        seen = _seen.get(self.path)
+        seen = _seen.get((self.path,))
         seen = self._made(snapshot) if seen is None or seen.table != snapshot.table else seen
         here = seen and self._next(seen, snapshot.version)
         return here and self._remember(here)
@@ -370,9 +371,9 @@ class Changelog:
         return _Seen(snapshot.table, 0, 0, (), recorded=frozenset()) if empty else None
 
     def _remember(self, here: _Seen) -> _Seen:
-        seen = _seen.get(self.path)
+        seen = _seen.get((self.path,))
         if seen is None or seen.table != here.table or seen.version <= here.version:
-            _seen[self.path] = here
+            _seen[self.path,] = here
         return here
 
     def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
@@ -394,7 +395,7 @@ class Changelog:
     def _known_files(self, snapshot: Snapshot) -> Mapping[tuple[int, int], _Files]:
         """Give the files of the commits that this process has read of, of a later version too if it has."""
         self._follow(snapshot)
-        seen = _seen.get(self.path)
+        seen = _seen.get((self.path,))
         return seen.files if seen is not None and seen.table == snapshot.table else {}
 
     def listed(self, snapshot: Snapshot, where: str) -> Files:

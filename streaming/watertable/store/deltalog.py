@@ -230,6 +230,8 @@ _read: Final[dict[tuple[str, str, int], Commit]] = {}
 """By the path of a table, its identity and the version: the commits that this process has read. What is written in one never changes."""
 _READ: Final = 300
 """As many, which are larger."""
+HELD: Final[list[dict[Any, Any]]] = [_pinned, _older, _read]
+"""All that is held of logs, here and by who follows them: by places that begin with the path of a table."""
 
 
 class DeltaLog:
@@ -307,10 +309,8 @@ class DeltaLog:
 
     def _forget(self) -> None:
         """Forget what this process has found of a log that isn't what it was; other threads go on finding."""
-        everything: tuple[dict[Any, Any], ...] = (_pinned, _older, _read)
-        for held in everything:
-            for place in [place for place in [*held] if place[0] == self.path]:
-                held.pop(place, None)
+        for held, place in [(found, place) for found in HELD for place in [*found] if place[0] == self.path]:
+            held.pop(place, None)
 
     @cached_property
     def _hadoop(self) -> Any:
