@@ -11,7 +11,7 @@ import pytest
 import watertable as wt
 from tests.properties.engines import tiny
 from tests.properties.pairs import TABLES, Scene, batches, partitions
-from tests.spark.runs import Kafka, Run
+from tests.spark.runs import Kafka, Run, told
 from watertable.acts import rewind
 from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
@@ -147,6 +147,35 @@ def test_code_that_a_rewind_was_for_is_compared_like_any_other_once_another_went
     found = run.store.deployment(every)
     assert found is not None
     assert "another filter would show rows that the one before refused" in found.words
+
+
+def test_a_layout_that_a_table_had_once_stands_in_the_way_of_no_rewind_to_what_has_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    def code(last: Any, *, more: bool = False) -> Topology:
+        app = wt.App("alerts")
+        groups = app.topic("right", key="k STRING", value="g STRING, n BIGINT").stream().group_by_key()
+        groups.agg(last=last).materialized_as("kept")
+        if more:
+            groups.count().materialized_as("more")
+        return app.topology()
+
+    def goes_on_as(new: Topology) -> None:
+        run.topology, run.compiler = new, Compiler(new)
+        run.store = Store.open(run.spark, str(tmp_path), "alerts", new.kept)
+
+    given, kafka = batches({"right"}), Kafka(partitions({"right"}))
+    run = Run(tiny(spark), tmp_path, code(wt.sum("n")), partitions({"right"}))
+    run.read(given[0])
+    goes_on_as(code(wt.last("n")))
+    run.rewind(0)
+    for batch in given[:2]:
+        run.read(batch)
+    goes_on_as(code(wt.last("n"), more=True))
+    found = rewind.plan(run.store, run.topology, kafka, Target("commit", "1"), keep_old_code_before=True)  # type: ignore[arg-type]
+    assert found.refusals == ()
+    rewind.apply(run.store, found, run.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    run.open()
+    run.read(given[1])
+    assert run.tables(names=["kept"])["kept"] == told(run.topology, [*given[0], *given[1]]).tables["kept"]
 
 
 def test_the_codes_of_the_newest_writers_are_known(spark: SparkSession, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebu
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import first_begins, fork_of, unkept, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
-from watertable.plan.deployment import Kind, classify
+from watertable.plan.deployment import Kind, Outline, classify
 from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
@@ -363,7 +363,7 @@ def plan(
         goes_on = code is not None and classify(code, topology).kind is Kind.SAME
     if goes_on:  # what is kept at the fork is as the loaded code keeps it
         facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
-    effects, stale = _effects(store, topology, facts, rebuilds, days)
+    effects, stale = _effects(store, topology, facts, rebuilds, days, code)
     if rebuilds:
         wrong = misfit(store, topology, facts.head, rebuilds, whole=days is None)
     else:
@@ -658,7 +658,7 @@ def source_text(part: Range) -> str:
 
 
 def _effects(
-    store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str], days: DaySpan | None
+    store: Store, topology: Topology, facts: Facts, rebuilds: Collection[str], days: DaySpan | None, code: Outline | None
 ) -> tuple[list[Effect], list[str]]:
     """Say what happens to each table, and which have another layout of state at the fork; make sure that all can be read there."""
     tables, fork = topology.tables, facts.fork
@@ -670,7 +670,10 @@ def _effects(
     if not fork.seq:
         return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []
     old: set[str] = set()
-    if facts.fork_fingerprint != topology.fingerprint:  # the same code has the same layout
+    if facts.fork_fingerprint != topology.fingerprint and code is not None:  # the same code has the same layout
+        had = {t.name: [code.tables[t.name]] if t.name in code.tables else code.gone.get(t.name, ()) for t in tables}
+        old = {t.name for t in tables if any(known.state_version != t.state_version for known in had[t.name])}
+    elif facts.fork_fingerprint != topology.fingerprint:  # of long ago: any other layout that there ever was may be its
         old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
     readable = [t.name for t in tables if t.name not in old]
     try:
