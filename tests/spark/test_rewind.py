@@ -30,6 +30,7 @@ from watertable.store import fold
 from watertable.store.commits import CommitInfo, Position
 from watertable.store.deltalog import DeltaLog
 from watertable.store.fold import Folder
+from watertable.tools.preview import live_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -490,6 +491,16 @@ def test_changes_across_a_fork_are_the_difference_of_both_lineages(ledger: Ledge
     assert {r["key"]["k"]: (r["old"]["qty"], r["new"]["qty"]) for r in rows} == {"a": (13, 3), "b": (9, 2)}
     tell(again, cuts=(6,))
     assert again.store.reader.changes("stock", "shop@1.4").collect() == []
+
+
+def test_a_table_that_is_folded_before_its_epoch_has_a_commit_is_previewed_at_the_offsets_of_the_fork(ledger: Ledger) -> None:
+    tell(ledger, cuts=(2, 4, 6), folds=(6,))
+    for target, at, offset in ((Target("commit", "1"), "shop@2.1", 20), (Target("undo"), "shop@3.3", 60)):
+        ledger = rewound(ledger, target=target)
+        ledger.store.folder.fold_all(FOLDED)
+        live = live_of(ledger.store.reader, ledger.topology, ledger.table("stock"))
+        assert live is not None
+        assert (str(live.position), live.next) == (at, {("moves", 0): offset})
 
 
 @pytest.mark.slow

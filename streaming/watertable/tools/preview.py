@@ -101,10 +101,10 @@ def live_of(reader: Reader, topology: Topology, table: TableDef) -> Live | None:
     base = reader.folded(table.name)
     if base.snapshot is None:
         return None
-    where = f"c.kind = 'batch' AND epoch = {base.epoch} AND seq = {base.seq}"
-    commits = reader.changelog.rows(reader.changelog.snapshot(), where)
+    snapshot = reader.changelog.snapshot()
+    lineage = reader.changelog.head(snapshot, epoch=base.epoch).lineage  # an epoch without commits of its own has its parent's
+    commit = reader.changelog.commit(snapshot, lineage, base.seq) or CommitInfo()
     topics = {topic.name for topic in topology.above({table.name}).topics}
-    commit = commits[0] if commits else CommitInfo()
     reached = {p: offset for p, offset in commit.next.items() if p[0] in topics}
     at = Position(reader.changelog.app, base.epoch, base.seq)
     return Live(at, base.snapshot.version, reached, base.snapshot.columns, commit.stream_times)
@@ -229,7 +229,7 @@ def _stream_time_at(reader: Reader, live: Live, begin: Offsets) -> datetime | No
     """Bound the stream times at these offsets: those after the first commit by which every partition had reached them."""
     snapshot = reader.changelog.snapshot()
     first = reader.changelog.first(
-        snapshot, reader.changelog.head(snapshot).lineage, 0, live.position.seq,
+        snapshot, reader.changelog.head(snapshot, epoch=live.position.epoch).lineage, 0, live.position.seq,
         lambda info: all(info.next.get(partition, 0) >= offset for partition, offset in begin.items()),
     )  # fmt: skip
     times = [first.stream_times.get(partition) for partition in begin] if first is not None else []
