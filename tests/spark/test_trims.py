@@ -21,10 +21,11 @@ from tests.spark.test_shadow import begun, beside, promoted
 from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
-from watertable.errors import PlanOutdated, RewindRefused, StoreError
+from watertable.errors import PlanOutdated, PositionGone, RewindRefused, StoreError
 from watertable.store import bases, changelog, deltalog, fold
 from watertable.store.commits import GATHERED, CommitInfo, Position
 from watertable.store.fold import Folder
+from watertable.tools import bisect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,6 +159,27 @@ def test_an_older_base_that_is_read_from_within_the_horizon_keeps_the_tombstones
     ledger.store.upkeep.trim(now=since.commit_time + ledger.store.retention.horizon)
     assert ledger.read("names", late) == {"y": "y"}
     assert ledger.read("names") == {"y": "y"}
+
+
+def test_where_the_tombstones_that_a_base_needs_are_trimmed_nothing_is_read_from_it(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets.resize(4, monkeypatch.setattr)
+    ledger.name(1, x=(1, "one"))
+    ledger.name(3, x=(5, None))
+    for n in (3, 4):
+        ledger.name(3, y=(n, "y"))
+    ledger.store.fold("names")
+    late = ledger.name(4, x=(4, "late, before the tombstone"))
+    for n in (6, 7):
+        ledger.name(n, y=(n, "y"))
+    ledger.store.fold_all()
+    ledger.store.upkeep.trim(now=LATER)
+    with pytest.raises(PositionGone, match="trimmed up to seq 3"):
+        ledger.read("names", late)
+    names = ledger.table("names")
+    found = bisect.find(ledger.store.reader, names, bisect.condition_of(names, "name LIKE 'late%'"))
+    assert (found.at, found.already, found.ever) == (None, 0, 0)
 
 
 @pytest.mark.slow

@@ -258,9 +258,11 @@ class Reader:
         if not there or newest.put_back:  # a trim goes by what was folded, and a table that is put back lacks it
             older = self._older(table, position, lineage, snapshot)
             base = newest if there and newest.seq >= older.seq else older
+        base = self.with_tombstones(table, base, lineage, head.folds, snapshot)
+        if not there or newest.put_back:
             self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
-        return self.with_tombstones(table, base, lineage, head.folds, snapshot)
+        return base
 
     def _check_state(self, table: TableDef, base: Base) -> None:
         """Raise `OtherCode` when a base keeps another state version, which can't be merged with the table's changes."""
@@ -287,13 +289,14 @@ class Reader:
         return EMPTY
 
     def _check_tail(self, name: str, base: Base, position: Position, lineage: Lineage, snapshot: Snapshot) -> None:
-        """Make sure that every commit between an older base and the position is still in the changelog.
+        """Make sure that every commit between an older base and the position is still in the changelog, and the tombstones that it needs.
 
         Of the newest fold, and of a table that never had one, trims see to that.
         """
-        if (kept := self._lacking(snapshot, lineage, base.seq, position.seq)) is not None:
+        after = min(base.seq, (base.tombstones_from or base.seq + 1) - 1)
+        if (kept := self._lacking(snapshot, lineage, after, position.seq)) is not None:
             raise PositionGone(
-                f"{name} can't be read at {position}: no version of its Delta table at or below it can be had any more, "
+                f"{name} can't be read at {position}: no version of its Delta table at or below it can be gone on from any more, "
                 f"and the changelog is trimmed up to seq {(kept.first or position.seq + 1) - 1}; read at a later position"
             )
 

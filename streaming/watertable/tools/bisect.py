@@ -251,7 +251,8 @@ def _from_the_beginning(view: View, reader: Reader, table: TableDef) -> View:
             m for row in reader.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(max(0, first - 2), view.position.seq)}")
             for m in row.folds if m.table == base_name(table) and first - 1 <= m.seq < base.seq and own.holds(m.epoch, m.seq)
         ]  # fmt: skip
-        for mark in sorted(marks, key=lambda m: m.seq):
+        whole = [m for m in marks if (m.tombstones_from or first) >= first]  # of the others, what they need is trimmed
+        for mark in sorted(whole, key=lambda m: m.seq):
             if (pinned := reader.log(base_name(table)).at(mark.version)) is not None:
                 base = Base(pinned, mark.epoch, mark.seq, mark.tombstones_from)
                 break
