@@ -754,7 +754,7 @@ def test_changed_code_starts_over_from_earliest_even_where_it_keeps_another_stat
     store.folder.fold_all(["stock"])
     changed = Store.open(session, str(tmp_path), "shop", new.tables)
     changed.start_writer(new)
-    with pytest.raises(StoreError, match="--to earliest"):
+    with pytest.raises(StoreError, match="rebuild the table under it, with `watertable rewind shop --table stock --apply`"):
         changed.reader.read("stock")
     ahead = rewind.plan(changed, new, Kafka(), Target.parse(to="1"))  # type: ignore[arg-type]
     assert "Rewind to earliest" in ahead.refusals[0]
