@@ -669,11 +669,12 @@ def _effects(
         return [Effect(t.name, f"{anew}{_by_arrival(t)}" if t.name in rebuilds else others[t.name]) for t in tables], []
     if not fork.seq:
         return [Effect(t.name, f"rebuilt from nothing{_by_arrival(t)}") for t in tables], []
-    old: set[str] = set()
-    if facts.fork_fingerprint != topology.fingerprint and code is not None:  # the same code has the same layout
+    if facts.fork_fingerprint == topology.fingerprint:
+        old: set[str] = set()  # the same code has the same layout
+    elif code is not None:
         had = {t.name: [code.tables[t.name]] if t.name in code.tables else code.gone.get(t.name, ()) for t in tables}
         old = {t.name for t in tables if any(known.state_version != t.state_version for known in had[t.name])}
-    elif facts.fork_fingerprint != topology.fingerprint:  # of long ago: any other layout that there ever was may be its
+    else:  # of long ago: any other layout that there ever was may be its
         old = {t.name for t in tables if any(re.fullmatch(rf"{t.name}_[0-9a-f]{{8}}", c) and c != t.state_column for c in columns)}
     readable = [t.name for t in tables if t.name not in old]
     try:

@@ -83,7 +83,7 @@ class Target:
                 f"--to {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a position "
                 "(retail@1.481)"
             ) from None
-        return cls("event", when.astimezone(UTC).isoformat())
+        return cls("event", when.isoformat())
 
     def __str__(self) -> str:
         match self.kind:

@@ -255,11 +255,12 @@ class Reader:
         """Give the base to read a table from at a position: the newest one, unless that is beyond it, on a branch that was left, or old."""
         base, lineage = newest, head.lineage.of_table(table.name, position.seq)
         there = newest.snapshot is None or (newest.seq <= position.seq and lineage.passes(newest.epoch, newest.seq))
-        if not there or newest.put_back:  # a trim goes by what was folded, and a table that is put back lacks it
+        beside = not there or newest.put_back  # a trim goes by what was folded, and a table that is put back lacks it
+        if beside:
             older = self._older(table, position, lineage, snapshot)
             base = newest if there and newest.seq >= older.seq else older
         base = self.with_tombstones(table, base, lineage, head.folds, snapshot)
-        if not there or newest.put_back:
+        if beside:
             self._check_tail(table.name, base, position, lineage, snapshot)
         self._check_state(table, base)
         return base
