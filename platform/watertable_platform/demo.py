@@ -36,6 +36,7 @@ from rich.text import Text
 
 from watertable.errors import DefinitionError, JobError
 from watertable.settings import QUICK, Settings
+from watertable_platform.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -139,7 +140,7 @@ def demo(
     console = Console(highlight=False)
     settings = Settings.load()
     script = Script.of(load_apps(settings).apps.values())
-    with _stop_on_signals() as stop, _broker(settings, console) as broker_pid, _no_orphans(broker_pid):
+    with stop_on_signals(at_once=False) as stop, _broker(settings, console) as broker_pid, _no_orphans(broker_pid):
         if until_caught_up:
             raise typer.Exit(_bounded(settings, Cluster.of(settings), script, days, stop, console))
         raise typer.Exit(_watched(settings, Cluster.of(settings), script, days, stop, console, speed, port, browser=not no_browser))
@@ -358,18 +359,6 @@ def _children() -> set[int]:
         with suppress(OSError):  # a thread may have ended meanwhile
             found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event; a second one changes nothing: what was started is being ended."""
-    stop = threading.Event()
-    kept = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 # -------------------------------------------------------------------------------------------------------------------------- Dagster

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import math
-import os
-import signal
 import threading
 import time
 from contextlib import nullcontext
@@ -293,33 +291,6 @@ def test_what_is_nested_is_shown_as_json_with_times_in_utc(capsys: pytest.Captur
 def test_spans_of_time_are_told_in_the_unit_a_person_would_choose() -> None:
     assert [show._span(timedelta(seconds=s)) for s in (0, 59, 121, 7300, 200_000)] == ["0 s", "59 s", "2 min", "2 h", "2 d"]
     assert str(Position("retail", 1, 17)) == "retail@1.17"
-
-
-def test_a_ctrl_c_that_comes_twice_at_once_is_one_and_a_later_one_means_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = list[int]()
-    monkeypatch.setattr(os, "_exit", ended.append)
-    with terminal.stop_on_signals(within=60) as stop:
-        for _ in range(2):  # the terminal's, and the wrapper's that passes its own on
-            os.kill(os.getpid(), signal.SIGINT)
-        assert stop.is_set()
-        assert ended == []
-        later = time.monotonic() + 1
-        monkeypatch.setattr(time, "monotonic", lambda: later)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert ended == [130]
-
-
-@pytest.mark.parametrize("unfinished", ["stopped before it was done", ""])
-def test_a_stop_that_is_cut_short_fails_and_says_what_is_unfinished_where_something_is(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unfinished: str
-) -> None:
-    ended, over = list[int](), threading.Event()
-    monkeypatch.setattr(os, "_exit", lambda code: (ended.append(code), over.set()))
-    with terminal.stop_on_signals(within=0.01, unfinished=unfinished) as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert over.wait(10)
-    assert stop.is_set()
-    assert (ended, capsys.readouterr().err.strip()) == ([1 if unfinished else 0], unfinished)
 
 
 def _shown(view: Progress) -> str:

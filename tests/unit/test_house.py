@@ -60,7 +60,12 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"runtime", "tools"},
         {"classes"},
     ),
-    "watertable_platform": ({"orchestration", "development", "answers"}, {"serving"}, {"cli", "demo", "definitions"}, {"__main__"}),
+    "watertable_platform": (
+        {"orchestration", "development", "answers", "stopping"},
+        {"serving"},
+        {"cli", "demo", "definitions"},
+        {"__main__"},
+    ),
 }
 
 

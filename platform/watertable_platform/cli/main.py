@@ -27,6 +27,7 @@ from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
 from watertable_platform.cli.init import init
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, AtOfApp, Key, Limit, TableName, Window
+from watertable_platform.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +80,7 @@ def run(
     terminal.quiet(log)
     if not as_json:
         Admin(Cluster.of(settings)).topics()  # who has forgotten the broker is told at once; what a program has started waits for it
-    with terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+    with stop_on_signals(within=STOPS_WITHIN) as stop:
         view = JsonLines(stop) if as_json else Progress(terminal.out, loaded.topology, log)
         with view:
             job.run(loaded.topology, settings, available_now=available_now, on_event=view, stop=stop, log=log)
@@ -384,7 +385,7 @@ def serve(
         terminal.err.print(f"[red]broken[/] {_escaped(str(broken))}", highlight=False, soft_wrap=True)
     named = token if token is not None else settings.serve_token
     asked = running.token(named)
-    with running.listening(host, port, asked) as listening, terminal.stop_on_signals(within=STOPS_WITHIN) as stop:
+    with running.listening(host, port, asked) as listening, stop_on_signals(within=STOPS_WITHIN) as stop:
         with terminal.begin_session(settings, of="serve") as spark:
             address = running.address(listening)
             table = next((f"{name}.{t.name}?limit=5" for name, loaded in project.apps.items() for t in loaded.topology.tables), "")
@@ -466,7 +467,7 @@ def dev(
     from watertable_platform.development import develop
 
     settings = _settings()
-    with terminal.stop_on_signals() as stop:
+    with stop_on_signals() as stop:
         raise typer.Exit(
             develop(settings, port=port, with_broker=with_broker, stop=stop, say=partial(terminal.err.print, markup=False, highlight=False))
         )

@@ -19,6 +19,7 @@ from rich.markup import escape
 from watertable.errors import KafkaError, PlanOutdated, RewindRefused, TopicChanged
 from watertable_platform.cli import terminal
 from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
+from watertable_platform.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,7 +179,7 @@ def parity(
     kafka, topology = Admin(Cluster.of(settings)), loaded.topology
     kafka.topics()  # a cluster that isn't there is told before Spark takes its seconds
     cut = f"stopped; {name} goes on as it was, and the next parity does away with what is left of this one"
-    with terminal.begin_session(settings) as spark, terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
+    with terminal.begin_session(settings) as spark, stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
         store = Store(spark, settings.warehouse_uri, loaded.name, topology.kept)
 
         def replay() -> None:
@@ -234,7 +235,7 @@ def _promote(
     name = loaded.name
     on = f"`watertable promote {name} --apply` goes on with it"
     cut = f"stopped before the shadow took its place, or was told so: {on}, or says that it has" if apply else "stopped; nothing is changed"
-    with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
+    with stop_on_signals(within=STOPS_WITHIN, unfinished=cut) as stop:
 
         def refuse_when_stopped() -> None:
             if stop.is_set():
@@ -267,7 +268,7 @@ def _promote(
             )
         refuse_when_stopped()
         before, position = beside.promote(store, loaded.topology, replay, reason=reason, emit=emit)
-        with terminal.stop_on_signals(within=0.0):  # it is done: an end at once is as good as any
+        with stop_on_signals(within=0.0):  # it is done: an end at once is as good as any
             if as_json:
                 done = {"event": "promoted", "position": str(position), "before": str(before), "by": f"promote {words}", "emits": emits}
                 print(json.dumps(done), flush=True)
@@ -394,7 +395,7 @@ def _replay(settings: Settings, loaded: LoadedApp, spark: SparkSession, store: S
 
     kept = f"what the shadow has made is kept, `watertable rewind {loaded.name} --shadow --apply` goes on"
     stopped = f"stopped; {kept}"
-    with terminal.stop_on_signals(within=STOPS_WITHIN, unfinished=stopped) as stop:
+    with stop_on_signals(within=STOPS_WITHIN, unfinished=stopped) as stop:
         with _told(settings, loaded.topology, stop, as_json=as_json) as view:
             try:
                 job.run(loaded.topology, settings, shadow=True, until=until, on_event=view, stop=stop, spark=spark)

@@ -1,14 +1,10 @@
-"""Hold what all commands share: where they print, how they name an app, how they stop, and the Spark session that they begin."""
+"""Hold what all commands share: where they print, how they name an app, and the Spark session that they begin."""
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -34,8 +30,6 @@ Key = Annotated[str | None, typer.Option(help="Only this key; a JSON array for s
 Window = Annotated[str | None, typer.Option(help="Of a windowed table, only the window that begins then.", metavar="TIME")]
 STOPS_WITHIN: Final = 15.0
 """Seconds that a command which reads may take to stop."""
-_SAME: Final = 0.5
-"""Seconds within which a second Ctrl-C is the first one: a terminal gives it to a wrapper (`uv run`, `timeout`) too, which passes it on."""
 out, err = Console(), Console(stderr=True)
 
 
@@ -45,44 +39,6 @@ def find_app(name: str) -> tuple[Settings, LoadedApp]:
 
     settings = Settings.load()
     return settings, load_apps(settings).app(name)
-
-
-@contextmanager
-def stop_on_signals(within: float | None = None, unfinished: str = "") -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event; a second Ctrl-C means now, and `within` seconds are the most that a stop may take.
-
-    To be cut short is safe: the JVM ends when our end of its pipe closes, and what isn't committed by then never was. A command that was
-    to get something done says then what is `unfinished`, and fails; for one that goes on until it is stopped, that is its end.
-    """
-    stop, since = threading.Event(), list[float]()
-
-    def cut_short() -> None:
-        try:
-            if unfinished:
-                err.print(unfinished, style="bold red", markup=False, highlight=False, soft_wrap=True)
-        finally:
-            os._exit(1 if unfinished else 0)
-
-    cut = threading.Timer(within or 0.0, cut_short)
-    cut.daemon = True
-
-    def asked(signum: int, frame: object) -> None:
-        since.append(time.monotonic())  # first of all: the same Ctrl-C, coming twice, interrupts this very function
-        if len(since) > 1:
-            if signum == signal.SIGINT and since[-1] - since[0] > _SAME:
-                os._exit(130)
-            return
-        if within is not None:
-            cut.start()
-        stop.set()
-
-    kept = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        cut.cancel()
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 def quiet(log: Path) -> None:
