@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import polars
 from deltalake import DeltaTable
@@ -78,18 +77,20 @@ def plain(log: DeltaLog) -> list[str]:
 
 
 def _restores(session: SparkSession, log: DeltaLog, draw: Random) -> str:
-    """Put a table back to any version that there is, by its number, or by its time as the session's clock shows it."""
+    """Put a table back to any version that there is, by its number or by its time.
+
+    By a time only in a session whose clock is the JVM's: in any other Delta reads it by the session's, writes it by the JVM's, and reads it again.
+    """
     newest = _newest(log)
     there = [(version, pinned) for version in range(newest + 1) if (pinned := log.at(version)) is not None]
     version, pinned = draw.choice(there)
-    if draw.random() < 0.5:
+    if draw.random() < 0.5 or session.conf.get("spark.sql.session.timeZone") != "UTC":
         to = f"VERSION AS OF {version}"
     else:
-        zone = ZoneInfo(str(session.conf.get("spark.sql.session.timeZone")))
-        to = f"TIMESTAMP AS OF '{datetime.fromtimestamp(pinned.timestamp / 1000, UTC).astimezone(zone):%F %T.%f}'"
+        to = f"TIMESTAMP AS OF '{datetime.fromtimestamp(pinned.timestamp / 1000, UTC):%F %T.%f}'"
     try:
         session.sql(f"RESTORE TABLE delta.`{log.path}` TO {to}")
-    except IllegalArgumentException as error:  # Delta goes by a time to the newest version, where that is of the same, and refuses
+    except IllegalArgumentException as error:  # by its time, Delta doesn't put a table back to where it is
         if f"Version to restore ({newest})should be less then last available version ({newest})" not in str(error):
             raise
         return f"from {newest} to {to}, refused"
