@@ -79,7 +79,7 @@ def plain(log: DeltaLog) -> list[str]:
 def _restores(session: SparkSession, log: DeltaLog, draw: Random) -> str:
     """Put a table back to any version that there is, by its number or by its time.
 
-    By a time only in a session whose clock is the JVM's: in any other Delta reads it by the session's, writes it by the JVM's, and reads it again.
+    By a time only in a session whose clock is the JVM's: Delta reads it by the one, writes it by the other, and reads it again.
     """
     newest = _newest(log)
     there = [(version, pinned) for version in range(newest + 1) if (pinned := log.at(version)) is not None]
