@@ -22,7 +22,6 @@ from watertable.project import Broken, LoadedApp, Project
 from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.acts import build_tables
 from watertable_platform.orchestration.batch import build_automation_sensor
-from watertable_platform.orchestration.behind import reached
 from watertable_platform.orchestration.rewind_jobs import build_rewind_jobs
 from watertable_platform.orchestration.sensors import build_reconcile_sensor, build_topics_sensor
 from watertable_platform.orchestration.spark_resource import build_spark_resource
@@ -36,6 +35,7 @@ from watertable_platform.orchestration.translator import (
     beta,
     dagster_name,
     paragraphs,
+    reached,
     topic_key,
 )
 

@@ -26,6 +26,8 @@ class Behind:
 
 def all_behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
     """Give what stands behind each asset, by its key."""
+    from watertable_platform.orchestration.translator import reached
+
     children, checks = _graph(project)
     return {tuple(key.path): Behind(checks[key], tuple(sorted("/".join(k.path) for k in reached({key}, children)))) for key in children}
 
@@ -35,7 +37,7 @@ def touched(project: Project, topology: Topology, tables: Collection[str], emitt
 
     Output topics lead no further unless something is published to them anew: nobody who reads them sees it otherwise.
     """
-    from watertable_platform.orchestration.translator import table_key, topic_key
+    from watertable_platform.orchestration.translator import reached, table_key, topic_key
 
     children, checks = _graph(project)
     own = {table_key(topology.app, table.name) for table in topology.tables} | {topic_key(sink.topic) for sink in topology.sinks}
@@ -56,14 +58,3 @@ def _graph(project: Project) -> tuple[dict[dg.AssetKey, frozenset[dg.AssetKey]],
     nodes = {key: graph.get(key) for key in graph.get_all_asset_keys()}
     children = {key: frozenset(node.child_keys) for key, node in nodes.items()}
     return children, {key: tuple(sorted(check.name for check in node.check_keys)) for key, node in nodes.items()}
-
-
-def reached(begin: Collection[dg.AssetKey], children: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> set[dg.AssetKey]:
-    """List all that is made from some assets."""
-    seen: set[dg.AssetKey] = set()
-    waiting = list(begin)
-    while waiting:
-        more = set(children[waiting.pop()]) - seen
-        seen |= more
-        waiting += more
-    return seen

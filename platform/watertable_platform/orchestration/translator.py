@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,3 +250,14 @@ def paragraphs(*parts: str) -> str:
 def topic_schema(topic: Topic) -> Schema:
     """Give a topic's key and columns as one struct each: what, with the topic's id, is its data version."""
     return Schema((Column("key", topic.key.struct()), Column("value", topic.columns.struct())))
+
+
+def reached(begin: Collection[dg.AssetKey], children: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> set[dg.AssetKey]:
+    """List all that is made from some assets."""
+    seen: set[dg.AssetKey] = set()
+    waiting = list(begin)
+    while waiting:
+        more = set(children[waiting.pop()]) - seen
+        seen |= more
+        waiting += more
+    return seen
