@@ -26,6 +26,7 @@ from watertable.store import commits
 from watertable.testing import TopologyTestDriver
 from watertable.tools import keytext
 from watertable.tools.explain import explain
+from watertable.tools.testcase import as_test
 from watertable_platform.cli import show
 
 PLACES = (("views", 0), ("views", 1))
@@ -321,6 +322,22 @@ def test_a_story_that_is_told_with_the_recorded_clocks_ends_with_the_row(seed: i
         show.print_explanation(Console(file=shown, width=200), story, 100)
         assert shown.getvalue().count("a punctuator's call") == sum(step.offset is None for step in story.steps) == len(story.steps)
     assert calls > 10
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_story_with_recorded_clocks_can_be_written_as_a_test(seed: int) -> None:
+    topology, rng = shop(), random.Random(seed)
+    items = lived(topology, shopping(60, seed), rng)
+    live = Interpreter(topology, partitions=PLACES)
+    live.read(items)
+    clocks = [item for item in items if isinstance(item, Advance)]
+    records = [item for item in items if isinstance(item, Record)]
+    table, moved = topology.table("told"), 0
+    for key in live.tables["told"]:  # called by the clock, by time that only the clock moved on, and twice at one clock
+        story = explain(topology, table, keytext.read(table, [str(key[0])]), records, clocks, PLACES)
+        text = as_test(topology, table, story, records, "watertable explain told", clocks, PLACES)  # which runs what it writes
+        moved += text.count("driver.advance_wall_clock")
+    assert moved > 5
 
 
 # -- when a clock is recorded ----------------------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ class Visits:
         self._count = 0
         self.clocks: dict[tuple[str, int], list[Clock]] = {}
         """The recorded clocks of the batch that is being read."""
-        self.called: Callable[[int, Key], object] | None = None
-        """Is told of each call: the number of the processor's node, and the key."""
+        self.called: Callable[[int, Key, datetime | None], object] | None = None
+        """Is told of each call: the number of the processor's node, the key, and the recorded clock where it is one by the wall clock."""
 
     def notice(self, advance: Advance, st: datetime) -> None:
         """Take in what the wall clock was where a partition's stream time was moved on."""
@@ -59,7 +59,7 @@ class Visits:
 
     def _visit(self, number: int, node: Process, event: Event) -> Iterator[tuple[str, Event]]:
         key = key_tuple(event.key or {})
-        self._tell(number, key)
+        self._tell(number, key, None)
         held = self._held.setdefault((number, key), Held([{} for _ in node.processor.kept]))
         record = Record(
             key=dict(event.key or {}), value=copy.deepcopy(event.value), timestamp=event.timestamp, stream_time=event.place.st,
@@ -109,16 +109,17 @@ class Visits:
     def _punctuate(self, number: int, node: Process, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
         step = self._steps[number]
         for _, held, row, tick, _ in [found for found in self._ticks(reached) if (found[0], found[-1]) == (number, at)]:
-            self._tell(number, key_tuple(row))
+            clocks = dict(self.clocks.get((tick.topic, tick.partition), ()))
+            self._tell(number, key_tuple(row), clocks[tick.st] if tick.clocked else None)
             made, error = punctuate(step, held, dict(row), tick)
             self._schedule(number, key_tuple(row))
             if error is not None:
                 raise EvaluationError(reason(step.punctuators[tick.name], error)) from error
             yield from self._made(node, held, Event(at, tick.at, row, None), made)
 
-    def _tell(self, number: int, key: Key) -> None:
+    def _tell(self, number: int, key: Key, clock: datetime | None) -> None:
         if self.called is not None:
-            self.called(number, key)
+            self.called(number, key, clock)
 
     def _schedule(self, number: int, key: Key) -> None:
         """Note which times a key's punctuators wait for."""

@@ -76,7 +76,10 @@ class Watched(dict[Key, Row]):
 
 @dataclass(slots=True)
 class _Seen:
-    """Hold one record, or the call of a punctuator, the stream time then, and the states that it looked at and changed."""
+    """Hold one record, or the call of a punctuator, the stream time then, and the states that it looked at and changed.
+
+    A call by the wall clock has the `clock` that was recorded there.
+    """
 
     record: Record
     time: datetime | None
@@ -149,13 +152,14 @@ def _needed(
 
     def current() -> _Seen:
         if (at := engine.punctuator) is not None:
-            clock = next((clock for st, clock in engine.visits.clocks.get((at.topic, at.partition), ()) if st == at.st), None)
-            return seen.setdefault(at, _Seen(Record(at.topic, at.partition, at.offset, at.st, None, None), at.st, clock))
+            return seen.setdefault(at, _Seen(Record(at.topic, at.partition, at.offset, at.st, None, None), at.st))
         record, place = engine.current
         return seen.setdefault(_offset(record), _Seen(record, place.st))
 
-    def called(number: int, key: Key) -> None:
-        current().changed.add((f"processor {number}", key))
+    def called(number: int, key: Key, clock: datetime | None) -> None:
+        one = current()
+        one.changed.add((f"processor {number}", key))
+        one.clock = clock
 
     def note(name: str, what: str) -> Callable[[Key], None]:
         def noted(key: Key) -> None:
@@ -281,17 +285,21 @@ def _steps(
     needed = {(one.record.topic, one.record.partition) for one in seen}
     yield from (_Step(Record(*p, 0, time, None, None), topics[p[0]], time) for p, time in reached.items() if p not in needed)
     now: datetime | None = None
-    for one in seen:
+    told: dict[tuple[str, int], datetime | None] = {}  # of those that have gone on since, where they were told of the wall clock last
+    for one in _by_clock(seen):
         topic, partition = topics[one.record.topic], (one.record.topic, one.record.partition)
         if one.is_call and one.time is not None:
             upto = one.time if one.clock is None else one.time - MOMENT
             if (advanced or one.clock is None) and times.get(partition, EPOCH) < upto:
                 yield _Step(one.record, topic, upto)
                 times[partition] = upto
-            if one.clock is not None and (now is None or now < one.clock):
+            if one.clock is not None and (now != one.clock or told.get(partition, one.time) != one.time):
                 yield _Step(one.record, topic, clock=one.clock)
-                times[partition], now = times.get(partition, EPOCH) + MOMENT, one.clock
+                times[partition], now, told = times.get(partition, EPOCH) + MOMENT, one.clock, {}
+            if one.clock is not None:  # the driver tells all partitions of it in which anything is due
+                told[partition] = one.time
             continue
+        told[partition] = None
         own = _event_time(one.record, topic, times.get(partition, EPOCH))
         if advanced and one.time is not None and own is not None and one.time > max(own, times.get(partition, own)):
             yield _Step(one.record, topic, one.time)
@@ -302,6 +310,17 @@ def _steps(
     for p, time in reached.items():
         if p in needed and times.get(p, EPOCH) < time:
             yield _Step(Record(*p, 0, time, None, None), topics[p[0]], time)
+
+
+def _by_clock(seen: Iterable[_Seen]) -> list[_Seen]:
+    """Order what partitions have seen so that the wall clock doesn't go back: the one that is behind may have seen a later one."""
+    clocks: dict[tuple[str, int], datetime] = {}
+    found = []
+    for one in seen:
+        partition = one.record.topic, one.record.partition
+        clocks[partition] = one.clock or clocks.get(partition, EPOCH)
+        found.append((clocks[partition], one))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
 def _written(
