@@ -197,3 +197,36 @@ def test_an_assets_folder_that_got_another_name_is_looked_for_under_its_old_one(
     (project / "pyproject.toml").write_text('[tool.watertable]\nassets = ["apps"]\n')
     with pytest.raises(SettingsError, match=r"the apps at main can't be loaded: .*nothing_like_it"):
         review(Settings.load(project), "main")
+
+
+def test_what_apps_import_from_elsewhere_in_the_repository_is_of_the_commit_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = project.parent / "source"
+    source.mkdir()
+    (source / "shared_columns.py").write_text('SALES = "qty BIGINT, shelf INT"\n')
+    edit(project, ("assets.shop._columns", "shared_columns"))
+    git(project.parent, "add", ".")
+    git(project, "commit", "-q", "-m", "columns that others use, too")
+    monkeypatch.syspath_prepend(source)  # as an editable install does
+    (source / "shared_columns.py").write_text('SALES = "qty INT, shelf INT"\n')
+    (app,) = review(Settings.load(project), "HEAD").apps
+    assert (app.kind, outlines_at(Settings.load(project), "HEAD")["shop"].tables["stock"].value) == (Kind.BREAKING, "`qty` BIGINT")
+    assert "shop" in outlines_at(Settings.load(project), "main~1"), "where there was no such folder yet"
+
+
+def test_before_a_project_was_in_its_repository_there_was_no_app(project: Path) -> None:
+    shutil.copytree(project, other := project.parent / "other")
+    (app,) = review(Settings.load(other), "main").apps
+    assert (app.app, app.old, app.kind) == ("shop", None, Kind.ADDITIVE)
+    with pytest.raises(SettingsError, match="takes a commit, a branch or a tag"):
+        review(Settings.load(other), "main:warehouse")
+
+
+def test_apps_in_a_submodule_are_not_said_to_be_new(project: Path) -> None:
+    git(project, "rm", "-q", "-r", "--cached", "assets")
+    git(project / "assets", "init", "-q")
+    git(project / "assets", "add", ".")
+    git(project / "assets", "commit", "-q", "-m", "apps of their own")
+    git(project, "add", "assets")
+    git(project, "commit", "-q", "-m", "as a submodule")
+    with pytest.raises(SettingsError, match="the apps at main can't be loaded: assets is a submodule"):
+        review(Settings.load(project), "main")

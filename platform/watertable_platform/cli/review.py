@@ -27,6 +27,7 @@ from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration.behind import Behind, all_behind
 
+_OWN: Final = ("watertable", "watertable_platform", "watertable_quality")
 _MARKS: Final = {kind: kind.value if kind in (Kind.SAME, Kind.ADDITIVE) else f"**{kind.value}**" for kind in Kind}
 
 
@@ -110,19 +111,31 @@ def outlines(settings: Settings) -> str:
 
 
 def outlines_at(settings: Settings, ref: str) -> dict[str, Outline]:
-    """Load a commit's apps in a process of their own, and give their outlines by name; raise `SettingsError` when that can't be."""
-    with TemporaryDirectory(prefix="watertable-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(_git(settings.project, "archive", "--format=tar", ref, ".")), mode="r:") as archive:
-            archive.extractall(folder, filter=_inside)  # noqa: S202 - it lets through what `data_filter` does
+    """Load a commit's apps in a process of their own, and give their outlines by name; raise `SettingsError` when that can't be.
+
+    What they import from elsewhere in the repository is that commit's, too.
+    """
+    commit = _git(settings.project, "rev-parse", "--verify", f"{ref}^{{commit}}").decode().strip()
+    top, project = Path(os.fsdecode(_git(settings.project, "rev-parse", "--show-toplevel").rstrip(b"\n"))), settings.project.resolve()
+    with TemporaryDirectory(prefix="watertable-") as temporary:
+        folder = Path(temporary, project.relative_to(top))
+        if not _write(project, commit, folder):
+            return {}  # there was no project yet
+        places = [(place, Path(temporary, place.relative_to(top))) for place in _imported_from(top)]
+        paths = [str(to) for place, to in places if place.is_relative_to(project) or _write(place, commit, to)]
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
         try:
             then = Settings.load(folder)  # its folders may have had other names
         except SettingsError as error:
             raise SettingsError(f"the apps at {ref} can't be loaded: {error}") from None
-        if not any((then.project / root).is_dir() for root in then.assets):
+        roots = [root for root in (then.project / name for name in then.assets) if root.is_dir()]
+        if not roots:
             return {}  # there was no app yet
+        for empty in (place for root in roots for place in (root, *root.iterdir()) if place.is_dir() and not any(place.iterdir())):
+            raise SettingsError(f"the apps at {ref} can't be loaded: {empty.relative_to(folder)} is a submodule, whose files aren't in it")
         done = subprocess.run(
-            [sys.executable, "-m", "watertable_platform", "--project", folder, "outline"],
-            cwd=folder, env={**os.environ, "WATERTABLE_PROJECT": folder}, capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "watertable_platform", "--project", str(folder), "outline"], cwd=folder, capture_output=True, text=True,
+            env={**os.environ, "WATERTABLE_PROJECT": str(folder), "PYTHONPATH": os.pathsep.join(paths)}, check=False,
         )  # fmt: skip
     try:
         told = json.loads(done.stdout)
@@ -131,6 +144,22 @@ def outlines_at(settings: Settings, ref: str) -> dict[str, Outline]:
     if told["broken"]:
         raise SettingsError(f"at {ref} not all apps load, so there is nothing whole to compare with: {'; '.join(told['broken'])}")
     return {name: Outline.from_json(text) for name, text in told["apps"].items()}
+
+
+def _imported_from(top: Path) -> Iterator[Path]:
+    """Name the folders of a repository from which modules are imported here; but not where watertable is, which stays this release."""
+    for place in dict.fromkeys(Path(entry).resolve() for entry in sys.path):
+        if place.is_dir() and place.is_relative_to(top) and not any((place / name).is_dir() for name in _OWN):
+            yield place
+
+
+def _write(place: Path, commit: str, to: Path) -> bool:
+    """Write what a commit has of a folder into another one; False where it hasn't that folder."""
+    if not _git(place, "ls-tree", commit, "./"):
+        return False
+    with tarfile.open(fileobj=io.BytesIO(_git(place, "archive", "--format=tar", commit, ".")), mode="r:") as archive:
+        archive.extractall(to, filter=_inside)  # noqa: S202 - it lets through what `data_filter` does
+    return True
 
 
 def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
