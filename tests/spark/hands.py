@@ -97,6 +97,14 @@ def _restores(session: SparkSession, log: DeltaLog, draw: Random) -> str:
     return f"from {newest} to {to}"
 
 
+def _writes(session: SparkSession, log: DeltaLog, draw: Random) -> str:
+    """Delete some rows, or write all of them once more."""
+    table = f"delta.`{log.path}`"
+    does = draw.choice([f"DELETE FROM {table} WHERE _wt.seq % 2 = {draw.randrange(2)}", f"INSERT INTO {table} SELECT * FROM {table}"])
+    session.sql(does)
+    return does.partition(" ")[0]
+
+
 def _optimizes(session: SparkSession, log: DeltaLog, draw: Random) -> str:
     session.sql(f"OPTIMIZE delta.`{log.path}`")
     return ""
@@ -115,7 +123,7 @@ def _checkpoints(session: SparkSession, log: DeltaLog, draw: Random) -> str:
 def _cleans(session: SparkSession, log: DeltaLog, draw: Random) -> str:
     """Have the log's past be of long ago, but for its last few commits, and cleaned up as any log's is at a checkpoint.
 
-    Not where a table was put back since its last fold: that a log outlives.
+    Not where a table was put back, or its rows were changed, since its last fold: that a log outlives.
     """
     newest = _newest(log)
     last = newest - draw.randint(0, 3)
@@ -125,6 +133,8 @@ def _cleans(session: SparkSession, log: DeltaLog, draw: Random) -> str:
             return "nothing: it was put back"
         if FOLD_LINE in commit.transactions or "changelog" in log.path:
             break
+        if commit.changes_rows:
+            return "nothing: its rows were changed"
     DeltaTable(log.path).create_checkpoint()
     then = (datetime.now(UTC) - LONG_AGO).timestamp()
     for file in Path(log.path, "_delta_log").glob("*.json"):
@@ -139,6 +149,7 @@ def _cleans(session: SparkSession, log: DeltaLog, draw: Random) -> str:
 
 HANDS = {
     "restores": Hand(_restores, 6, keeps=False),
+    "writes": Hand(_writes, 3, keeps=False),
     "optimizes": Hand(_optimizes, 2, also_changelog=True),
     "vacuums": Hand(_vacuums, 1, also_changelog=True),
     "checkpoints": Hand(_checkpoints, 2, also_changelog=True),

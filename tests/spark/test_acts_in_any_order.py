@@ -33,6 +33,7 @@ from watertable.records import Record
 from watertable.runtime import workers
 from watertable.runtime.workers import Courier
 from watertable.store import fold
+from watertable.store.bases import FOLD_LINE
 from watertable.store.commits import Offsets, Position
 from watertable.store.fold import Folder
 from watertable.store.reader import At, event_time
@@ -463,13 +464,16 @@ class Tale(Run):
         wrong = list[str]()
         if not self.by_one_code:
             return wrong
-        there = [name for name in folded(self) if name in {t.name for t in self.topology.tables}]
-        for name in self.draw.sample(there, min(1, len(there))):
+        names = [name for name in folded(self) if name in {t.name for t in self.topology.tables}]
+        for name in self.draw.sample(names, min(1, len(names))):
             log, keys = self.store.reader.log(name), self.topology.table(name).key.names
             newest = log.latest()
             assert newest is not None
-            versions = [v for v in range(newest.version + 1) if v == newest.version or log.at(v) is not None]
-            version = self.draw.choice([newest.version, self.draw.choice(versions)])
+            there = [v for v in range(newest.version + 1) if v == newest.version or log.at(v) is not None]
+            versions = [v for v in there if log.held_at(FOLD_LINE, v).version == v]  # of the others, somebody has changed the rows
+            if not versions:
+                continue
+            version = self.draw.choice([versions[-1], self.draw.choice(versions)])
             position, rows = folded_at(self, name, version), self.plain(name, version)
             found = {name: {tuple(row[n] for n in keys): row for row in rows}}
             if position is None:

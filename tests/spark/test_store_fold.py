@@ -440,3 +440,54 @@ def test_where_the_log_before_a_restore_to_a_time_is_gone_it_is_asked_for_by_ver
     monkeypatch.setattr(deltalog, "_read", {})  # as in a process that hasn't seen it
     with pytest.raises(StoreError, match=r"RESTORE to a time.*log before version 4 is gone.*TO VERSION AS OF"):
         ledger.read("stock")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["DELETE FROM {} WHERE k = 'k1'", "UPDATE {} SET qty = 77", "INSERT INTO {} SELECT 'n', qty, _wt FROM {}"])
+def test_rows_that_others_write_into_a_table_are_no_part_of_it_and_gone_with_the_next_fold(ledger: Ledger, does: str) -> None:
+    for number in range(1, 4):
+        ledger.sell(**{f"k{number}": 1}, a=number)
+        ledger.store.folder.fold_all()
+    tables = [f"delta.`{ledger.store.reader.log(table).path}`" for table in ("stock", "low")]  # of the other, states are kept beside it
+    for came in (False, True):  # since the last fold
+        for table in tables:
+            ledger.spark.sql(does.format(table, table))
+            ledger.spark.sql(f"OPTIMIZE {table}")
+        assert plain(ledger, "stock") != ledger.stock
+        if came:
+            ledger.sell(k1=5, a=1)
+        assert ledger.read("stock") == ledger.read("low") == ledger.stock
+        assert ledger.read("stock", "shop@1.3") == {"a": 6, "k1": 1, "k2": 1, "k3": 1}
+        ledger.store.folder.fold_all()
+        assert plain(ledger, "stock") == plain(ledger, "low") == ledger.read("stock") == ledger.stock
+    assert not ledger.store.folder.fold_all(), "once"
+
+
+@pytest.mark.slow
+def test_a_table_that_others_have_changed_is_kept_as_it_was_before_where_that_is_old(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    ledger.spark.sql(f"DELETE FROM delta.`{ledger.store.reader.log('stock').path}` WHERE k = 'a'")
+    ledger.sell(a=1)
+    monkeypatch.setattr(fold, "BEFORE", timedelta(0))
+    folder(ledger).fold("stock")
+    assert [row["operation"] for row in deltalake.DeltaTable(ledger.store.reader.log("stock").path).history()][:2] == ["WRITE", "RESTORE"]
+    assert plain(ledger, "stock") == ledger.read("stock") == ledger.stock
+    assert ledger.read("stock", "shop@1.1") == {"a": 1, "b": 1}
+
+
+@pytest.mark.slow
+def test_where_no_version_before_what_others_wrote_is_left_a_table_is_read_from_its_changelog(ledger: Ledger) -> None:
+    ledger.sell(a=1, b=1)
+    ledger.store.fold("stock")
+    ledger.sell(a=1)
+    table = f"delta.`{ledger.store.reader.log('stock').path}`"
+    ledger.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 0 seconds')")
+    for does in (f"DELETE FROM {table} WHERE k = 'b'", f"UPDATE {table} SET qty = 5"):
+        ledger.spark.sql(does)
+    assert plain(ledger, "stock") == {"a": 5}
+    assert ledger.read("stock") == ledger.stock
+    ledger.store.fold("stock")
+    assert plain(ledger, "stock") == ledger.read("stock") == ledger.stock

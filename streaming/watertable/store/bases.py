@@ -37,7 +37,8 @@ NEXT: Final = "_wt_next"
 class Base:
     """Pin a version of a table's Delta table, and how far it has folded; `snapshot` None stands for an empty table at seq 0.
 
-    `put_back` tells that somebody's RESTORE has led there: versions before it may have folded more.
+    `put_back` tells that somebody's RESTORE has led there: versions before it may have folded more; or that others have changed rows since,
+    so that it isn't the newest version, which was `since` when it was pinned.
     """
 
     snapshot: Snapshot | None
@@ -45,6 +46,7 @@ class Base:
     seq: int
     tombstones_from: int = 0
     put_back: bool = False
+    since: int = -1
 
 
 EMPTY: Final = Base(None, 0, 0)

@@ -27,7 +27,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.schema import OWN, Schema, Type
 from watertable.session import in_jvm
-from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit
+from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit, Held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -337,8 +337,7 @@ class DeltaLog:
     def at(self, version: int, *, kept: bool = True) -> Snapshot | None:
         """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone.
 
-        (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.) Delta lists the log for it, twice; what it
-        has found is good for a while.
+        (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.) Delta lists the log for it, once a minute.
         """
         newest, place = self.latest(), (self.path, id(self.spark), version, kept)
         table = "" if newest is None else newest.table
@@ -427,30 +426,31 @@ class DeltaLog:
 
     def transaction_at(self, app_id: str, version: int) -> int | None:
         """Give the newest transaction of a line that version `version` of the table holds; None when it holds none."""
-        return self.held_at(app_id, version)[0]
+        return self.held_at(app_id, version).number
 
-    def held_at(self, app_id: str, version: int) -> tuple[int | None, bool]:
-        """Give the newest transaction of a line that a version holds, None when it holds none, and whether somebody put it back there.
+    def held_at(self, app_id: str, version: int) -> Held:
+        """Give the newest transaction of a line that a version holds, where nobody else writes rows.
 
         A table's content is that of its last data commit, so the walk goes back from `version`: a RESTORE, which writes no transaction
-        and takes none back, leads to the version that it restored.
+        and takes none back, leads to the version that it restored. Behind what somebody else has done to rows, no version holds it all.
         """
-        begun, put_back = version, False
+        begun, whole, put_back = version, version, False
         while version >= 0:
             commit = self.commit(version)
             if commit is None:  # log clean-up took it; nothing from there to `begun` has touched the line
                 snapshot = self.at(begun, kept=False)
                 if snapshot is None:
                     raise StoreError(f"{self.path}: what version {begun} holds can't be told any more: its log is gone")
-                return snapshot.transaction(app_id), put_back
+                return Held(snapshot.transaction(app_id), whole, put_back)
             if app_id in commit.transactions:
-                return commit.transactions[app_id], put_back
+                return Held(commit.transactions[app_id], whole, put_back)
+            put_back |= commit.changes_rows
             if commit.operation == RESTORE:
-                put_back = True
                 begun = version = self._restored_from(commit) if commit.restored is None else commit.restored
             else:
                 version -= 1
-        return None, put_back
+                begun, whole = (version, version) if commit.changes_rows else (begun, whole)
+        return Held(None, whole, put_back)
 
     def _restored_from(self, restore: Commit) -> int:
         """Find the version that a RESTORE to a time went back to: the newest one before it whose files it left the table.

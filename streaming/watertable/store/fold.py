@@ -180,7 +180,8 @@ class Folder:
         newest = self.reader.newest(table)
         ancestor = newest.snapshot is not None and view.along(table).passes(newest.epoch, newest.seq)
         number = number_of(position.epoch, position.seq)
-        if number_of(newest.epoch, newest.seq) >= number or (ancestor and newest.seq >= position.seq):
+        done = newest.seq - newest.put_back  # what somebody has put back, or changed, is written once more
+        if number_of(newest.epoch, done) >= number or (ancestor and done >= position.seq):
             return None  # another fold got there first, or the app has left this epoch
         outdated = newest.put_back or (base.snapshot is not None and base.snapshot.property(ROWS_PROPERTY) != table.fingerprint)
         tail, size = view.new_bytes(table), 0 if base.snapshot is None else base.snapshot.bytes
@@ -244,7 +245,11 @@ class Folder:
         name, snapshot = base_name(table), newest.snapshot
         log, version = self.reader.log(name), snapshot.version
         if time.time() - snapshot.timestamp / 1000 > BEFORE.total_seconds():
-            version = self._stamp(name, newest, number_of(newest.epoch, newest.seq), f"{_KEPT} until {view.position}")
+            number = number_of(newest.epoch, newest.seq)
+            if version == newest.since:
+                version = self._stamp(name, newest, number, f"{_KEPT} until {view.position}")
+            else:
+                version = log.take_back(snapshot, line=FOLD_LINE, number=number, since=newest.since)
             latest = log.latest()
             if latest is None or latest.version != version:
                 raise Fenced(f"another fold of {name} was quicker")
@@ -255,7 +260,7 @@ class Folder:
         known = self.reader.with_tombstones(table, newest, lineage, (), view.snapshot)
         mark = FoldMark(name, version, newest.epoch, newest.seq, known.tombstones_from)
         self._confirm((mark,), view, lineage.epoch_of(newest.seq), newest.seq)
-        return replace(newest, snapshot=snapshot)
+        return replace(newest, snapshot=snapshot, since=snapshot.version)
 
     def _stamp(self, name: str, newest: Base, number: int, note: str) -> int:
         """Make an empty commit of a number to a base, and give its version; raise `Fenced` if it isn't the newest any more."""
@@ -269,7 +274,7 @@ class Folder:
         self._plan_for(view, size, size)
         frame = self._live(table, view, _shaped(table, view.anew(table))).where("_wt_alive").drop("_wt_alive")
         failpoints.hit("fold.before_merge")
-        self._overwrite(table, base_name(table), frame, number, _version(newest.snapshot))
+        self._overwrite(table, base_name(table), frame, number, newest.since)
 
     def _fold_into(self, table: TableDef, view: View, first: datetime | None, last: Files | None, number: int, since: int) -> None:
         """Write the last windows of a windowed table anew, from the first one in the tail on, where they are few; else merge the tail.
@@ -308,9 +313,9 @@ class Folder:
         states, log = self.reader.newest(table), self.reader.log(table.name)
         shown = log.latest()
         number = number_of(states.epoch, states.seq)
-        held, put_back = (None, False) if shown is None else log.held_at(FOLD_LINE, shown.version)
-        done = held or 0
-        if states.snapshot is None or done >= number:
+        held = None if shown is None else log.held_at(FOLD_LINE, shown.version)
+        done, put_back = (0, False) if held is None else (held.number or 0, held.put_back)
+        if states.snapshot is None or done - put_back >= number:
             return
         rows = finish(table, states_in(states.snapshot, table))
         epoch, seq = split_number(done)

@@ -29,6 +29,18 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Hold what a version of a table holds: the newest transaction of a line, None where there is none, and the version that it's all of.
+
+    That is another one where somebody has changed rows since: the last one before. `put_back` says so, and where a RESTORE has led there.
+    """
+
+    number: int | None
+    version: int
+    put_back: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Hold what one commit of a Delta log says about itself.
 
@@ -83,6 +95,12 @@ class Commit:
         """Name the files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
         yield from ((_named_in_log(json.loads(file.action)["add"]), True) for file in self.added)
         yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Tell whether the table had other rows before; OPTIMIZE, say, writes the same ones elsewhere."""
+        actions = [json.loads(file.action)["add"] for file in self.added] + [json.loads(action)["remove"] for action in self.removed]
+        return any(action["dataChange"] for action in actions)
 
     @property
     def rows(self) -> Mapping[str, int]:

@@ -245,11 +245,17 @@ class Reader:
     def folded(self, name: str) -> Base:
         """Pin a Delta table by its name, and how far it is folded; one that no fold has written has no snapshot."""
         log = self.log(name)
-        snapshot = log.latest()
-        number, put_back = (None, False) if snapshot is None else log.held_at(FOLD_LINE, snapshot.version)
-        if snapshot is None or (number is None and not put_back):
+        if (newest := log.latest()) is None:
             return EMPTY
-        return Base(snapshot, *split_number(number or 0), put_back=put_back)
+        held = log.held_at(FOLD_LINE, newest.version)
+        if held.version < 0 or (held.number is None and not held.put_back):
+            return EMPTY
+        if held.version == newest.version:
+            return Base(newest, *split_number(held.number or 0), put_back=held.put_back, since=newest.version)
+        # its files are there for as long as those of the version after it, which took them away
+        whole = log.at(held.version, kept=False) if log.at(held.version + 1) is not None else None
+        number = 0 if whole is None else held.number or 0
+        return Base(whole, *split_number(number), put_back=True, since=newest.version)
 
     def _pinned(self, table: TableDef, newest: Base, position: Position, head: Head, snapshot: Snapshot) -> Base:
         """Give the base to read a table from at a position: the newest one, unless that is beyond it, on a branch that was left, or old."""
