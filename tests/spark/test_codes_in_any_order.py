@@ -15,6 +15,7 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import tiny
+from tests.spark.hands import plain
 from tests.spark.runs import Item, Kafka, Tables
 from tests.spark.shop import LAST, START, shop
 from tests.spark.test_acts_in_any_order import (
@@ -182,6 +183,12 @@ class Changing(Tale):
                 engine.read([told_by(kind, made[place(r)], r) for r in self.records if place(r) in made])
                 found |= {name: engine.tables[name] for name in tables}
         return found
+
+    def shown(self) -> dict[str, list[str]]:
+        """Read all that there is as other Delta readers do: that of codes that are no more, too."""
+        there = {path.parent.name for path in Path(self.store.warehouse, "shop").glob("*/_delta_log")} - {"changelog"}
+        logs = {name: self.store.reader.log(name) for name in sorted(there)}
+        return {name: plain(log) for name, log in logs.items() if log.exists()}
 
     # -- other code
 
