@@ -61,6 +61,8 @@ class Commit:
     """Names the transaction that made it, and no other."""
     replaces: bool = False
     """Says that it left the table no other files than those that it added."""
+    changes_rows: bool = False
+    """Says that the table had other rows before; OPTIMIZE, say, writes the same ones elsewhere."""
 
     @classmethod
     def read(cls, version: int, text: str) -> Self:
@@ -69,6 +71,7 @@ class Commit:
         transactions: dict[str, int] = {}
         added: list[Added] = []
         removed: list[str] = []
+        changes = False
         for line in text.split("\n"):
             if line.startswith('{"commitInfo"'):
                 info = json.loads(line)["commitInfo"]
@@ -79,15 +82,17 @@ class Commit:
                 add = json.loads(line)["add"]
                 count = json.loads(add.get("stats") or "{}").get("numRecords")
                 added.append(Added(add.get("partitionValues", {}).get("table"), int(add["size"]), count, line))
+                changes |= add["dataChange"]
             elif line.startswith('{"remove"'):
                 removed.append(line)
+                changes = changes or json.loads(line)["remove"]["dataChange"]
         how = info.get("operationParameters", {})
         restored = how.get("version") if info.get("operation") == RESTORE else None
         return cls(
             version=version, operation=info.get("operation", ""), blind=bool(info.get("isBlindAppend")), transactions=transactions,
             user_metadata=info.get("userMetadata"), restored=None if restored is None else int(restored),
             tags=info.get("tags") or {}, added=tuple(added), removed=tuple(removed), id=info.get("txnId") or "",
-            replaces=info.get("operation") == "WRITE" and how.get("mode") == OVERWRITE and "predicate" not in how,
+            replaces=info.get("operation") == "WRITE" and how.get("mode") == OVERWRITE and "predicate" not in how, changes_rows=changes,
         )  # fmt: skip
 
     @property
@@ -95,12 +100,6 @@ class Commit:
         """Name the files that it changed, each with its deletion vector, and whether it added them: else it removed them."""
         yield from ((_named_in_log(json.loads(file.action)["add"]), True) for file in self.added)
         yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
-
-    @property
-    def changes_rows(self) -> bool:
-        """Tell whether the table had other rows before; OPTIMIZE, say, writes the same ones elsewhere."""
-        actions = [json.loads(file.action)["add"] for file in self.added] + [json.loads(action)["remove"] for action in self.removed]
-        return any(action["dataChange"] for action in actions)
 
     @property
     def rows(self) -> Mapping[str, int]:
