@@ -82,6 +82,12 @@ def checked(named: Named, where: str) -> Named:
     return named
 
 
+def check_by_name(given: object, what: str, example: str, where: str) -> None:
+    """Raise `DefinitionError`, with an example of one, for what has no names of its own: a text, or a list."""
+    if not isinstance(given, Mapping):
+        raise DefinitionError(f"{where}: {what}= wants a name for each: {what}={{'name': {example}}}; got {given!r}")
+
+
 def written_headers(headers: Mapping[str, str], scope: Scope, where: str) -> Named:
     """Parse what a published record's headers say; raise `ExpressionError` for one that is neither text nor bytes."""
     if not isinstance(headers, Mapping):
@@ -178,6 +184,9 @@ def processor_of(
     """Check what a processor is given; raise `DefinitionError` for what can't be called, and `SchemaError` for bad names and DDL."""
     if version is not None and not (isinstance(version, str) and version):
         raise DefinitionError(f"{where}: version={version!r} must be a text")
+    check_by_name(children, "children", "'column TYPE'", where)
+    check_by_name(stores, "stores", "wt.key_value_store('column TYPE')", where)
+    check_by_name(punctuators, "punctuators", "function", where)
     if not children and not stores:
         raise DefinitionError(f"{where}: {operator} with neither children nor stores does nothing: children={{'name': 'column TYPE'}}")
     for name, shape in stores.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from watertable.dsl import tables
 from watertable.dsl.building import (
     bound_aggregates,
+    check_by_name,
     check_kept,
     check_same_app,
     check_steps,
@@ -107,6 +108,8 @@ class Stream:
     def map(self, *, key: dict[str, str], value: dict[str, str]) -> Stream:
         """Make a new key and a new value, each of named expressions."""
         where = here()
+        for columns, part in ((key, "key"), (value, "value")):
+            check_by_name(columns, part, "'expression'", where)
         keys, values = named_exprs(key, self._scope(), where), named_exprs(value, self._scope(), where)
         return self._with(nodes.Map(parent=self.node, key_columns=keys, columns=values, location=where))
 
@@ -317,7 +320,7 @@ class Stream:
         >>> made["again"].value, made.tables["visits"].value
         (Schema('`page` STRING'), Schema('`n` BIGINT'))
         """
-        return self._processed(function, dict(children or {}), dict(stores or {}), punctuators or {}, version, "process", here())
+        return self._processed(function, children or {}, stores or {}, punctuators or {}, version, "process", here())
 
     def process_values(
         self,
@@ -330,11 +333,11 @@ class Stream:
         version: str | None = None,
     ) -> Stream:
         """Call a function of your own for each record, as `process` does; what it forwards are rows of `value`, in one stream."""
-        made = self._processed(function, {"values": value}, dict(stores or {}), punctuators or {}, version, "process_values", here())
+        made = self._processed(function, {"values": value}, stores or {}, punctuators or {}, version, "process_values", here())
         return made["values"]
 
     def _processed(
-        self, function: object, children: dict[str, str], stores: dict[str, StoreShape], punctuators: Mapping[str, object],
+        self, function: object, children: Mapping[str, str], stores: Mapping[str, StoreShape], punctuators: Mapping[str, object],
         version: str | None, operator: str, where: str,
     ) -> Processed:  # fmt: skip
         if is_change(self.node):
@@ -557,6 +560,8 @@ class CogroupedStream:
     def cogroup(self, grouped: GroupedStream, /, **aggregates: Aggregation) -> CogroupedStream:
         """Add a grouped stream; raise `DefinitionError` when its key has other types, or an aggregate's name is taken."""
         where, (first, _) = here(), self.inputs[0]
+        if not isinstance(grouped, GroupedStream):
+            raise DefinitionError(f"{where}: cogroup wants a grouped stream: stream.group_by(...); got a {type(grouped).__name__}")
         mine, theirs = (Schema.of((name, expr.type) for name, expr in g.group) for g in (first, grouped))
         check_same_key(mine, theirs, where, "cogroup")
         check_same_app(first.stream.app, grouped.stream.app, f"{where}: cogroup wants streams of one app")

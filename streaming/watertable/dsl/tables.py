@@ -87,7 +87,7 @@ class Table:
         return self._join(How.OUTER, other, columns, here())
 
     def _join(self, how: How, other: Table, columns: dict[str, str], where: str) -> Table:
-        check_same_app(self.app, other.app, f"{where}: {how.operator} wants two tables of one app")
+        self._check_other(other, how.operator, where)
         check_same_key(self.key, other.key, where, how.operator)
         for table in (self, other):
             check_found_by_key(table.node, where, how.operator)
@@ -99,9 +99,15 @@ class Table:
         check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         return Table(self.app, nodes.TableJoin(how=how, left=self.node, right=other.node, columns=made, location=where))
 
+    def _check_other(self, other: object, operator: str, where: str) -> None:
+        """Raise `DefinitionError` for what is no table of this app: a stream has keys and values as well, but no rows."""
+        if not isinstance(other, Table):
+            raise DefinitionError(f"{where}: {operator} wants a table: make one of the stream with to_table, or an aggregation")
+        check_same_app(self.app, other.app, f"{where}: {operator} wants two tables of one app")
+
     def _join_on(self, how: How, other: Table, on: str | tuple[str, ...], columns: dict[str, str], where: str) -> Table:
         what = how.operator
-        check_same_app(self.app, other.app, f"{where}: {what} wants two tables of one app")
+        self._check_other(other, what, where)
         scope, own = scope_of(self.node), Scope({"key": self.key}, bare=("key",))
         theirs = Scope({"key": other.key}, bare=("key",))
         named = tuple((f"__on{n}", parse(text, scope, where)) for n, text in enumerate((on,) if isinstance(on, str) else on))
