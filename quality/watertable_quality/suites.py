@@ -40,6 +40,12 @@ class Expectation:
     severity: Severity = Severity.CRITICAL
     sql: str | None = None
 
+    def __post_init__(self) -> None:
+        """Take a severity by its name, too; raise `DefinitionError` for none that there is: a promote goes by it."""
+        if self.severity not in [*Severity]:
+            raise DefinitionError(f"{self.name}: severity={self.severity!r}; choose {', '.join(Severity)}")
+        object.__setattr__(self, "severity", Severity(self.severity))
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class Suite:
@@ -56,9 +62,12 @@ class Suite:
     def __init__(self, table: str, *expectations: Expectation) -> None:
         """Check the names; raise `DefinitionError` for a table without its app, no expectation, or two of one name."""
         location = caller()
-        app, _, name = table.partition(".")
+        app, _, name = str(table).partition(".")
         if not app or not name or "." in name:
             raise DefinitionError(f"{location}: Suite({table!r}): a suite wants its table as app.table")
+        for e in expectations:
+            if not isinstance(e, Expectation):
+                raise DefinitionError(f"{location}: Suite({table!r}): {e!r} is no expectation; write not_null('column'), between(...), ...")
         names = [e.name for e in expectations]
         twice = sorted({n for n in names if names.count(n) > 1})
         if not names or twice:
@@ -106,9 +115,9 @@ def between(column: str, low: Number | None, high: Number | None, *, severity: S
 
 def in_set(column: str, values: Iterable[str | int], *, severity: Severity = Severity.CRITICAL) -> Expectation:
     """Expect one of these values. Raises `DefinitionError` when there are none, or when they are not all text or all whole numbers."""
-    chosen = sorted(set(values), key=str)
+    chosen = [] if isinstance(values, str) else sorted(set(values), key=str)  # nobody means the letters of a text
     if not chosen or len({type(v) for v in chosen}) != 1 or not isinstance(chosen[0], str | int):
-        raise DefinitionError(f"in_set({column!r}): give texts or whole numbers, at least one and of one kind; got {chosen!r}")
+        raise DefinitionError(f"in_set({column!r}): give texts or whole numbers, at least one and of one kind; got {chosen or values!r}")
     sql = f"{_quoted(column)} IN ({', '.join(_literal(v) for v in chosen)})"
     arguments = (("column", column), ("value_set", tuple(chosen)))
     return Expectation(f"{column}_in_set", "ExpectColumnValuesToBeInSet", arguments, severity, sql)

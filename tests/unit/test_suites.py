@@ -47,6 +47,8 @@ def test_row_expectations_are_conditions_that_a_stream_takes() -> None:
         lambda: between("a", float("nan"), 1),
         lambda: in_set("a", []),
         lambda: in_set("a", [1, "b"]),
+        lambda: in_set("a", "new"),
+        lambda: Suite(5, not_null("a")),  # type: ignore[arg-type]
         lambda: row_count(),
         lambda: row_count(10, 5),
         lambda: between("a", 2, 1),
@@ -135,6 +137,18 @@ def test_what_a_promote_is_judged_by_is_never_fewer_checks_without_a_word(tmp_pa
     assert "rules.py:2: NameError" in unread
     with pytest.raises(DefinitionError, match="no app 'shpo'"):
         judged(tmp_path / "typo", APP.replace("shop.stock", "shpo.stock"))
+
+
+def test_what_is_no_expectation_is_refused_where_the_suite_is_written() -> None:
+    for wrong in ("a > 1", [not_null("a")], None):
+        with pytest.raises(DefinitionError, match=r"test_suites.py:\d+: Suite\('shop.stock'\): .* is no expectation; write not_null"):
+            Suite("shop.stock", not_null("b"), wrong)  # type: ignore[arg-type]
+
+
+def test_a_severity_may_be_told_by_its_name_and_one_that_there_is_none_of_is_refused() -> None:
+    assert not_null("a", severity="warning") == not_null("a", severity=Severity.WARNING)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match=r"a_not_null: severity='warn'; choose critical, warning, info"):
+        not_null("a", severity="warn")  # type: ignore[arg-type]
 
 
 def test_severities_are_great_expectations_own() -> None:
