@@ -149,6 +149,15 @@ def test_a_plan_that_publishes_again_names_the_topics_and_the_records_of_which()
     assert RewindPlan.from_json(json.dumps({k: v for k, v in json.loads(planned().to_json()).items() if k != "emits"})) == planned()
 
 
+def test_what_has_waited_is_published_again_and_the_plan_speaks_of_no_pairs_where_there_are_none() -> None:
+    app = wt.App("shop")
+    moves = app.topic("moves", key="k STRING", value="qty BIGINT").stream()
+    hours = moves.group_by_key().windowed_by(wt.tumbling(hours=1), emit="on_close").agg(qty=wt.sum("qty")).materialized_as("stock")
+    hours.to_stream().to("hourly")
+    told = planned(topology=app.topology()).publishing("hourly")
+    assert told == "what comes after the fork is published again: it is of several records, or has waited, so no one place tells if it was"
+
+
 def test_an_epoch_that_publishes_again_does_so_alone_or_with_the_shadow_that_it_promoted() -> None:
     forks = (
         CommitInfo(kind="epoch", epoch=2, parent=1, fork=4, counters={"emit": 2}),

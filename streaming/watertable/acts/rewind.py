@@ -6,8 +6,8 @@
 A rewind is an epoch: (parent, fork), one `__commit` row in the line of writers, atomic over all tables. It takes the writer's place and
 leaves it again: whoever writes the app goes on from the fork, in the same process or the next. Nothing is deleted; what the left epoch
 committed stays readable at its positions, and `undo` is one more epoch, which forks where that one ended. The law: after a rewind and its
-replay every table is what it was, and nothing that was published is published again, but for what joins of two streams make. With
-`emit`, all that the replay makes is published once more: the epoch's row says so, and whoever publishes goes by it.
+replay every table is what it was, and nothing that was published is published again, but for what is of several records, or has waited.
+With `emit`, all that the replay makes is published once more: the epoch's row says so, and whoever publishes goes by it.
 
 A rewind in the shadow begins an epoch beside the current one, which changes nothing for anybody until it is promoted: see `shadow`. So
 does a rebuild of some tables, which makes them, and all that is computed from them, from the first record on, and is promoted by
@@ -215,7 +215,7 @@ class RewindPlan:
                 when = ", once it is promoted" if self.shadow else ""
                 return f"all that is made of {', '.join(emission.of)} from these offsets on is published again, as asked{when}"
         if sink in self.again:
-            return "what comes after the fork is published again, since pairs of records have no one place"
+            return "what comes after the fork is published again: it is of several records, or has waited, so no one place tells if it was"
         return "nothing that was published is published again"
 
     @property

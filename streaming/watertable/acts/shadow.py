@@ -243,8 +243,8 @@ def promote(
     One of some tables takes the place of those; it is asked of the others that they can go on under the code of both.
 
     `replay` brings the shadow to these offsets, or with None to where the app stands at the moment. The app's writer, if one runs, waits
-    from the last look until the row is there, `hold` seconds at most, and goes on behind it. What was published isn't published again,
-    but for what joins of two streams make; with `emit`, or where the shadow was begun so, all that it has made is. Raises `RewindRefused`
+    from the last look until the row is there, `hold` seconds at most, and goes on behind it. What was published isn't published again, but
+    for what is of several records, or has waited; with `emit`, or where it was begun so, all that it has made is. Raises `RewindRefused`
     where there is no shadow, it's of other code than what is loaded, the app has read nothing since a rewind, or doesn't wait; whatever
     `replay` raises. Nothing is changed then.
     """
