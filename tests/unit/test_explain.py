@@ -150,6 +150,24 @@ def test_a_session_that_is_asked_for_is_told_with_what_it_grew_from_and_what_was
     assert [o.offset for o in told.left_out] == [5], "the one at 00:40 would have met no record of this session"
 
 
+def test_a_sliding_window_that_is_asked_for_is_told_with_the_records_that_were_there_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 1)
+    app = wt.App("shop")
+    moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()
+    windows = wt.sliding(difference=wt.minutes(10), grace=wt.minutes(5))
+    moves.group_by_key().windowed_by(windows).agg(n=wt.count()).materialized_as("recent")
+    topology, table, qty = app.topology(), app.topology().table("recent"), {"qty": 1, "shelf": 1}
+    records = [
+        record(0, "a", qty, 15), record(1, "a", qty, 25.5), record(2, "b", qty, 22), record(3, "a", qty, 29),
+        Record("moves", 1, 0, T0 + timedelta(minutes=40), b"b", b'{"qty": 1}'),
+        Record("moves", 1, 1, T0 + timedelta(minutes=26), b"a", b'{"qty": 1}'),  # late for 00:30
+        record(4, "a", qty, 30), record(5, "a", qty, 24),
+    ]  # fmt: skip
+    told = explain(topology, table, keytext.read(table, ["a"], "2026-01-01T00:20:00Z"), records)
+    assert [(s.partition, s.offset, s.row and s.row["n"]) for s in told.steps] == [(0, 1, None), (0, 3, None), (0, 4, 3), (0, 5, 4)]
+    assert {s.key["window_end"] for s in told.steps} == {T0 + timedelta(minutes=30)}
+
+
 def test_a_record_that_is_in_many_windows_is_counted_once_and_shown_with_each() -> None:
     app = wt.App("shop")
     moves = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar, cast
 
@@ -33,6 +33,7 @@ from watertable.plan.nodes import (
 )
 from watertable.plan.plan import TableDef, Topology, key_of, parents_of, walk
 from watertable.plan.purity import Purity, purity_of
+from watertable.plan.windows import SlidingWindows
 from watertable.records import Advance, Event, Record, Row
 from watertable.tools import keytext
 
@@ -95,7 +96,8 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """Run what a table is made of over its records and tell the story of one key, of which `keytext` has read what is wanted.
 
-    Of a windowed table it is the story of all windows of the key, or of the one that is asked for. `recorded` are the advances that
+    Of a windowed table it is the story of all windows of the key, or of the one that is asked for, of a sliding one with what was in it
+    when it began. `recorded` are the advances that
     the app's commits hold: where idle partitions were let go, and what the wall clock was where something was due by it. `partitions` are
     those that the app reads: what waits for the time of all of them waits, too, for one that has no record, or none of those read so far.
 
@@ -113,6 +115,7 @@ def explain(
     topics = {topic.name for topic in part.topics}
     engine = Interpreter(part, watch=frozenset({table.name}), partitions=partitions, asked={table.name: tuple(group.values())})
     steps: list[Step] = []
+    times: list[datetime] = []
     late: list[LeftOut] = []
     others: list[LeftOut] = []
     above, told_by = {t.name: t.location for t in part.tables if t.name != table.name}, _of_topics(table.node)
@@ -126,6 +129,7 @@ def explain(
             if change.key is not None and keytext.is_of(change.key, group):
                 record = by_place[change.place.topic, change.place.partition, change.place.offset]
                 steps.append(_step(part, record, change))
+                times.append(change.place.st)
         for drop in engine.dropped:
             if drop.window is not None and drop.node == table.name and drop.group is not None and keytext.is_of(drop.group, group):
                 missed = "late for the window " + " to ".join(f"{end:%F %T}Z" for end in drop.window)
@@ -153,7 +157,9 @@ def explain(
             "app's commits, and the story is told by records alone: ask for the story of a table above the processor"
         )
     if start is not None:
+        begun_with = _before_it_began(table.sliding, start, steps, times) if table.sliding is not None else []
         steps, late = _of_window(table, start, steps, late)
+        steps = begun_with + steps
     arrival = purity_of(table.node) is Purity.ARRIVAL
     return Explanation(table.name, wanted, tuple(steps), (*late, *dict.fromkeys(others)), count, arrival)
 
@@ -196,6 +202,22 @@ def _of_window(table: TableDef, start: datetime, steps: list[Step], late: list[L
         own = [step for step in steps if start <= _bounds(step)[0] and _bounds(step)[1] <= end]
     gap = table.sessions.gap if table.sessions is not None else timedelta(0)
     return own, [out for out in late if out.window is not None and start - gap <= out.window[0] <= end + gap]
+
+
+def _before_it_began(windows: SlidingWindows, start: datetime, steps: list[Step], times: list[datetime]) -> list[Step]:
+    """Tell of the records that a sliding window already had in it when a later one began it: once each, without a row after them.
+
+    `times` are the stream times of the steps: whoever was late for the window isn't in it.
+    """
+    first = next((n for n, step in enumerate(steps) if _bounds(step)[0] == start), None)
+    if first is None:
+        return []
+    key, end = steps[first].key, _bounds(steps[first])[1]
+    in_it = (
+        step for step, st in zip(steps[:first], times, strict=False)
+        if start <= windows.at(step.timestamp) <= end and not windows.is_late(end, st)
+    )  # fmt: skip
+    return [*{(step.topic, step.partition, step.offset): replace(step, key=key, row=None) for step in in_it}.values()]
 
 
 def _bounds(step: Step) -> tuple[datetime, datetime]:
