@@ -144,11 +144,16 @@ def test_the_fold_lag_is_that_of_what_waits_now_so_a_late_fold_ends_the_warning(
     assert verdicts(instance, result, "fold_lag") == [nothing, *late, nothing]
 
 
+def test_a_check_speaks_of_the_runs_in_dagster_alone_where_a_run_in_a_terminal_may_have_had_records_refused() -> None:
+    verdict = checks.quarantine(None)
+    assert (verdict.passed, verdict.says) == (True, "no run in Dagster has had a record refused in the last hour")
+
+
 def test_refused_records_are_a_warning_that_is_told_once_and_goes_with_a_rewind(
     run: Run, settings: Settings, instance: dg.DagsterInstance
 ) -> None:
     result = run("started(); batch(4, stock=5); time.sleep(1.1); batch(5, stock=5); idle(); sys.exit(1)")
-    quiet = (True, "no record was refused in the last hour")
+    quiet = (True, "no run in Dagster has had a record refused in the last hour")
     first, warned = verdicts(instance, result, "quarantine")
     assert (first, warned[0]) == (quiet, False)
     assert re.fullmatch(r"records have been refused since .*Z: `watertable quarantine shop` shows them, and why", warned[1])

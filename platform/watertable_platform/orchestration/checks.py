@@ -44,7 +44,7 @@ _DESCRIPTIONS: Final = {
     DEPLOYED_CODE: "The code that wrote the table's last changes is the code that is loaded.",
     FRESHNESS: f"The stream hasn't had unread records for more than {BEHIND:.0f} s. Idle topics and old data are fresh.",
     FOLD_LAG: f"A plain Delta reader is at most {FOLD_SECONDS:.0f} s behind the stream; twice `fold_seconds`, where that is more.",
-    QUARANTINE: "The app's definition has refused no record for an hour. What it refuses is kept, and shown by `watertable quarantine`.",
+    QUARANTINE: "No run in Dagster has had a record refused for an hour. What is refused, by any run, `watertable quarantine` shows.",
     PARITY: "The table has the rows that its records make, read anew in other batches, as the job `parity__<app>` has found last.",
 }
 
@@ -183,7 +183,7 @@ def fold_lag(held: Lease | None, every: float) -> Verdict:
 def quarantine(held: Lease | None) -> Verdict:
     """Judge by when a record was refused last; what says so stays the same for as long as they come."""
     if held is None or not held.refuses:
-        return Verdict(True, "no record was refused in the last hour")
+        return Verdict(True, "no run in Dagster has had a record refused in the last hour")
     says = f"records have been refused since {_moment(held.refused_since)}: `watertable quarantine {held.app}` shows them, and why"
     return Verdict(False, says, dg.AssetCheckSeverity.WARN)
 
