@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ from watertable.acts import rewind
 from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
 from watertable.dsl.tables import Table
+from watertable.errors import OtherCode
 from watertable.interpreter import Interpreter
+from watertable.plan.aggregates import Aggregation
 from watertable.plan.deployment import Kind, classify
 from watertable.plan.plan import Topology
+from watertable.records import Record
 from watertable.store import changelog
 from watertable.store.writer import Store
 
@@ -202,6 +206,27 @@ def test_the_code_of_the_last_commit_is_known_however_many_begin_after_it(
     found = run.store.deployment(alerts(total="n * 2"))
     assert found is not None
     assert "has changed what totals would hold" in found.words
+
+
+def test_where_the_loaded_code_has_made_a_table_anew_what_other_code_kept_of_it_asks_for_that_code_not_for_a_rebuild(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def till(**aggregates: Aggregation) -> Topology:
+        app = wt.App("till")
+        app.topic("moves", key="k STRING", value="qty BIGINT").stream().group_by_key().agg(**aggregates).materialized_as("stock")
+        return app.topology()
+
+    old, new = till(qty=wt.sum("qty")), till(qty=wt.sum("qty"), most=wt.max("qty"))
+    run = Run(tiny(spark), tmp_path, old, (("moves", 0),))
+    run.read([Record("moves", 0, 0, datetime(2026, 1, 1, tzinfo=UTC), b"a", b'{"qty": 5}')])
+    run.store.folder.fold_all()
+    run.topology, run.compiler = new, Compiler(new)
+    run.rewind(0)
+    run.read([Record("moves", 0, 0, datetime(2026, 1, 1, tzinfo=UTC), b"a", b'{"qty": 5}')])
+    run.store.folder.fold_all()
+    with pytest.raises(OtherCode, match=r"at till@1.1 other code kept it as stock_\w+: load that code to read it as it was then"):
+        run.store.reader.read("stock", at="till@1.1")
+    assert [row.most for row in run.store.reader.read("stock").collect()] == [5]
 
 
 @pytest.mark.parametrize(

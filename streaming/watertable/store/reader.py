@@ -268,12 +268,17 @@ class Reader:
         base = self.with_tombstones(table, base, lineage, head.folds, snapshot)
         if beside:
             self._check_tail(table.name, base, position, lineage, snapshot)
-        self._check_state(table, base)
+        self._check_state(table, base, newest, position)
         return base
 
-    def _check_state(self, table: TableDef, base: Base) -> None:
+    def _check_state(self, table: TableDef, base: Base, newest: Base, position: Position) -> None:
         """Raise `OtherCode` when a base keeps another state version, which can't be merged with the table's changes."""
-        kept = table.state_column if base.snapshot is None else base.snapshot.property(STATE_PROPERTY)
+        kept, now = (table.state_column if b.snapshot is None else b.snapshot.property(STATE_PROPERTY) for b in (base, newest))
+        if kept != table.state_column == now:  # nothing is left to be rebuilt: it is a question of what was
+            raise OtherCode(
+                f"table {table.name!r} ({table.location}) keeps its state as {table.state_column} now, and at {position} other code "
+                f"kept it as {kept}: load that code to read it as it was then"
+            )
         if kept != table.state_column:
             raise OtherCode(
                 f"table {table.name!r} ({table.location}) keeps its state as {table.state_column} here, and "
