@@ -138,6 +138,7 @@ class CompilerRun:
         self.carry: dict[tuple[str, int], datetime | None] = {}
         self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.kept}
         self.result = Result({}, {}, Counter(), Counter(), Counter(), Counter())
+        self.reasons: list[tuple[tuple[str, int, int, str, str], str]] = []
 
     def run(self, batches: Iterable[Sequence[Record | Advance]]) -> Result:
         """Run every batch, then read the tables; advances come before the records of their batch."""
@@ -178,7 +179,9 @@ class CompilerRun:
             of = sent.get((row["topic"], row["partition"], row["offset"]))  # none, where a record of before or the time made it
             brought = (None, None, None) if of is None else (of.timestamp, of.key, of.value)
             assert (row["timestamp"], row["key"], row["value"]) == brought, f"a refused record comes with its bytes: {row}"
-            self.result.quarantine[row["topic"], row["partition"], row["offset"], row["node"], row["location"]] += 1
+            place = row["topic"], row["partition"], row["offset"], row["node"], row["location"]
+            self.result.quarantine[place] += 1
+            self.reasons.append((place, row["reason"]))
         for row in dropped:
             if row["reason"] == "late":
                 self.result.late[row["node"], row["topic"], row["partition"], row["offset"], row["window_start"]] += row["count"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
+from watertable.interpreter import Interpreter
 from watertable.records import Record
 
 if TYPE_CHECKING:
@@ -80,5 +81,13 @@ def test_spark_gives_what_the_interpreter_does_from_files_that_workers_cannot_im
     wanted = run_interpreter(topology, batches)
     assert len(wanted.quarantine) >= 6
     assert wanted.tables["totals"]
-    found = CompilerRun(tiny(spark), topology).run(batches)
+    run = CompilerRun(tiny(spark), topology)
+    found = run.run(batches)
     assert wanted.differences(found) == []
+    engine = Interpreter(topology)
+    for batch in batches:
+        engine.read(batch)
+    why = {(q.record.topic, q.record.partition, q.record.offset, q.node, q.location): q.reason for q in engine.quarantine}
+    assert len(run.reasons) == len(why) > 0
+    assert all(why[place] in reason for place, reason in run.reasons), "what the function raised is told"
+    assert "ValueError: invalid literal for int() with base 10: 'one'" in str(run.reasons)

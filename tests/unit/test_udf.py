@@ -102,17 +102,19 @@ def test_how_many_elements_a_call_has_changes_no_result(over: str) -> None:
         return pa.array(made) if over == "arrow" else numbers.map(lambda n: 10 // n)
 
     texts = pa.array(["1", None, "0", "5", "x", "3", None])
-    whole = caught_columns(halved, over, False, pa.int32(), [texts]).to_pylist()
-    alone = [caught_columns(halved, over, False, pa.int32(), [texts[n : n + 1]]).to_pylist()[0] for n in range(len(texts))]
+    whole = caught_columns(halved, "halved", over, False, pa.int32(), [texts]).to_pylist()
+    alone = [caught_columns(halved, "halved", over, False, pa.int32(), [texts[n : n + 1]]).to_pylist()[0] for n in range(len(texts))]
     assert whole == alone
     assert [one["made"] for one in whole] == [10, None, None, 2, None, 3, None]
-    assert [one["failed"] for one in whole] == [False, False, True, False, True, False, False]
+    raised = {n: one["raised"].partition(":")[0] for n, one in enumerate(whole) if one["raised"]}
+    assert raised == {2: "halved raises ZeroDivisionError", 4: "halved raises ValueError"}
 
 
 @pytest.mark.parametrize("made", [7, "seven", None, [1, 2, 3], pa.array([1.5]), pa.array(["x"])])
 def test_what_is_no_column_of_the_type_fails_its_record(made: object) -> None:
-    found = caught_columns(lambda _: made, "arrow", False, pa.int32(), [pa.array([1])])
-    assert found.to_pylist() == [{"made": None, "failed": True}]
+    (found,) = caught_columns(lambda _: made, "its", "arrow", False, pa.int32(), [pa.array([1])]).to_pylist()
+    assert found["made"] is None
+    assert found["raised"].startswith("its raises ")
 
 
 def test_calls_are_checked_where_they_are_written() -> None:
@@ -121,7 +123,7 @@ def test_calls_are_checked_where_they_are_written() -> None:
         tripled("qty", "price")
     with pytest.raises(ExpressionError, match=r"test_udf.py:\d+: in .* takes 1 argument"):
         stream.filter(f"{tripled}(qty, qty) > 1")
-    with pytest.raises(wt.WatertableError, match="no column 'quantity'"):
+    with pytest.raises(wt.WatertableError, match=r"in 'tripled\(quantity\)': no column 'quantity'"):
         stream.map_values(n=tripled("quantity"))
     with pytest.raises(ExpressionError, match="CAST it to a column's type"):
         stream.map_values(n=tripled("NULL"))

@@ -386,8 +386,8 @@ class Layout:
         fails = [*always, *(f"({_value_of(flow)} IS NOT NULL AND {failing})" for failing in there)]
         if not fails:
             return flow
-        reason = "an expression fails: " + "; ".join(e.sql.replace("`", "") for part in checked for e in part)
-        flag = flow.segment.fail(f"{flow.present} AND ({' OR '.join(fails)})", flow.level, label, location, reason)
+        reason = _why_fails(flow.segment, flow.level, [e for part in checked for e in part], flow.spaces)
+        flag = flow.segment.fail_for(f"{flow.present} AND ({' OR '.join(fails)})", flow.level, label, location, reason)
         return _narrowed(flow, flow.segment.add(f"{flow.present} AND NOT {flag}", flow.level + 1), by=2)
 
     def _key(self, columns: Named, flow: Flow, before: Schema) -> str:
@@ -569,8 +569,8 @@ class Layout:
             there = f"{flow.present} AND {flow.spaces[side]} IS NOT NULL"
             fails = " OR ".join(f"({render(e.fails_sql or '', spaces)})" for e in checked) or "FALSE"
             if side == "new" and checked:
-                reason = "an expression fails: " + "; ".join(dict.fromkeys(e.sql.replace("`", "") for e in checked))
-                segment.fail(f"{there} AND ({fails})", flow.level, label, root.location, reason)
+                reason = _why_fails(segment, flow.level, checked, spaces)
+                segment.fail_for(f"{there} AND ({fails})", flow.level, label, root.location, reason)
             group = segment.add(named_struct(root.group, spaces), flow.level)
             made = segment.add(named_struct(contributions, spaces), flow.level)
             counts = f"{there} AND NOT ({fails})"
@@ -595,6 +595,16 @@ class Layout:
 
     def _need(self, flow: Flow, *columns: str) -> None:
         flow.segment.kept.update(dict.fromkeys(columns))
+
+
+def _why_fails(segment: Segment, level: int, expressions: Sequence[Expr], spaces: Mapping[str, str]) -> str:
+    """Write, as SQL, why a record is refused on which one of some expressions fails: with what the user's functions raised on it."""
+    reason = literal("an expression fails: " + "; ".join(dict.fromkeys(e.sql.replace("`", "") for e in expressions)))
+    raised = dict.fromkeys(render(sql, spaces) for e in expressions for sql in e.raised_sql)
+    if not raised:
+        return reason
+    words = segment.add(f"nullif(concat_ws('; ', {', '.join(raised)}), '')", level)
+    return f"concat_ws(': ', {reason}, {words})"
 
 
 def encoded(column: str, form: Format, schema: Schema) -> str:

@@ -34,7 +34,7 @@ _OF_RECORD = Schema.parse("ts TIMESTAMP, st TIMESTAMP, topic STRING, partition I
 
 
 def register(spark: SparkSession, functions: Iterable[Udf]) -> None:
-    """Let this session's SQL call functions by their names in expressions: each gives `made`, and `failed` where it raised."""
+    """Let this session's SQL call functions by their names in expressions: each gives `made`, and what it `raised`, if so."""
     work_with_this_python(spark)  # in a session of the user's own, too
     for function in functions:
         spark.udf.register(function.token, _arrow_udf(function))
@@ -49,7 +49,7 @@ def _arrow_udf(udf: Udf) -> Any:
     import pyarrow as pa
 
     packed = _by_value((udfs.caught_columns, udf.function), (udfs, *_beside(udf.function)))
-    over, nulls, returns = udf.over, udf.nulls, udfs.arrow_type(udf.returns)
+    place, over, nulls, returns = udf.place, udf.over, udf.nulls, udfs.arrow_type(udf.returns)
     opened: list[Any] = []
 
     def call(*columns: Any) -> Any:
@@ -58,11 +58,11 @@ def _arrow_udf(udf: Udf) -> Any:
 
             opened.append(pickle.loads(packed))  # noqa: S301 (packed above, by this driver)
         caught, function = opened[0]
-        return caught(function, over, nulls, returns, columns)
+        return caught(function, place, over, nulls, returns, columns)
 
     call.__annotations__ = {"columns": pa.Array, "return": pa.Array}  # as types, not as text: Spark goes by them
     wrap: Any = arrow_udf
-    return wrap(call, f"STRUCT<made: {udf.returns.sql()}, failed: BOOLEAN>")
+    return wrap(call, f"STRUCT<made: {udf.returns.sql()}, raised: STRING>")
 
 
 def visited(

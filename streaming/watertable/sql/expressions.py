@@ -14,8 +14,9 @@ from watertable.errors import ExpressionError, SchemaError, UnknownColumn
 from watertable.schema import Schema, Type
 from watertable.sql.binder import Binder, read
 from watertable.sql.coercion import BOOLEAN, TIMESTAMP
-from watertable.sql.spark_sql import canonical, never_raising, strict
+from watertable.sql.spark_sql import canonical, never_raising, raised, strict
 from watertable.sql.terms import Ref, Term, walk
+from watertable.sql.udfs import as_named
 
 __all__ = ["Expr", "Scope", "closed", "parse", "parse_negation", "parse_predicate", "window_schema"]
 
@@ -46,8 +47,9 @@ class Expr:
     """Hold one checked expression.
 
     `sql` raises in Spark where ANSI mode does; `safe_sql` gives null there, and `fails_sql`, a boolean that is never null, is true
-    exactly on those rows (None: it can't fail). `refs` are the columns read, as "value.qty", sorted. `canonical` is the form that
-    fingerprints hash. `ast` is the typed tree, for the interpreter.
+    exactly on those rows (None: it can't fail). `raised_sql` are texts: what the user's own functions in it raise, null where nothing.
+    `refs` are the columns read, as "value.qty", sorted. `canonical` is the form that fingerprints hash. `ast` is the typed tree, for the
+    interpreter.
 
     >>> e = parse("-qty", Scope({"value": Schema.parse("qty INT")}, bare=("value",)), "doc")
     >>> e.sql, e.refs, e.canonical
@@ -61,6 +63,7 @@ class Expr:
     fails_sql: str | None
     canonical: str
     ast: Term = field(compare=False, repr=False)
+    raised_sql: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __hash__(self) -> int:
         return hash(self.canonical)  # a text remembers its own: the interpreter looks up what this compiles to for every record
@@ -83,23 +86,23 @@ def parse(text: str, scope: Scope, where: str) -> Expr:
         return expression_of(term, scope)
     except (ExpressionError, UnknownColumn, SchemaError) as error:
         kind = ExpressionError if isinstance(error, SchemaError) else type(error)
-        raise kind(f"{where}: in {text!r}: {error}") from None
+        raise kind(f"{where}: in {as_named(text)!r}: {error}") from None
     except RecursionError:
-        raise ExpressionError(f"{where}: in {text!r}: it is nested too deeply; make it in steps, by with_columns") from None
+        raise ExpressionError(f"{where}: in {as_named(text)!r}: it is nested too deeply; make it in steps, by with_columns") from None
 
 
 def expression_of(term: Term, scope: Scope) -> Expr:
     """Give a bound term as an expression, written in every way that it is read."""
     safe_sql, fails_sql = never_raising(term)
     refs = {f"{r.namespace}.{name}" for r in walk(term) if isinstance(r, Ref) for name in r.path[:1] or scope.namespaces[r.namespace].names}
-    return Expr(strict(term), term.type, tuple(sorted(refs)), safe_sql, fails_sql, canonical(term), term)
+    return Expr(strict(term), term.type, tuple(sorted(refs)), safe_sql, fails_sql, canonical(term), term, raised(term))
 
 
 def parse_predicate(text: str, scope: Scope, where: str) -> Expr:
     """Check an expression that must be BOOLEAN; raise `ExpressionError` if it isn't."""
     found = parse(text, scope, where)
     if found.type != BOOLEAN:
-        raise ExpressionError(f"{where}: in {text!r}: wanted a BOOLEAN condition; got {found.type.sql()}")
+        raise ExpressionError(f"{where}: in {as_named(text)!r}: wanted a BOOLEAN condition; got {found.type.sql()}")
     return found
 
 

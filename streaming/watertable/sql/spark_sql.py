@@ -58,6 +58,12 @@ def never_raising(term: Term) -> tuple[str, str | None]:
     return f"if({found.fails}, NULL, {found.sql})", found.fails
 
 
+def raised(term: Term) -> tuple[str, ...]:
+    """Write what the user's functions in a term have raised, in words: null where nothing; in the order in which they stand."""
+    calls = [call for call in walk(term) if isinstance(call, Call) and call.signature.raised is not None]
+    return tuple(_fill(call.signature.raised or "", [_safe(a).sql for a in call.args]) for call in calls)
+
+
 def can_fail(term: Term) -> bool:
     """Tell whether some value of its arguments makes a term raise."""
     return any(isinstance(t, Call) and t.signature.safe is not None for t in walk(term))

@@ -34,7 +34,8 @@ class Signature:
     `args` are the types the arguments are cast to, `python` takes values of these. `safe` is a Spark SQL template that gives null where
     the function would raise ({0}, {1}: arguments, {*}: all); None where it can't raise. `fails` is a predicate over the same arguments
     that holds exactly where it would raise (null counts as false); left out, it is: `safe` is null although no argument is. `sql` takes
-    the place of the function's own template where that depends on the types or constants.
+    the place of the function's own template where that depends on the types or constants. `raised` says in words what it has raised, null
+    where nothing: of the user's own functions.
     """
 
     result: Type
@@ -43,6 +44,7 @@ class Signature:
     safe: str | None = None
     fails: str | None = None
     sql: str | None = None
+    raised: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import dis
 import hashlib
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from watertable.where import here
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_TOKEN: Final = re.compile(r"udf_\w+_[0-9a-f]{8}")
 _PLAIN: Final = (bool, int, float, complex, str, bytes, Decimal, date, datetime, time, timedelta)
 
 
@@ -62,6 +64,11 @@ class Udf:
         entry = UdfFunction(name, usage, self._signature, Nulls.EAGER if self.nulls else Nulls.STRICT, tight=False, udf=self)
         object.__setattr__(self, "entry", entry)
 
+    @property
+    def place(self) -> str:
+        """Name it, and where it is defined."""
+        return f"{self.name} ({self.location})"
+
     def __call__(self, *arguments: str) -> str:
         """Write a call of the function with these expressions."""
         self.check_count(len(arguments), f"{here()}: ")
@@ -74,7 +81,7 @@ class Udf:
         """Raise `ExpressionError` unless the function can be called with so many arguments."""
         if not self.least <= came <= self.most:
             most = "" if self.least == self.most else f" to {self.most:.0f}" if self.most < math.inf else " or more"
-            raise ExpressionError(f"{where}{self.name} ({self.location}) takes {self.least}{most} argument(s); got {came}")
+            raise ExpressionError(f"{where}{self.place} takes {self.least}{most} argument(s); got {came}")
 
     def value(self, kinds: Sequence[Type], values: Sequence[object]) -> object:
         """Call the function for one record, with columns of one element; raise `EvaluationError` where it raises."""
@@ -84,7 +91,7 @@ class Udf:
         try:
             made = call_columns(self.function, self.over, arrow_type(self.returns), columns)
         except Exception as error:  # whatever the user's code raises is the record's failure
-            raise EvaluationError(f"{self.name} ({self.location}) raises {type(error).__name__}: {error}") from error
+            raise EvaluationError(_words(self.place, error)) from error
         return _from_arrow(made[0].as_py(), self.returns)
 
     def _signature(self, args: tuple[Term, ...]) -> Signature:
@@ -100,7 +107,8 @@ class Udf:
             return self.value(kinds, values)
 
         call = f"{self.token}({{*}})"
-        return Signature(self.returns, kinds, python, f"{call}.made", f"{call}.failed", f"{self.name}({{*}})")
+        failed = f"{call}.raised IS NOT NULL"
+        return Signature(self.returns, kinds, python, f"{call}.made", failed, f"{self.name}({{*}})", raised=f"{call}.raised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,11 @@ _DEFINED: Final[dict[str, Udf]] = {}
 def defined(token: str) -> Udf | None:
     """Give the user's function that is written so in expressions."""
     return _DEFINED.get(token)
+
+
+def as_named(text: str) -> str:
+    """Write an expression with the names that the user's functions have where they are defined."""
+    return _TOKEN.sub(lambda found: known.name if (known := defined(found[0])) is not None else found[0], text)
 
 
 def called_in(plan: object) -> tuple[Udf, ...]:
@@ -209,24 +222,24 @@ def call_columns(function: Callable[..., Any], over: str, returns: pa.DataType, 
 
 
 def caught_columns(
-    function: Callable[..., Any], over: str, nulls: bool, returns: pa.DataType, columns: Sequence[pa.Array]
+    function: Callable[..., Any], place: str, over: str, nulls: bool, returns: pa.DataType, columns: Sequence[pa.Array]
 ) -> pa.StructArray:
-    """Call a function with columns; give `made`, and `failed` where it raises. A call that raises is halved until one element is left.
+    """Call a function with columns; give `made`, and what was `raised`, in words. A call that raises is halved until one element is left.
 
     Without `nulls`, only elements without a null in any column are passed on.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def halves(some: list[pa.Array]) -> Iterator[tuple[pa.Array, bool]]:
+    def halves(some: list[pa.Array]) -> Iterator[tuple[pa.Array, str | None]]:
         length = len(some[0])
         if not length:
             return
         try:
-            yield call_columns(function, over, returns, some), False
-        except Exception:  # whatever the user's code raises
+            yield call_columns(function, over, returns, some), None
+        except Exception as error:  # whatever the user's code raises
             if length == 1:
-                yield pa.nulls(1, returns), True
+                yield pa.nulls(1, returns), _words(place, error)
                 return
             for part in (slice(0, length // 2), slice(length // 2, length)):
                 yield from halves([column[part] for column in some])
@@ -238,11 +251,15 @@ def caught_columns(
     known = bool(pc.all(there, min_count=0).as_py())
     found = list(halves(list(columns) if known else [column.filter(there) for column in columns]))
     made = pa.concat_arrays([pa.array([], returns), *(part for part, _ in found)])
-    failed = pa.array([bad for part, bad in found for _ in range(len(part))], pa.bool_())
+    raised = pa.array([words for part, words in found for _ in range(len(part))], pa.string())
     if not known:
         places = pc.if_else(there, pc.subtract(pc.cumulative_sum(there.cast(pa.int64())), 1), pa.scalar(None, pa.int64()))
-        made, failed = made.take(places), failed.take(places).fill_null(False)
-    return pa.StructArray.from_arrays([made, failed], names=["made", "failed"])
+        made, raised = made.take(places), raised.take(places)
+    return pa.StructArray.from_arrays([made, raised], names=["made", "raised"])
+
+
+def _words(place: str, error: Exception) -> str:
+    return f"{place} raises {type(error).__name__}: {error}"
 
 
 def arrow_type(kind: Type) -> pa.DataType:
