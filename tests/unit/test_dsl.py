@@ -164,7 +164,7 @@ Attempt = Callable[[wt.App, Stream, Table], object]
         pytest.param(lambda a, s, t: s.join(a.topic("m", key="sku STRING", value="x MAP<INT, INT>").stream(), within=wt.days(1), q="qty"),
                      DefinitionError, "holds a MAP", id="pairs: a map"),
         pytest.param(lambda a, s, t: s.join(t.materialized_as("i"), on="qty", x="right.stock"), DefinitionError,
-                     "join wants keys of the same types: (on0 INT) here, (sku STRING) there", id="lookup: another key"),
+                     "join wants keys of the same types: (qty INT) here, (sku STRING) there", id="lookup: another key"),
         pytest.param(lambda a, s, t: s.left_join(t.materialized_as("i"), on=("sku", "qty"), x="right.stock"), DefinitionError,
                      "left_join wants keys of the same types", id="lookup: a longer key"),
         pytest.param(lambda a, s, t: s.join(t.materialized_as("i"), x="left.qty"), UnknownColumn, "left", id="lookup: a left side"),

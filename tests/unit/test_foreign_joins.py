@@ -143,7 +143,7 @@ def test_a_join_is_described_and_its_columns_lead_back_to_both_topics() -> None:
 @pytest.mark.parametrize(
     ("define", "says"),
     [
-        (lambda o, c: o.join(c, on="length(customer)", x="left.item"), "keys of the same types"),
+        (lambda o, c: o.join(c, on="length(customer)", x="left.item"), r"same types: \(length\(customer\) INT\) here"),
         (lambda o, c: o.join(c, on=("customer", "item"), x="left.item"), "keys of the same types"),
         (lambda o, c: o.filter("item IS NOT NULL").join(c, on="customer", x="left.item"), "wants a table with a name"),
         (lambda o, c: o.join(c, on="customer", id="left.item"), "both a key and a value column"),

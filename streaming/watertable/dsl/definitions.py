@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
@@ -15,7 +15,7 @@ from watertable.plan.nodes import Format, Header
 from watertable.plan.purity import of_records_alone
 from watertable.plan.scopes import is_change
 from watertable.plan.windows import SessionWindows, SlidingWindows, check_duration
-from watertable.schema import Column, Schema, check_identifier
+from watertable.schema import Column, Schema, Type, check_identifier
 from watertable.where import here as here
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -80,10 +80,11 @@ def check_topic_name(name: str, where: str) -> None:
         raise SchemaError(f"{where}: {name!r} is no Kafka topic name: 1 to 249 of letters, digits, '.', '_' and '-'")
 
 
-def check_same_key(left: Schema, right: Schema, where: str, operator: str) -> None:
-    """Refuse keys that can't be equal: of other types, or of another number of columns."""
-    if [c.type for c in left] != [c.type for c in right]:
-        mine, theirs = (schema.sql().replace("`", "") for schema in (left, right))
+def check_same_key(left: Schema | Sequence[tuple[str, Type]], right: Schema, where: str, operator: str) -> None:
+    """Refuse keys that can't be equal: of other types, or of another number of columns; one of expressions is told by these."""
+    own = [(c.name, c.type) for c in left] if isinstance(left, Schema) else left
+    if [kind for _, kind in own] != [c.type for c in right]:
+        mine, theirs = (", ".join(f"{name} {kind.sql()}" for name, kind in key) for key in (own, [(c.name, c.type) for c in right]))
         raise DefinitionError(f"{where}: {operator} wants keys of the same types: ({mine}) here, ({theirs}) there; cast one of them")
 
 

@@ -390,7 +390,8 @@ class Stream:
         made = named_exprs(columns, lookup_scope(self.node, table.node), where)
         texts = (on,) if isinstance(on, str) else on or ()
         exprs = [parse(text, self._scope(), where) for text in texts]
-        check_same_key(Schema.of((f"on{n}", e.type) for n, e in enumerate(exprs)) if on else self.key, table.key, where, what)
+        own = [(text, expr.type) for text, expr in zip(texts, exprs, strict=True)]
+        check_same_key(own if on else self.key, table.key, where, what)
         wanted = tuple(zip(table.key.names, exprs, strict=True)) if on else None
         node = nodes.StreamJoin(
             parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, location=where

@@ -110,8 +110,9 @@ class Table:
         self._check_other(other, what, where)
         scope, own = scope_of(self.node), Scope({"key": self.key}, bare=("key",))
         theirs = Scope({"key": other.key}, bare=("key",))
-        named = tuple((f"__on{n}", parse(text, scope, where)) for n, text in enumerate((on,) if isinstance(on, str) else on))
-        check_same_key(Schema.of((name, expr.type) for name, expr in named), other.key, where, what)
+        texts = (on,) if isinstance(on, str) else on
+        named = tuple((f"__on{n}", parse(text, scope, where)) for n, text in enumerate(texts))
+        check_same_key([(text, expr.type) for text, (_, expr) in zip(texts, named, strict=True)], other.key, where, what)
         made = named_exprs(columns, join_scope(self.node, other.node), where)
         check_columns(self.key, Schema.of((n, e.type) for n, e in made), where)
         keyed = tuple((c.name, parse(f"key.`{c.name}`", own, where)) for c in self.key)

@@ -16,7 +16,7 @@ from watertable.sql.binder import Binder, read
 from watertable.sql.coercion import BOOLEAN, TIMESTAMP
 from watertable.sql.spark_sql import canonical, never_raising, raised, strict
 from watertable.sql.terms import Ref, Term, walk
-from watertable.sql.udfs import as_named
+from watertable.sql.udfs import quoted
 
 __all__ = ["Expr", "Scope", "closed", "parse", "parse_negation", "parse_predicate", "window_schema"]
 
@@ -86,9 +86,9 @@ def parse(text: str, scope: Scope, where: str) -> Expr:
         return expression_of(term, scope)
     except (ExpressionError, UnknownColumn, SchemaError) as error:
         kind = ExpressionError if isinstance(error, SchemaError) else type(error)
-        raise kind(f"{where}: in {as_named(text)!r}: {error}") from None
+        raise kind(f"{where}: in {quoted(text)}: {error}") from None
     except RecursionError:
-        raise ExpressionError(f"{where}: in {as_named(text)!r}: it is nested too deeply; make it in steps, by with_columns") from None
+        raise ExpressionError(f"{where}: in {quoted(text)}: it is nested too deeply; make it in steps, by with_columns") from None
 
 
 def expression_of(term: Term, scope: Scope) -> Expr:
@@ -102,7 +102,7 @@ def parse_predicate(text: str, scope: Scope, where: str) -> Expr:
     """Check an expression that must be BOOLEAN; raise `ExpressionError` if it isn't."""
     found = parse(text, scope, where)
     if found.type != BOOLEAN:
-        raise ExpressionError(f"{where}: in {as_named(text)!r}: wanted a BOOLEAN condition; got {found.type.sql()}")
+        raise ExpressionError(f"{where}: in {quoted(text)}: wanted a BOOLEAN condition; got {found.type.sql()}")
     return found
 
 

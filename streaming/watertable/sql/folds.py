@@ -18,7 +18,7 @@ from watertable.sql.coercion import implicit
 from watertable.sql.expressions import Expr, Scope, expression_of, parse
 from watertable.sql.functions import cast_function
 from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
-from watertable.sql.udfs import UdfFunction, as_named
+from watertable.sql.udfs import UdfFunction, quoted
 
 ACC: Final = "acc"
 _RECORD: Final = "__record"
@@ -86,7 +86,7 @@ def _steps(what: str, start: Term, kind: Type, step: Callable[[Binder], Term], s
     try:
         body = step(binder)
     except (ExpressionError, UnknownColumn) as error:
-        raise type(error)(f"{where}: {what}: in {as_named(text)!r}: {error}") from None
+        raise type(error)(f"{where}: {what}: in {quoted(text)}: {error}") from None
     terms = tuple(walk(body))
     if any(isinstance(t, Call) and isinstance(t.function, UdfFunction) for t in terms):
         raise ExpressionError(f"{where}: {what}: a step runs where rows are read; call functions of your own in with_columns before")

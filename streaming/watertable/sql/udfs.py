@@ -126,9 +126,9 @@ def defined(token: str) -> Udf | None:
     return _DEFINED.get(token)
 
 
-def as_named(text: str) -> str:
-    """Write an expression with the names that the user's functions have where they are defined."""
-    return _TOKEN.sub(lambda found: known.name if (known := defined(found[0])) is not None else found[0], text)
+def quoted(expression: object) -> str:
+    """Quote what came as an expression, with the names that the user's functions have where they are defined."""
+    return _TOKEN.sub(lambda found: known.name if (known := defined(found[0])) is not None else found[0], repr(expression))
 
 
 def called_in(plan: object) -> tuple[Udf, ...]:
