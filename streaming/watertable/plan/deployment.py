@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 from watertable.errors import FormatError
 from watertable.plan.fingerprints import DIALECT, canonical
 from watertable.plan.forms import bare, field_of, fields_of, has_parent, head_of, is_list
-from watertable.plan.legible import legible
+from watertable.plan.legible import functions, legible
 from watertable.plan.nodes import Format, TableAggregate
 from watertable.plan.plan import TableDef, Topology, buffers_above, leaves_of
 from watertable.plan.rules import OnFail
@@ -386,7 +386,10 @@ def _difference(old: object, new: object, where: str = "it") -> str:
         if isinstance(old, str) and isinstance(new, str) and "`" in old and "`" in new:  # columns
             return f"of {where}, {_columns(old, new)}"
         was, now = _text(old), _text(new)
-        if was == now:  # of other types, or calling another function of the user's
+        if was == now:  # calling another function of the user's, or of other types
+            calls = zip(*(functions(form[1]) if is_list(form) else [] for form in (old, new)), strict=False)
+            if changed := dict.fromkeys(mine for (mine, by), (_, now_by) in calls if by != now_by):
+                return f"{where}: what {', '.join(changed)} computes has changed"
             was, now = (f"`{form[1].partition(':')[2]}`" for form in (old, new) if is_list(form))
         return f"{where} was {was} and is {now}"
     if head_of(old) and head_of(old) == head_of(new):

@@ -32,6 +32,15 @@ def legible(form: str) -> str:
     return sql if end == len(text) else form
 
 
+def functions(form: str) -> list[tuple[str, str]]:
+    """List the calls of the user's functions in a canonical form: the name of each, and all that it is known by.
+
+    >>> functions("x1:(section@STRING/pandas/version 2 value.page:STRING)")
+    [('section', 'section@STRING/pandas/version 2')]
+    """
+    return [(found[1], found[0]) for found in _UDF.finditer(form)]
+
+
 def _term(text: str, at: int) -> tuple[str, int]:
     """Read what begins at a place, and give where it ends."""
     if text[at] != "(":
