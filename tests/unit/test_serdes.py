@@ -72,9 +72,9 @@ def test_json_is_read_by_columns(ddl: str, text: str, value: object) -> None:
     ("ddl", "text", "reason"),
     [
         ("a INT", "", "not JSON"),
-        ("a INT", "5", "5 is not STRUCT"),
-        ("a INT", "null", "null is not STRUCT"),
-        ("a INT", '[{"a": 1}]', "is not STRUCT"),
+        ("a INT", "5", '5 is no JSON object: wanted {"a": …}'),
+        ("a INT", "null", "null is no JSON object"),
+        ("a INT", '[{"a": 1}]', "is no JSON object"),
         ("a INT", '{"a": 1', "not JSON"),
         ("a INT", '{"a": 1.0}', "a: 1.0 is not INT"),
         ("a INT", '{"a": "1"}', 'a: "1" is not INT'),

@@ -95,7 +95,7 @@ class App:
         the same. What comes to it later, of an earlier time, is late for what was closed.
 
         Raises `SchemaError` for a bad DDL, name, format, header or time column, `DuplicateName` for a topic declared twice, and
-        `DefinitionError` for one that the app writes, or an `idle_after` that isn't longer than zero.
+        `DefinitionError` for one that the app writes, an `idle_after` that isn't longer than zero, or an `archive` that is neither.
         """
         where = here()
         check_topic_name(name, where)
@@ -105,6 +105,8 @@ class App:
             raise DefinitionError(
                 f"{where}: topic {name!r} is written by this app at {self._sinks[name].location}, so it can't read it: that is a loop"
             )
+        if not isinstance(archive, bool):  # any text would be true
+            raise DefinitionError(f"{where}: archive={archive!r} must be True or False")
         if idle_after is not None:
             check_duration(idle_after, "idle_after=")
             if idle_after <= timedelta(0):

@@ -82,7 +82,10 @@ def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
         case Format.JSON:
             try:
                 text = _HALF_CHARACTER.sub(b"\xef\xbf\xbd", data).decode("utf-8", "replace")
-                row: Row = _reader(schema.struct())(_parse(text))
+                if type(parsed := _parse(text)) is not _Object:
+                    wanted = ", ".join(f'"{name}": …' for name in schema.names)
+                    raise DecodeError(f"{_shown(parsed)} is no JSON object: wanted {{{wanted}}}")
+                row: Row = _reader(schema.struct())(parsed)
             except DecodeError:
                 raise
             except (EvaluationError, ValueError) as error:
@@ -178,8 +181,12 @@ def _as_json(found: re.Match[str]) -> str:
 
 
 def _wrong(value: Any, kind: Type) -> DecodeError:
+    return DecodeError(f"{_shown(value)} is not {kind.sql()}")
+
+
+def _shown(value: Any) -> str:
     shown = _text(value)
-    return DecodeError(f"{shown if len(shown) <= 60 else shown[:57] + '...'} is not {kind.sql()}")
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 @lru_cache(maxsize=1024)
