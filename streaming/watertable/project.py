@@ -111,10 +111,7 @@ def load_apps(settings: Settings) -> Project:
     for root in settings.assets:
         package = _package(Path(settings.project, root), packages)
         for file in _python_files(Path(settings.project, root)):
-            if (line := _makes_app(_parsed(file))) is not None:
-                wanted = f"{root}/{file.stem}/app.py"
-                reason = f"an app is in a folder of its own: move it to {wanted}"
-                project.broken[f"{file.stem}_py"] = Broken(file, f"{_shown(file)}:{line}", reason)
+            _tell_misplaced(project, file, f"{file.stem}_py", f"{root}/{file.stem}/app.py")
         for folder in sorted(p for p in Path(settings.project, root).iterdir() if p.is_dir() and p.name.isidentifier()):
             if folder.name in project.batch or folder.name in project.broken:
                 raise SettingsError(f"two assets folders hold a folder {folder.name!r}: rename {folder}")
@@ -127,6 +124,10 @@ def load_apps(settings: Settings) -> Project:
             else:
                 project.modules[folder.name] = tuple(modules)
                 project.batch[folder.name] = Batch(folder, tuple(file.module for file in files if file.batch))
+                for file in _files_below(folder):
+                    module = ".".join((package, *file.relative_to(folder.parent).with_suffix("").parts))
+                    if module not in sys.modules:  # else a file of the folder has what it makes
+                        _tell_misplaced(project, file, "_".join((*module.split(".")[1:], "py")), f"{root}/{file.parent.name}/{file.name}")
     _refuse_duplicates(project, found)
     project.apps.update((app.name, app) for app in found if app.folder.name not in project.broken)
     for name in sorted(settings.days):
@@ -157,6 +158,19 @@ def _imported(module: str) -> ModuleType:
 def _python_files(folder: Path) -> list[Path]:
     """List the files to load: those beginning with _ are there to be imported, tests are there to be run."""
     return [f for f in sorted(folder.glob("*.py")) if f.is_file() and f.stem.isidentifier() and not f.stem.startswith(("_", "test_"))]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """List what would be loaded of a folder's sub-folders, which are there to be imported, or tests."""
+    for inner in sorted(p for p in folder.iterdir() if p.is_dir() and p.name.isidentifier() and not p.name.startswith(("_", "test"))):
+        yield from _python_files(inner)
+        yield from _files_below(inner)
+
+
+def _tell_misplaced(project: Project, file: Path, name: str, wanted: str) -> None:
+    """Note a file that makes an app, where none is looked for, as broken."""
+    if (line := _makes_app(_parsed(file))) is not None:
+        project.broken[name] = Broken(file, f"{_shown(file)}:{line}", f"an app is in a folder of its own: move it to {wanted}")
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterator[str]:

@@ -82,6 +82,17 @@ def test_an_app_that_has_no_folder_of_its_own_is_told_where_to_go(tmp_path: Path
         project.app("other")
 
 
+def test_an_app_in_a_sub_folder_is_told_where_to_go_unless_a_file_of_the_folder_has_it(tmp_path: Path) -> None:
+    settings = write(tmp_path, good__app=APP.format(name="good"), has__app="from assets.has.inner.app import app")
+    for name, place in {"other": "good/sub/app", "had": "has/inner/app", "tested": "good/tests/shop", "own": "good/_own/app"}.items():
+        write(tmp_path, **{f"{place.rpartition('/')[0]}__{place.rpartition('/')[2]}": APP.format(name=name)})
+    project = load_apps(settings)
+    assert sorted(project.apps) == ["good", "had"]
+    assert list(project.broken) == ["good_sub_app_py"]
+    with pytest.raises(DefinitionError, match=r"good/sub/app.py:3: an app is in a folder of its own: move it to assets/sub/app.py"):
+        project.app("other")
+
+
 def test_a_folder_that_is_called_as_a_file_is_none(tmp_path: Path) -> None:
     settings = write(tmp_path, good__app=APP.format(name="good"))
     for name in ("app.py", "good/more.py"):
