@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -182,6 +183,13 @@ def test_programs_get_json_and_what_is_wrong_is_one_message(project: Path, capsy
         outlines_at(Settings.load(project), "HEAD")
     edit(project)
     assert review(Settings.load(project), "main~1").apps[0].lines == ()
+
+
+def test_batch_assets_that_do_not_load_are_told_as_an_app_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "assets" / "shop" / "report.py").write_text(BATCH + "\nraise ValueError('no such shelf')\n")
+    assert main(["plan", "--from", "main"]) == 2
+    assert re.search(r"\*\*A folder doesn't load\*\*.*assets/shop/report.py:7: ValueError: no such shelf", capsys.readouterr().out)
+    assert [app.lines for app in review(Settings.load(project), "main").apps] == [()]
 
 
 def test_an_assets_folder_that_got_another_name_is_looked_for_under_its_old_one(project: Path) -> None:

@@ -90,13 +90,13 @@ def review(settings: Settings, ref: str) -> Review:
     """
     project = load_apps(settings)
     before = outlines_at(settings, ref)
-    behind = all_behind(project)
+    behind, broken = all_behind(project)
     apps = [
         _app_review(before.get(name), project.apps[name].topology if name in project.apps else None, name, behind)
         for name in sorted({*before, *project.apps})
         if name in project.apps or not project.broken
     ]
-    return Review(ref, tuple(apps), tuple(str(broken) for broken in project.broken.values()))
+    return Review(ref, tuple(apps), broken)
 
 
 def outlines(settings: Settings) -> str:

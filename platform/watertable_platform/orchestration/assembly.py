@@ -40,6 +40,8 @@ from watertable_platform.orchestration.translator import (
 )
 
 LOADS: Final = "definition_loads"
+UNLOADED: Final = "failed_to_load"
+"""The last part of the key of an asset that stands for what doesn't load, which says why under `reason`."""
 
 
 def build_definitions(project: Project, translator: WatertableTranslator | None = None) -> dg.Definitions:
@@ -212,7 +214,7 @@ def _unique(values: Iterable[object], kinds: tuple[type, ...]) -> list[Any]:
 
 def _broken_spec(name: str, broken: Broken) -> dg.AssetSpec:
     return dg.AssetSpec(
-        dg.AssetKey([name, "failed_to_load"]),
+        dg.AssetKey([name, UNLOADED]),
         description=f"**This folder doesn't load**, so its streams and tables are as they were left:\n\n```\n{broken}\n```",
         group_name=name,
         metadata={"location": broken.location, "reason": str(broken)},
@@ -220,7 +222,7 @@ def _broken_spec(name: str, broken: Broken) -> dg.AssetSpec:
 
 
 def _broken_check(name: str, broken: Broken) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=dg.AssetKey([name, "failed_to_load"]), name=LOADS, description="The folder's Python files load.")
+    @dg.asset_check(asset=dg.AssetKey([name, UNLOADED]), name=LOADS, description="The folder's Python files load.")
     def definition_loads() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=False, description=str(broken), metadata={"location": broken.location})
 

@@ -24,12 +24,13 @@ class Behind:
     assets: tuple[str, ...] = ()
 
 
-def all_behind(project: Project) -> Mapping[tuple[str, ...], Behind]:
-    """Give what stands behind each asset, by its key."""
+def all_behind(project: Project) -> tuple[Mapping[tuple[str, ...], Behind], tuple[str, ...]]:
+    """Give what stands behind each asset, by its key; and why what of the project isn't there doesn't load, batch assets among it."""
     from watertable_platform.orchestration.translator import reached
 
-    children, checks = _graph(project)
-    return {tuple(key.path): Behind(checks[key], tuple(sorted("/".join(k.path) for k in reached({key}, children)))) for key in children}
+    children, checks, broken = _graph(project)
+    behind = {key: Behind(checks[key], tuple(sorted("/".join(k.path) for k in reached({key}, children)))) for key in children}
+    return {tuple(key.path): found for key, found in behind.items()}, broken
 
 
 def touched(project: Project, topology: Topology, tables: Collection[str], emitted: Collection[str]) -> Behind:
@@ -39,7 +40,7 @@ def touched(project: Project, topology: Topology, tables: Collection[str], emitt
     """
     from watertable_platform.orchestration.translator import reached, table_key, topic_key
 
-    children, checks = _graph(project)
+    children, checks, _ = _graph(project)
     own = {table_key(topology.app, table.name) for table in topology.tables} | {topic_key(sink.topic) for sink in topology.sinks}
     shut = {topic_key(sink.topic) for sink in topology.sinks if sink.topic not in emitted}
     moved = {name: table_key(topology.app, name) for name in sorted(tables) if table_key(topology.app, name) in children}
@@ -50,11 +51,15 @@ def touched(project: Project, topology: Topology, tables: Collection[str], emitt
     )
 
 
-def _graph(project: Project) -> tuple[dict[dg.AssetKey, frozenset[dg.AssetKey]], dict[dg.AssetKey, tuple[str, ...]]]:
-    """Give, of each asset, those that are made from it directly, and the names of its checks."""
-    from watertable_platform.orchestration.assembly import build_definitions
+def _graph(
+    project: Project,
+) -> tuple[dict[dg.AssetKey, frozenset[dg.AssetKey]], dict[dg.AssetKey, tuple[str, ...]], tuple[str, ...]]:
+    """Give, of each asset, those that are made from it directly, and the names of its checks; and why what isn't there doesn't load."""
+    from watertable_platform.orchestration.assembly import UNLOADED, build_definitions
 
     graph = build_definitions(project).resolve_asset_graph()
     nodes = {key: graph.get(key) for key in graph.get_all_asset_keys()}
     children = {key: frozenset(node.child_keys) for key, node in nodes.items()}
-    return children, {key: tuple(sorted(check.name for check in node.check_keys)) for key, node in nodes.items()}
+    checks = {key: tuple(sorted(check.name for check in node.check_keys)) for key, node in nodes.items()}
+    failed = (node.metadata["reason"] for key, node in sorted(nodes.items()) if key.path[-1] == UNLOADED)
+    return children, checks, tuple(str(getattr(reason, "value", reason)) for reason in failed)
