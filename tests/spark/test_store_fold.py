@@ -491,3 +491,59 @@ def test_where_no_version_before_what_others_wrote_is_left_a_table_is_read_from_
     assert ledger.read("stock") == ledger.stock
     ledger.store.fold("stock")
     assert plain(ledger, "stock") == ledger.read("stock") == ledger.stock
+
+
+_MAPPED = "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("does", "gone"), [("RENAME COLUMN qty TO amount", "qty"), ("DROP COLUMN qty", "qty"), ("RENAME COLUMN k TO key", "k")]
+)
+def test_a_table_whose_columns_others_have_renamed_or_dropped_is_refused_until_it_is_put_back(ledger: Ledger, does: str, gone: str) -> None:
+    ledger.sell(a=1, b=2)
+    ledger.store.folder.fold_all()
+    tables = {name: f"delta.`{ledger.store.reader.log(name).path}`" for name in ("stock", "low")}  # of low, states are kept beside it
+    for name, table in tables.items():
+        ledger.spark.sql(f"ALTER TABLE {table} {_MAPPED}")
+        before = deltalake.DeltaTable(ledger.store.reader.log(name).path).version()
+        ledger.spark.sql(f"ALTER TABLE {table} {does}")
+        ledger.sell(a=3)
+        refused = rf"shop/{name} has no column {gone}, .*ledger\.py:\d+.*somebody has renamed or dropped it.*RESTORE TABLE"
+        with pytest.raises(StoreError, match=refused):
+            ledger.store.folder.fold_all()
+        if name == "stock":
+            with pytest.raises(StoreError, match=refused):
+                ledger.read(name)
+        ledger.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {before}")
+        assert ledger.read(name) == ledger.stock
+        ledger.store.folder.fold_all()
+        assert dict(ledger.spark.sql(f"SELECT k, qty FROM {table}").collect()) == ledger.stock  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@both_folds
+@pytest.mark.parametrize(
+    ("does", "undone"),
+    [
+        ("SET TBLPROPERTIES ('delta.appendOnly' = 'true')", "UNSET TBLPROPERTIES ('delta.appendOnly')"),
+        ("ADD CONSTRAINT few CHECK (qty < {})", "DROP CONSTRAINT few"),
+    ],
+)
+def test_a_fold_that_others_have_forbidden_says_what_allows_it_again(
+    ledger: Ledger, does: str, undone: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "SMALL_BASE", small)
+    monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
+    ledger.sell(a=1, b=2)
+    ledger.store.folder.fold_all()
+    for name, most in (("stock", 4), ("low", 7)):  # of low, states are kept beside it
+        table = f"delta.`{ledger.store.reader.log(name).path}`"
+        ledger.spark.sql(f"ALTER TABLE {table} {does.format(most)}")
+        ledger.sell(a=3)
+        with pytest.raises(StoreError, match=rf"'{name}' .*ledger\.py:\d+.* can't be folded.*ALTER TABLE delta.*{undone.split()[0]}"):
+            ledger.store.folder.fold_all()
+        assert ledger.read(name) == ledger.stock
+        ledger.spark.sql(f"ALTER TABLE {table} {undone}")
+        ledger.store.folder.fold_all()
+        assert plain(ledger, name) == ledger.stock

@@ -30,6 +30,7 @@ from watertable.plan.nodes import History, JoinBuffer
 from watertable.plan.plan import DONE, TableDef, closing_of, delay_of, how_of, is_open, topics_above
 from watertable.plan.windows import MILLISECOND, microseconds
 from watertable.schema import quote
+from watertable.session import said
 from watertable.store.bases import (
     BEFORE,
     FOLD_LINE,
@@ -76,6 +77,11 @@ OVERWRITE_WINDOWS: Final = 4
 _KEPT: Final = "kept as it was"
 """Begins the note of a base's commit that says nothing new."""
 _OVERFLOWS: Final = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE")
+_FORBIDDEN: Final = {
+    "DELTA_CANNOT_MODIFY_APPEND_ONLY": "UNSET TBLPROPERTIES ('delta.appendOnly')",
+    "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES": "DROP CONSTRAINT that one",
+}
+"""What somebody may have forbidden a base to be, as Delta names it, and what of ALTER TABLE allows it again."""
 _LAID_OUT_BY: Final = (STATE_PROPERTY, ROWS_PROPERTY)
 """The properties of a base that say which columns it has."""
 _INDEXED: Final = "delta.dataSkippingNumIndexedCols"
@@ -217,8 +223,18 @@ class Folder:
                     f"table {table.name!r} ({table.location}) can't be folded up to {position}: one of its sums leaves its type. Add up "
                     f"DECIMALs with more room there, and rewind under that code: `watertable rewind {position.app} --to earliest --apply`"
                 ) from error
+            self._refuse_forbidden(table, name, error)
             raise
         return self._made(name, number)
+
+    def _refuse_forbidden(self, table: TableDef, name: str, error: Exception) -> None:
+        """Raise `StoreError` where a fold failed at what somebody has forbidden a Delta table: to be changed, or to have such a row."""
+        if (way := next((way for kind, way in _FORBIDDEN.items() if kind in str(error)), None)) is not None:
+            path = self.changelog.base_path(name)
+            raise StoreError(
+                f"table {table.name!r} ({table.location}) can't be folded: {path} is forbidden what it has become: {said(error)}. Nothing "
+                f"committed is lost. Allow it again, and folds go on: `ALTER TABLE delta.`{path}` {way}`; a rule of a stream keeps rows out"
+            ) from error
 
     def _inherit(self, name: str, newest: Base, older: Base | None, epoch: int) -> int:
         """Make a base an epoch's own before parts of it are written, and give the version; raise `Fenced` if it isn't the newest any more.
@@ -317,6 +333,8 @@ class Folder:
         done, put_back = (0, False) if held is None else (held.number or 0, held.put_back)
         if states.snapshot is None or done - put_back >= number:
             return
+        if shown is not None:
+            self.reader.check_columns(table, table.name, shown)
         rows = finish(table, states_in(states.snapshot, table))
         epoch, seq = split_number(done)
         apart = stays(table) is not None or table.sessions is not None or table.sliding is not None
@@ -333,6 +351,7 @@ class Folder:
             return  # another folder was quicker
         except JVM_ERRORS as error:
             if conflict(error) is None:
+                self._refuse_forbidden(table, table.name, error)
                 raise
 
     def _merge(self, table: TableDef, view: View, number: int, first: datetime | None) -> None:

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import company, finish
 from watertable.compiler.versions import state_as_of
-from watertable.errors import OtherCode, PositionGone, TableNotFound, UnknownPosition
+from watertable.errors import OtherCode, PositionGone, StoreError, TableNotFound, UnknownPosition
 from watertable.plan.nodes import Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, topics_above
-from watertable.schema import Column, Type, quote
+from watertable.schema import OWN, Column, Type, quote
 from watertable.sql.spark_sql import comparable
-from watertable.store.bases import EMPTY, FOLD_LINE, STATE_PROPERTY, Base, base_name, forgets, split_number
+from watertable.store.bases import EMPTY, FOLD_LINE, ROWS_PROPERTY, STATE_PROPERTY, Base, base_name, forgets, split_number
 from watertable.store.changelog import DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
 from watertable.store.commits import BUCKET, LEFT, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, offsets_of
 from watertable.store.deltalog import DeltaLog, Snapshot
@@ -285,6 +285,20 @@ class Reader:
                 f"{self.log(base_name(table)).path} was folded as {kept}: other code made it. If that is the code that is to be, start "
                 "this again with it; if this is, rebuild the table under it, with "
                 f"`watertable rewind {self.changelog.app} --table {table.name} --apply`"
+            )
+        if base.snapshot is not None:
+            self.check_columns(table, base_name(table), base.snapshot)
+
+    def check_columns(self, table: TableDef, name: str, snapshot: Snapshot) -> None:
+        """Raise `StoreError` where somebody has renamed or dropped columns that folds of a table have given to a Delta table."""
+        same = name == table.name and snapshot.property(ROWS_PROPERTY) == table.fingerprint  # else a fold gives it others
+        wanted = (*(table.columns if same else table.state_key).names, OWN)
+        if gone := [column for column in wanted if column not in snapshot.columns]:
+            path = self.log(name).path
+            raise StoreError(
+                f"{path} has no column {', '.join(gone)}, which table {table.name!r} ({table.location}) is folded with: somebody has "
+                f"renamed or dropped it. Put the table back to before that: `RESTORE TABLE delta.`{path}` TO VERSION AS OF` the last "
+                "version with it, which `DESCRIBE HISTORY` tells; what was committed since is in the changelog"
             )
 
     def _older(self, table: TableDef, position: Position, lineage: Lineage, snapshot: Snapshot) -> Base:
