@@ -412,7 +412,7 @@ class Changelog:
             if len(found) == _GROWTH or (commit := self.log.commit(version)) is None:
                 break  # log clean-up took it, and those before it
             size = sum(file.bytes for file in commit.added if wanted(file.table or ""))
-            found += [(row.records, size) for row in _rows_of(commit.tags) if row.kind == "batch" and row.epoch not in apart]
+            found += [(row.records, size) for row in rows_told(commit.tags) if row.kind == "batch" and row.epoch not in apart]
         return found
 
     def _next(self, seen: _Seen, version: int) -> _Seen | None:
@@ -424,7 +424,7 @@ class Changelog:
         rows, files, recorded = list(seen.rows), dict(seen.files), seen.recorded
         for number in range(seen.version + 1, version + 1):
             commit = self.log.commit(number)
-            told_of = () if commit is None else _rows_of(commit.tags)
+            told_of = () if commit is None else rows_told(commit.tags)
             if commit is None or not (told_of or commit.operation in _SAME_ROWS):
                 return None
             for row in told_of:
@@ -661,7 +661,7 @@ def told(info: CommitInfo, *others: CommitInfo) -> dict[str, str]:
     return {_COMMITS_TAG: f"[{','.join(row.packed() for row in (info, *others))}]"} if others else {COMMIT_TAG: info.packed()}
 
 
-def _rows_of(tags: Mapping[str, str]) -> list[CommitInfo]:
+def rows_told(tags: Mapping[str, str]) -> list[CommitInfo]:
     """Read the `__commit` rows that a commit's tags tell of; none where they tell of none."""
     if COMMIT_TAG in tags:
         return [CommitInfo.unpacked(tags[COMMIT_TAG])]

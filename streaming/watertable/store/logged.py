@@ -102,6 +102,12 @@ class Commit:
         yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
 
     @property
+    def tables(self) -> set[str | None]:
+        """Name the values of the partition column `table` of the files that it changed."""
+        removed = (json.loads(action)["remove"].get("partitionValues") or {} for action in self.removed)
+        return {file.table for file in self.added} | {values.get("table") for values in removed}
+
+    @property
     def rows(self) -> Mapping[str, int]:
         """Count the rows added by the value of the partition column `table`, from the files' statistics; of a table with one."""
         found: Counter[str] = Counter()

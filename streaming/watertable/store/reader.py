@@ -28,6 +28,7 @@ from watertable.store.bases import EMPTY, FOLD_LINE, ROWS_PROPERTY, STATE_PROPER
 from watertable.store.changelog import DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
 from watertable.store.commits import BUCKET, LEFT, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, offsets_of
 from watertable.store.deltalog import DeltaLog, Snapshot
+from watertable.store.hands import refuse_changed
 from watertable.store.views import Known, View, materialise, shown
 
 if TYPE_CHECKING:
@@ -214,6 +215,7 @@ class Reader:
                 raise TableNotFound(f"app {self.changelog.app!r} has no table {name!r}; it has: {', '.join(sorted(self.tables))}")
         bases = {name: self.newest(self.tables[name]) for name in names}
         snapshot = self.changelog.snapshot()
+        refuse_changed(self.changelog.log, snapshot, self.changelog.app)
         position = None if at is None else self._resolve(at, names, snapshot)
         reached = max((b.seq for b in bases.values()), default=0)
         epoch, since = (None, reached or None) if position is None else (position.epoch, None)
@@ -229,6 +231,7 @@ class Reader:
         """Pin tables at the position of their one writer, who knows where the app stands."""
         bases = {name: self.newest(self.tables[name]) for name in tables}
         snapshot, head = self.changelog.snapshot(), known.head
+        refuse_changed(self.changelog.log, snapshot, self.changelog.app)
         bases = {name: self._pinned(self.tables[name], newest, known.position, head, snapshot) for name, newest in bases.items()}
         return View(self.changelog, snapshot, head, head.lineage, known.position, bases, often=True)
 

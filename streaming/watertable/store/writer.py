@@ -29,6 +29,7 @@ from watertable.store.bases import number_of
 from watertable.store.changelog import READERS, Changelog, shaped, system_parts, table_part, told
 from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
+from watertable.store.hands import refuse_changed
 from watertable.store.lookups import Lookups
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
@@ -135,6 +136,7 @@ class Store:
 
         def look(snapshot: Snapshot) -> Act:
             nonlocal line, beside
+            refuse_changed(changelog.log, snapshot, self.app)
             head = changelog.head(snapshot)
             if shadow:
                 row = head.shadow
@@ -309,6 +311,7 @@ class Writer:
         draft = self._write(changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info), records)
         self._draft, self._usable = None, False
         made = draft.commit(told(info))
+        self._refuse_changed()  # beside this commit, too
         failpoints.hit("store.commit.after_commit")
         self._version, self.rows = made.version, made.rows
         self._last, self.position, self._usable = info, self._next, True
@@ -331,6 +334,7 @@ class Writer:
         self._check_usable()
         self._usable, position = False, self._next
         if self._draft is None:
+            self._refuse_changed()
             self._draft = self._store.changelog.log.draft(
                 line=self._line, number=number_of(self.generation, position.seq), since=self._version,
                 note=_note("batch", position, self._fence, self._beside), point="store.commit",
@@ -338,6 +342,10 @@ class Writer:
         self._draft.write(rows if records > SMALL_BATCH else rows.coalesce(1 if records <= ONE_TASK else 2))
         self._usable = True
         return self._draft
+
+    def _refuse_changed(self) -> None:
+        """Raise `StoreError` where others have changed rows of the changelog."""
+        refuse_changed(self._store.changelog.log, self._store.changelog.snapshot(), self._store.app)
 
     def _check_usable(self) -> None:
         if not self._usable:
@@ -351,6 +359,7 @@ class Writer:
         """Raise `Fenced` when another writer has taken over; reads what was committed since the last look, and no more."""
         log = self._store.changelog.log
         if (newest := log.latest()) is not None:
+            refuse_changed(log, newest, self._store.app)
             log.refuse_overtaken(newest, {self._line: number_of(self.generation, self._next.seq)}, self._version)
             self._version = max(self._version, newest.version)
 
