@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
+from deltalake import DeltaTable
 
 import watertable as wt
 from tests.kafka.test_job import World
 from watertable import failpoints
 from watertable.acts import rewind
 from watertable.acts.rewind import RewindPlan, Target, source_text
-from watertable.errors import RewindRefused, TopicChanged
+from watertable.errors import RewindRefused, StoreError, TopicChanged
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records
 from watertable.plan.plan import Topology
@@ -124,6 +125,30 @@ def test_an_archive_is_one_for_all_apps_and_whoever_is_late_finds_what_it_wanted
     world.go(third)
     assert ("b", 5, 2, 6) in world.rows(third)
     assert Counter(world.archived()).most_common(1)[0][1] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["RESTORE TABLE {0} TO VERSION AS OF {1}", "INSERT INTO {0} SELECT * FROM {0}"])
+def test_an_archive_whose_rows_others_have_changed_is_refused_until_it_is_put_back(world: Keeping, does: str) -> None:
+    for sold in (("a", 5), ("b", -1)), (("a", 6), ("c", 3)):
+        world.produce(*sold)
+        world.go()
+    before, path = world.rows(), f"{world.settings.warehouse_uri}/topics/{world.moves}"
+    version = DeltaTable(path.removeprefix("file:")).version()
+    world.spark.sql(does.format(f"delta.`{path}`", version - 1))
+    world.produce(("a", 1))
+    refused = rf"{world.moves}: version {version + 1} \({'RESTORE' if 'RESTORE' in does else 'WRITE'}\).*VERSION AS OF {version}`"
+    for use in (world.plan, world.go):
+        with pytest.raises(StoreError, match=refused):
+            use()
+    assert world.rows() == before
+    world.spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}")
+    world.go()
+    again = world.rows()
+    world.rewind()
+    world.go()
+    assert world.rows() == again == [("a", 12, 3, 1), *before[1:]]
+    assert world.archived() == world.in_kafka()
 
 
 @pytest.mark.slow

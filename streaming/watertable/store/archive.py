@@ -36,6 +36,7 @@ from watertable.schema import quote
 from watertable.store.changelog import READERS, interval
 from watertable.store.commits import FORMAT, Offsets, Partition
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Snapshot, conflict
+from watertable.store.hands import refuse_changed
 from watertable.store.logged import Commit
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ class Archive:
         self._newest: tuple[Mapping[int, Stretch], Commit] | None = None
 
     def look(self, topic_id: str) -> Self:
-        """Find how far it reaches; of one that isn't there, nowhere."""
-        snapshot = self.log.latest()
+        """Find how far it reaches; of one that isn't there, nowhere. Raises `StoreError` where others have changed its rows."""
+        snapshot = self._latest()
         self.topic_id, self._newest = topic_id, None
         self.reach = Reach() if snapshot is None else Reach.of(snapshot.version, _known(snapshot, self.log.path), topic_id)
         return self
@@ -160,7 +161,7 @@ class Archive:
             return None
         if gaps := [p for p, (first, last) in ranges.items() if (self.reach.upto(p, first) or 0) < last]:
             raise StoreError(f"{self.log.path} doesn't hold all of {', '.join(f'{self.topic}/{p}: {ranges[p]}' for p in gaps)}")
-        snapshot = self.log.latest()
+        snapshot = self._latest()
         assert snapshot is not None
         files = None
         if self._newest is not None and all(p in self._newest[0] and self._newest[0][p][0] <= ranges[p][0] for p in ranges):
@@ -196,7 +197,7 @@ class Archive:
         return found
 
     def _append(self, cluster: Cluster, part: Mapping[int, Stretch]) -> None:
-        if not self.log.exists():
+        if self._latest() is None:
             self._create()
         spark, reach = self.log.spark, self.reach
         begin = {(self.topic, p): first for p, (first, _) in part.items()}
@@ -209,6 +210,13 @@ class Archive:
         )  # fmt: skip
         self.reach, self._newest = reach.with_appended(made.version, part), (dict(part), made)
         failpoints.hit("archive.after_commit")
+
+    def _latest(self) -> Snapshot | None:
+        """Pin the newest version, of which its transactions tell what is there."""
+        snapshot = self.log.latest()
+        if snapshot is not None:
+            refuse_changed(self.log, snapshot)
+        return snapshot
 
     def _create(self) -> None:
         columns = [f"{quote(name)} {kind}" for name, kind in (c.strip().split(" ", 1) for c in _DDL)]
