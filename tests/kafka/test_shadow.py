@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from watertable.errors import RewindRefused, TopicChanged
 from watertable.kafka.config import Cluster
 from watertable.runtime import job
 from watertable.runtime.events import Rewound
+from watertable.store.bases import number_of
 from watertable.store.commits import Position
 from watertable.store.writer import Store
 
@@ -396,8 +398,11 @@ def test_tables_are_held_against_their_records_and_nothing_of_it_stays(spark: Sp
     after = store.head()
     assert (after.position, after.generation, after.lineage) == (before.position, before.generation, before.lineage)
 
-    base = store.changelog.base_path("stock")
-    spark.sql(f"DELETE FROM delta.`{base}` WHERE sku = 'b'")  # by somebody who thinks that it is a table like any other
+    base, log = store.reader.folded("stock"), store.reader.log("stock")
+    spark.sql(f"DELETE FROM delta.`{log.path}` WHERE sku = 'b'")
+    assert hold().apart == (), "what others have done to its rows is no part of it"
+    wrong, number = replace(base, snapshot=log.latest()), number_of(base.epoch, base.seq)
+    store.folder._stamp("stock", wrong, number, "a fold that has lost a row")
     held = hold()
     assert (held.apart, held.found.tables[0].added) == (("stock",), 1)
     assert "stock has other rows than the records make" in held.says

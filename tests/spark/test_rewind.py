@@ -27,6 +27,7 @@ from watertable.records import HEADERS
 from watertable.runtime import workers
 from watertable.runtime.workers import Courier
 from watertable.store import fold
+from watertable.store.changelog import EPOCH_LINE
 from watertable.store.commits import CommitInfo, Position
 from watertable.store.deltalog import DeltaLog
 from watertable.store.fold import Folder
@@ -440,13 +441,14 @@ def test_a_commit_time_is_read_as_the_app_stood_then_on_whatever_lineage(ledger:
     assert {row.key.k for row in changed} == {"a", "b", "c"}
 
 
-def test_a_commit_time_of_a_lineage_that_is_gone_is_refused(ledger: Ledger) -> None:
+def test_a_commit_time_of_a_lineage_that_is_gone_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    buckets.resize(2, monkeypatch.setattr)
     tell(ledger, cuts=(1, 2, 3))
     then = ledger.store.head().last
     assert then is not None
     ledger = rewound(ledger, "1")
-    log = ledger.store.changelog.log
-    ledger.spark.sql(f"DELETE FROM delta.`{log.path}` WHERE bucket >= 0 AND epoch = 1 AND seq > 1")
+    head = ledger.store.head()
+    ledger.store.changelog.log.drop("epoch = 1 AND bucket > 0", line=EPOCH_LINE, number=head.position.epoch, since=head.version)
     with pytest.raises(UnknownPosition, match=r"at or before the commit time .* isn't kept any more; nor is any after it"):
         ledger.read("stock", then.commit_time)
 
