@@ -13,6 +13,8 @@ from typing import Final
 
 from rich.console import Console
 
+STOPS_WITHIN: Final = 15.0
+"""Seconds that a command which reads may take to stop."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SAME: Final = 0.5
 """Seconds within which a second Ctrl-C is the first one: a terminal gives it to a wrapper (`uv run`, `timeout`) too, which passes it on."""

@@ -116,6 +116,13 @@ def lived(topology: Topology, records: list[Record], rng: random.Random, most: i
     return told
 
 
+def lived_through(topology: Topology, records: list[Record], rng: random.Random) -> tuple[Interpreter, list[Advance]]:
+    """Give what an app comes to in the end, and the clocks that it has recorded."""
+    items, live = lived(topology, records, rng), Interpreter(topology, partitions=PLACES)
+    live.read(items)
+    return live, [item for item in items if isinstance(item, Advance)]
+
+
 def told_by(engine: Interpreter) -> object:
     outputs = sorted((o.topic, *o.place, o.value or b"") for o in engine.outputs)
     return engine.tables, outputs, sorted((r.record.offset, r.reason) for r in engine.quarantine), engine.stream_times
@@ -304,12 +311,8 @@ def test_a_row_that_waits_for_the_clock_has_no_story_that_records_alone_can_tell
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_story_that_is_told_with_the_recorded_clocks_ends_with_the_row(seed: int) -> None:
-    topology, rng = shop(), random.Random(seed)
-    items = lived(topology, shopping(80, seed), rng)
-    live = Interpreter(topology, partitions=PLACES)
-    live.read(items)
-    clocks = [item for item in items if isinstance(item, Advance)]
-    records = [item for item in items if isinstance(item, Record)]
+    topology, records, rng = shop(), shopping(80, seed), random.Random(seed)
+    live, clocks = lived_through(topology, records, rng)
     rng.shuffle(clocks)
     calls = 0
     for key, row in live.tables["told"].items():
@@ -326,12 +329,8 @@ def test_a_story_that_is_told_with_the_recorded_clocks_ends_with_the_row(seed: i
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_story_with_recorded_clocks_can_be_written_as_a_test(seed: int) -> None:
-    topology, rng = shop(), random.Random(seed)
-    items = lived(topology, shopping(60, seed), rng)
-    live = Interpreter(topology, partitions=PLACES)
-    live.read(items)
-    clocks = [item for item in items if isinstance(item, Advance)]
-    records = [item for item in items if isinstance(item, Record)]
+    topology, records = shop(), shopping(60, seed)
+    live, clocks = lived_through(topology, records, random.Random(seed))
     table, moved = topology.table("told"), 0
     for key in live.tables["told"]:  # called by the clock, by time that only the clock moved on, and twice at one clock
         story = explain(topology, table, keytext.read(table, [str(key[0])]), records, clocks, PLACES)

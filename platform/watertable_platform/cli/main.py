@@ -26,8 +26,8 @@ from watertable.errors import DefinitionError, KafkaError, UnknownPosition, Wate
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding, terminal
 from watertable_platform.cli.init import init
-from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsCsv, AsJson, At, AtOfApp, Key, Limit, TableName, Window
-from watertable_platform.stopping import stop_on_signals
+from watertable_platform.cli.terminal import AppName, AsCsv, AsJson, At, AtOfApp, Key, Limit, TableName, Window
+from watertable_platform.stopping import STOPS_WITHIN, stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ from rich.markup import escape
 
 from watertable.errors import KafkaError, PlanOutdated, RewindRefused, TopicChanged
 from watertable_platform.cli import terminal
-from watertable_platform.cli.terminal import STOPS_WITHIN, AppName, AsJson
-from watertable_platform.stopping import stop_on_signals
+from watertable_platform.cli.terminal import AppName, AsJson
+from watertable_platform.stopping import STOPS_WITHIN, stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

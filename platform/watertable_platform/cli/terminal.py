@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -28,8 +28,6 @@ Limit = Annotated[int, typer.Option(help="Rows to show.", min=1, max=1 << 30)]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")]
 Key = Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")]
 Window = Annotated[str | None, typer.Option(help="Of a windowed table, only the window that begins then.", metavar="TIME")]
-STOPS_WITHIN: Final = 15.0
-"""Seconds that a command which reads may take to stop."""
 out, err = Console(), Console(stderr=True)
 
 

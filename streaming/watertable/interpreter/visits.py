@@ -59,7 +59,7 @@ class Visits:
 
     def _visit(self, number: int, node: Process, event: Event) -> Iterator[tuple[str, Event]]:
         key = key_tuple(event.key or {})
-        self._tell(number, key, None)
+        self._tell(number, key)
         held = self._held.setdefault((number, key), Held([{} for _ in node.processor.kept]))
         record = Record(
             key=dict(event.key or {}), value=copy.deepcopy(event.value), timestamp=event.timestamp, stream_time=event.place.st,
@@ -109,17 +109,17 @@ class Visits:
     def _punctuate(self, number: int, node: Process, at: Place, reached: Times) -> Iterator[tuple[str, Event]]:
         step = self._steps[number]
         for _, held, row, tick, _ in [found for found in self._ticks(reached) if (found[0], found[-1]) == (number, at)]:
-            clocks = dict(self.clocks.get((tick.topic, tick.partition), ()))
-            self._tell(number, key_tuple(row), clocks[tick.st] if tick.clocked else None)
+            self._tell(number, key_tuple(row), tick)
             made, error = punctuate(step, held, dict(row), tick)
             self._schedule(number, key_tuple(row))
             if error is not None:
                 raise EvaluationError(reason(step.punctuators[tick.name], error)) from error
             yield from self._made(node, held, Event(at, tick.at, row, None), made)
 
-    def _tell(self, number: int, key: Key, clock: datetime | None) -> None:
+    def _tell(self, number: int, key: Key, tick: Tick | None = None) -> None:
         if self.called is not None:
-            self.called(number, key, clock)
+            clocks = dict(self.clocks[tick.topic, tick.partition]) if tick is not None and tick.clocked else {}
+            self.called(number, key, None if tick is None else clocks.get(tick.st))
 
     def _schedule(self, number: int, key: Key) -> None:
         """Note which times a key's punctuators wait for."""

@@ -97,9 +97,9 @@ def explain(
     """Run what a table is made of over its records and tell the story of one key, of which `keytext` has read what is wanted.
 
     Of a windowed table it is the story of all windows of the key, or of the one that is asked for, of a sliding one with what was in it
-    when it began. `recorded` are the advances that
-    the app's commits hold: where idle partitions were let go, and what the wall clock was where something was due by it. `partitions` are
-    those that the app reads: what waits for the time of all of them waits, too, for one that has no record, or none of those read so far.
+    when it began. `recorded` are the advances that the app's commits hold: where idle partitions were let go, and what the wall clock was
+    where something was due by it. `partitions` are those that the app reads: what waits for the time of all of them waits, too, for one
+    that has no record, or none of those read so far.
 
     Raises `StoreError` for a suppressed table, and one with a time to live: its rows come of time that went by, and the story is that of
     the table above it; and, without `recorded`, for a table that is made of what waits for the wall clock, since no record says what that
