@@ -135,8 +135,12 @@ def handed_over(frame: DataFrame) -> DataFrame:
 
 def handed_to(spark: SparkSession, frame: DataFrame) -> DataFrame:
     """Give a frame to another session of this process; what it computes stays as it was made."""
-    made = in_jvm(spark, "org.apache.spark.sql.classic.Dataset.ofRows")
-    return DataFrame(made(spark._jsparkSession, frame._jdf.queryExecution().analyzed()), spark)
+    return frame_of(spark, frame._jdf.queryExecution().analyzed())
+
+
+def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
+    """Give a frame of one of Spark's logical plans."""
+    return DataFrame(in_jvm(spark, "org.apache.spark.sql.classic.Dataset.ofRows")(spark._jsparkSession, plan), spark)
 
 
 def in_jvm(spark: SparkSession, name: str) -> Any:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from watertable.compiler import Keys
+
 RECORDS = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -199,7 +201,7 @@ class CompilerRun:
     def _write(self, table: TableDef, rows: DataFrame, /) -> None:
         self.deltas[table.name].append(collect_together({table.name: rows.select("key", "state", "st")})[table.name])
 
-    def _lookup(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
+    def _lookup(self, table: TableDef, keys: Keys | None, due: datetime | None = None, /) -> DataFrame:
         from watertable.compiler.algebra import company
 
         if keys is None:
@@ -207,7 +209,7 @@ class CompilerRun:
         known = self._merged(table).selectExpr("*", f"{company(table)} AS wanted")
         if due is not None:
             return known.drop("wanted").localCheckpoint(eager=False)
-        cut = known.join(keys.withColumnRenamed("key", "wanted"), "wanted", "left_semi").drop("wanted")
+        cut = known.join(keys().withColumnRenamed("key", "wanted"), "wanted", "left_semi").drop("wanted")
         return cut.localCheckpoint(eager=False)  # its lineage cut, as a store's look-up has it
 
     def _merged(self, table: TableDef) -> DataFrame:

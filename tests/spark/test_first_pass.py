@@ -63,7 +63,7 @@ def test_a_stream_finds_the_rows_of_before_where_a_batch_adds_nothing_to_the_tab
     ]
     ran_forward: list[str] = []
     ran = joins._run_forward
-    monkeypatch.setattr(joins, "_run_forward", lambda run, table, *more: ran_forward.append(table.name) or ran(run, table, *more))
+    monkeypatch.setattr(joins, "_run_forward", lambda table, *more: ran_forward.append(table.name) or ran(table, *more))
     found = CompilerRun(tiny(spark), _sales()).run(batches)
     assert found.differences(run_interpreter(_sales(), batches)) == []
     assert found.tables["spent"]["a",]["spend"] == 50

@@ -96,7 +96,7 @@ def test_a_table_that_grows_large_is_remembered_no_more(ledger: Ledger, monkeypa
     monkeypatch.setattr(Lookups, "_whole", None)
     ledger.sell(a=10, c=3)
     keys = ledger.spark.sql("SELECT named_struct('k', k) AS key FROM VALUES ('a'), ('never') AS v(k)")
-    found = ledger.writer.lookup()(ledger.table("stock"), keys).collect()
+    found = ledger.writer.lookup()(ledger.table("stock"), lambda: keys).collect()
     assert {r["key"]["k"]: r["state"][0] for r in found}["a"] == 11
     monkeypatch.undo()
     assert states(ledger.writer.lookup()(ledger.table("stock"), None)) == fresh(ledger, "stock")

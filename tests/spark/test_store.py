@@ -382,7 +382,7 @@ def test_old_rows_are_looked_up_from_base_and_tail_in_one_go(ledger: Ledger, spa
     ledger.store.fold("stock")
     ledger.sell(a=10, c=3)
     keys = spark.sql("SELECT named_struct('k', k) AS key FROM VALUES ('a'), ('b'), ('c'), ('never') AS v(k)")
-    found = ledger.writer.lookup()(ledger.table("stock"), keys).collect()
+    found = ledger.writer.lookup()(ledger.table("stock"), lambda: keys).collect()
     assert {r["key"]["k"]: r["state"][0] for r in found} == {"a": 11, "b": 2, "c": 3}
 
 

@@ -16,6 +16,9 @@ windows of a record and call the user's functions.
 """
 
 from watertable.compiler.batch import DROPPED, OUT, QUARANTINE, Batch, BatchStats, Compiler
-from watertable.compiler.run import Lookup, Partition, Write
+from watertable.compiler.prepared import Make, Prepared, anew
+from watertable.compiler.run import Keys, Lookup, Partition, Write
 
-__all__ = ["DROPPED", "OUT", "QUARANTINE", "Batch", "BatchStats", "Compiler", "Lookup", "Partition", "Write"]
+__all__ = [
+    "DROPPED", "OUT", "QUARANTINE", "Batch", "BatchStats", "Compiler", "Keys", "Lookup", "Make", "Partition", "Prepared", "Write", "anew",
+]  # fmt: skip

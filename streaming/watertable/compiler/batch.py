@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from watertable.compiler.layout import Layout, Segment, expires, literal
+from watertable.compiler.layout import Layout, Outlet, Segment, expires, literal
+from watertable.compiler.prepared import Prepared
 from watertable.compiler.pythons import register
-from watertable.compiler.run import Lookup, Partition, Run, Write, forget, union
+from watertable.compiler.run import Lookup, Partition, Run, Write, forget, missed, union
 from watertable.compiler.segments import RAW, SLOT, first, later
 from watertable.plan import nodes
 from watertable.plan.nodes import Versioned
@@ -84,7 +85,8 @@ class Compiler:
 
     topology: Topology
     layout: Layout = field(init=False)
-    _taught: WeakSet[SparkSession] = field(init=False, default_factory=WeakSet)
+    _prepared: WeakKeyDictionary[SparkSession, Prepared] = field(init=False, default_factory=WeakKeyDictionary)
+    """What is kept from batch to batch, for each session that has been told of the user's functions."""
 
     def __post_init__(self) -> None:
         self.layout = Layout(self.topology)
@@ -101,8 +103,8 @@ class Compiler:
         among the batch's then. Runs one job over the batch, and one for each such use of a table; all other frames run when they are
         written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
-        self._teach(records.sparkSession)
-        run, tally = Run(self.layout, carry, lookup, carry if since is None else since, clocks, write), _Tally()
+        make = self._in(records.sparkSession).make
+        run, tally = Run(self.layout, make, carry, lookup, carry if since is None else since, clocks, write), _Tally()
         run.frames[0] = first(run, records)
         seen, figures = _watched(run, run.frames[0], tally)
         self._keep(run, self.layout.segments[0], seen)
@@ -120,12 +122,11 @@ class Compiler:
             if root in run.written:
                 continue
             if root in run.folded:
-                partial[root], missed = run.folded[root]
+                partial[root], told = run.folded[root]
             else:
-                contributions, missed = run.contributions(fold, run.frames[segment.number])
-                partial[root] = run.partial(fold, contributions)
-            if fold.missing == "late" and missed is not None and tally.dropped[fold.label, "late"]:
-                late.append(missed)
+                partial[root], told = run.partial(fold, run.frames[segment.number]), None
+            if fold.windows is not None and fold.missing == "late" and tally.dropped[fold.label, "late"]:
+                late.append(missed(fold, run.frames[segment.number]) if told is None else told)
         partial |= run.waits
         tables = (*self.topology.tables, *self.layout.buffers)
         return Batch(
@@ -142,16 +143,17 @@ class Compiler:
         if (fold := self.layout.alone(segment)) is None:
             run.frames[segment.number] = run.keep(seen)
         elif run.write is not None and (table := self.layout.whole(fold)) is not None:
-            run.write(table, run.partial(fold, run.contributions(fold, seen)[0]))
+            run.write(table, run.partial(fold, seen))
             run.written.add(fold.root)
         else:
             run.folded[fold.root] = run.at_once(fold, seen)
 
-    def _teach(self, spark: SparkSession) -> None:
-        """Let a session call the user's functions, once."""
-        if spark not in self._taught:
+    def _in(self, spark: SparkSession) -> Prepared:
+        """Give what is kept for a session; the first time, let it call the user's functions."""
+        if spark not in self._prepared:
             register(spark, called_in(self.topology))
-            self._taught.add(spark)
+            self._prepared[spark] = Prepared()
+        return self._prepared[spark]
 
 
 @dataclass(slots=True)
@@ -252,19 +254,22 @@ def _dropped(spark: SparkSession, tally: _Tally) -> list[DataFrame]:
 
 
 def _outbox(run: Run) -> DataFrame | None:
-    """Give the records to publish, numbered for each topic in log order; what joins of streams make comes from no one record."""
-    out = []
-    for outlet in run.layout.sinks:
-        sink = outlet.sink
-        frame = run.frames[outlet.flow.segment.number].where(outlet.flow.present)
-        ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
-        out.append(frame.selectExpr(
-            f"{literal(sink.topic)} AS topic", f"{outlet.key} AS key", f"{outlet.value} AS value", "ts AS timestamp", "st",
-            f"{'CAST(NULL AS STRING)' if sink.is_of_pairs else 'topic'} AS src_topic",
-            "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
-            f"CAST({outlet.headers or 'NULL'} AS {HEADERS}) AS headers",
-        ))  # fmt: skip
-    return _all(out)
+    """Give the records to publish."""
+    sinks = run.layout.sinks
+    frames = [run.frames[outlet.flow.segment.number] for outlet in sinks]
+    return run.make("outbox", lambda *frames: union(map(_published, sinks, frames)), *frames) if sinks else None
+
+
+def _published(outlet: Outlet, frame: DataFrame) -> DataFrame:
+    """Give the records of a topic, numbered in log order; what joins of streams make comes from no one record."""
+    sink = outlet.sink
+    ordinal = "CAST(row_number() OVER (ORDER BY st, topic, partition, offset, ord) - 1 AS BIGINT) AS ordinal"
+    return frame.where(outlet.flow.present).selectExpr(
+        f"{literal(sink.topic)} AS topic", f"{outlet.key} AS key", f"{outlet.value} AS value", "ts AS timestamp", "st",
+        f"{'CAST(NULL AS STRING)' if sink.is_of_pairs else 'topic'} AS src_topic",
+        "partition AS src_partition", "offset AS src_offset", "ord", ordinal,
+        f"CAST({outlet.headers or 'NULL'} AS {HEADERS}) AS headers",
+    )  # fmt: skip
 
 
 def _all(frames: Sequence[DataFrame]) -> DataFrame | None:

@@ -19,8 +19,8 @@ from watertable.compiler.algebra import (
     taken,
     upto,
 )
-from watertable.compiler.layout import Segment
-from watertable.compiler.run import Run, union
+from watertable.compiler.layout import Layout, Segment
+from watertable.compiler.run import Run, contributions, folded, singles, union
 from watertable.compiler.telling import never_paired
 from watertable.compiler.versions import as_of, is_due, waiting_rows
 from watertable.plan import nodes, plan
@@ -41,20 +41,32 @@ def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     What the table gets of the same record comes first. The table's states run along the keys that are looked up, and no others; where
     the batch adds nothing to the table, they stand still, and no order of records matters.
     """
-    table = run.layout.topology.table(node.table)
-    rows, spaces, keyed = _asking(run, segment, table, "TRUE AS present")
-    keys = rows.where(keyed).select("key").distinct()
-    old = run.lookup(table, keys.selectExpr(f"{company(table)} AS key").distinct())
-    still = old.selectExpr("key", "state AS now")
-    found = _run_forward(run, table, rows, keys, old) if run.gains(table) else rows.join(still, "key", "left")
-    found = leveled(found, finishing(table, state="now", key="key", into="_v"))
-    right = f"_v{len(table.stages)} AS right"
-    return found.selectExpr("present", *spaces, right, "ts", *PLACE)
+    layout, table = run.layout, run.layout.topology.table(node.table)
+    gains = run.gains(table)
+    numbers = [layout.folds[part.leaf][0].number for part in table.parts] if gains else []
+
+    def keys(records: DataFrame) -> DataFrame:
+        rows, _, keyed = _asking(layout, segment, table, records)
+        return rows.where(keyed).selectExpr(f"{company(table)} AS key").distinct()
+
+    def steps(records: DataFrame, old: DataFrame, *frames: DataFrame) -> DataFrame:
+        rows, spaces, keyed = _asking(layout, segment, table, records, "TRUE AS present")
+        if gains:
+            wanted = rows.where(keyed).select("key").distinct()
+            added = singles(layout, table, dict(zip(numbers, frames, strict=True))).join(F.broadcast(wanted), "key", "left_semi")
+            found = _run_forward(table, rows, added, old)
+        else:
+            found = rows.join(old.selectExpr("key", "state AS now"), "key", "left")
+        found = leveled(found, finishing(table, state="now", key="key", into="_v"))
+        return found.selectExpr("present", *spaces, f"_v{len(table.stages)} AS right", "ts", *PLACE)
+
+    records = run.frames[layout.inputs[segment.number][0].segment.number]
+    old = run.lookup(table, lambda: run.make(("keys", segment.number), keys, records))
+    return run.make(("join", segment.number, gains), steps, records, old, *(run.frames[number] for number in numbers))
 
 
-def _run_forward(run: Run, table: TableDef, rows: DataFrame, keys: DataFrame, old: DataFrame) -> DataFrame:
+def _run_forward(table: TableDef, rows: DataFrame, added: DataFrame, old: DataFrame) -> DataFrame:
     """Give each record the state `now` of its key that the old one has come to with what the table got before it; null where none has."""
-    added = run.singles(table).join(F.broadcast(keys), "key", "left_semi")
     before = [f.selectExpr("key", "state", "FALSE AS present", *place) for f, place in ((added, PLACE), (old, ()))]
     both = union([rows, *before], loose=True)
     forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
@@ -67,30 +79,33 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     table, root = run.layout.topology.table(node.table), plan.root_of(node.right)
     assert isinstance(root, Versioned)
     (history,) = (t for t in run.layout.buffers if isinstance(t.root, nodes.History) and t.root.parent == root)
-    rows, spaces, keyed = _asking(run, segment, table, apart=isinstance(node, nodes.WaitingJoin))
+    records = run.frames[run.layout.inputs[segment.number][0].segment.number]
+    rows, spaces, keyed = _asking(run.layout, segment, table, records, apart=isinstance(node, nodes.WaitingJoin))
     if isinstance(node, nodes.WaitingJoin):
         rows = _waited(run, node, rows, keyed)
     keys = rows.where(keyed).select("key").distinct()
-    old = run.lookup(history, keys).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _old")
+    old = run.lookup(history, lambda: keys).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _old")
     origin, fold = run.layout.folds[history.parts[0].leaf]
-    came = run.contributions(fold, run.frames[origin.number])[0].join(F.broadcast(keys), "key", "left_semi")
-    new = run.partial(fold, came).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _new")
+    came = contributions(fold, run.frames[origin.number]).join(F.broadcast(keys), "key", "left_semi")
+    new = folded(fold, came).selectExpr("key", f"state.{quote(plan.VERSIONS)} AS _new")
     levels = (*as_of(root, node), *finishing(table, state="now", key="key", into="_v"))
     found = leveled(rows.join(old, "key", "left").join(new, "key", "left"), levels)
     right = f"_v{len(table.stages)} AS right"
     return found.selectExpr("TRUE AS present", *spaces, right, "ts", *PLACE)
 
 
-def _asking(run: Run, segment: Segment, table: TableDef, *more: str, apart: bool = False) -> tuple[DataFrame, list[str], str]:
+def _asking(
+    layout: Layout, segment: Segment, table: TableDef, records: DataFrame, *more: str, apart: bool = False
+) -> tuple[DataFrame, list[str], str]:
     """Give the records that ask for rows of a table, what names their columns again, and the condition for keys that a row can have.
 
     Each has the `key` that it asks for, and `more` columns where they are wanted. A record that asks for its own key has it once, if that
     needn't be `apart`.
     """
-    flow, wanted = run.layout.inputs[segment.number]
+    flow, wanted = layout.inputs[segment.number]
     columns = {name: f"s_{name}" if apart or column != wanted else "key" for name, column in flow.spaces.items() if name != "ts"}
     record = [f"{flow.spaces[name]} AS {column}" for name, column in columns.items() if column != "key"]
-    rows = run.frames[flow.segment.number].where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE)
+    rows = records.where(flow.present).selectExpr(f"{wanted} AS key", *more, *record, "ts", *PLACE)
     keyed = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name in table.key.names)
     return rows, [f"{column} AS {name}" for name, column in columns.items()], keyed
 
@@ -136,9 +151,9 @@ def paired(run: Run, segment: Segment, node: nodes.StreamStreamJoin) -> DataFram
     keys = rows.select("key").distinct()
     if isinstance(node, nodes.OuterStreamJoin):
         reached = plan.reached(run.reached, node.left, node.right)
-        old = run.lookup(buffer, keys, reached)
+        old = run.lookup(buffer, lambda: keys, reached)
     else:
-        old = run.lookup(buffer, keys)
+        old = run.lookup(buffer, lambda: keys)
     waiting = [rows.selectExpr(*record, "at", "FALSE AS old")]
     for side, field_ in enumerate(buffer.state[:2]):
         kept = old.selectExpr("key", f"inline(state.{quote(field_.name)}) AS (o, v)")

@@ -73,14 +73,14 @@ def visited(
     With what its `tables` keep of their keys; and for the keys whose punctuators are due now that partitions have `reached` their times,
     or by the recorded `clocks`.
     """
-    processor, key, keys = node.processor, plan.key_of(node), rows.select("key").distinct()
+    processor, key, keys = node.processor, plan.key_of(node), lambda: rows.select("key").distinct()
     if processor.punctuators:
         timers, now = plan.timers_of(node), max((time for time in reached.values() if time is not None), default=EPOCH)
         clock = max((clock for known in clocks.values() for _, clock in known), default=None)
         are_due = f"since IS NULL AND at <= {moment(now)}" + ("" if clock is None else f" OR since IS NOT NULL AND at <= {moment(clock)}")
         known = lookup(timers, keys, now if clock is None else max(now, clock)).selectExpr("key", "state.row.value.*")
         due = known.where(are_due).selectExpr(f"{company(timers)} AS key")
-        tables, keys = [*tables, timers], keys.unionByName(due).distinct()
+        tables, keys = [*tables, timers], lambda: rows.select("key").unionByName(due).distinct()
     kept = [lookup(table, keys) for table in tables]
     for number, ((_, shape), states) in enumerate(zip(processor.kept, kept, strict=True)):
         entry = "".join(f", '__{n}', key.{quote(name)}" for n, name in enumerate(shape.key.names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import gathered, grouped, leaf_state, lifted, place, placed_in, single
 from watertable.compiler.layout import Fold, Layout, expires, literal
+from watertable.compiler.prepared import Make
 from watertable.compiler.windowing import sliding_key, windowed_key
 from watertable.plan import nodes, plan
 from watertable.plan.nodes import TableAggregate
@@ -23,17 +24,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Partition = tuple[str, int]
+Keys = Callable[[], "DataFrame"]
+"""Makes a frame of distinct keys (`key`), where somebody needs it."""
 
 
 class Lookup(Protocol):
-    """Give the old rows of a table for a frame of distinct keys, and perhaps more, or all: `key`, `state`, with its lineage cut.
+    """Give the old rows of a table for some keys, and perhaps more, or all: `key`, `state`, with its lineage cut.
 
     The keys are those under which rows are made together (`company`): shorter ones than a processor's store has, say.
     Of an outer join of streams, those too in which a record waits whose window is closed at the stream time `due`; of the rows that wait
     for a suppressed table, all whose windows are closed by then, and all that could be made one with them.
     """
 
-    def __call__(self, table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:  # noqa: D102
+    def __call__(self, table: TableDef, keys: Keys | None, due: datetime | None = None, /) -> DataFrame:  # noqa: D102
         ...
 
 
@@ -49,6 +52,8 @@ class Run:
     """Hold what one batch needs beside the compiled plan; `frames` are its segments as far as they are made, by number."""
 
     layout: Layout
+    make: Make
+    """Makes frames by steps that are the same in each batch, and so are no business of a `Run`'s."""
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
     since: Mapping[Partition, datetime | None]
@@ -80,62 +85,28 @@ class Run:
         self.kept.append(frame.localCheckpoint(eager=False))
         return self.kept[-1]
 
-    def contributions(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
-        """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one, and the windows that were missed."""
-        here = frame.where(fold.present)
-        if isinstance(fold.root, nodes.Versioned | nodes.History):
-            kept = fold.root.parent if isinstance(fold.root, nodes.History) else fold.root
-            here = here.where(f"NOT ({expires(kept)})")
-        if isinstance(fold.root, TableAggregate):
-            each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE)
-            return each.withColumn("ord", F.expr("ord * 2 + n")), None
-        keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
-        if fold.windows is None:
-            return here.selectExpr(keys, lifts, "ts", *PLACE), None
-        names = [f"{fold.slots}_{part}" for part in ("first", "open", "last")]
-        size, advance = (microseconds(d) for d in (fold.windows.size, fold.windows.advance))
-        taken = here.where(f"{names[1]} <= {names[2]}").selectExpr(
-            keys, lifts, f"{names[0]} AS first", f"{names[1]} AS open", f"{names[2]} AS last", "ts", *PLACE
-        )
-        missed = here.where(f"{names[0]} < {names[1]}").selectExpr(
-            f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
-            f"explode(sequence({names[0]}, least({names[1]} - {advance}, {names[2]}), {advance}L)) AS s",
-        )  # fmt: skip
-        bounds = ("timestamp_micros(s) AS window_start", f"timestamp_micros(s + {size}) AS window_end")
-        return taken, missed.selectExpr("node", "reason", "topic", "partition", "offset", *bounds, "1L AS count")
-
     def at_once(self, fold: Fold, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """Fold a frame now, and keep what that comes to, not the frame: partial states, and the windows that were missed.
 
         A late record is a group by itself beside those of its key; it has one window.
         """
         if fold.windows is None:
-            return self.keep(self.partial(fold, self.contributions(fold, frame)[0])), None
+            return self.keep(self.partial(fold, frame)), None
         first = f"{fold.slots}_first"
-        here = frame.where(fold.present).selectExpr(
+        columns = (
             f"{fold.key} AS key", f"{fold.lifts} AS l", f"{first} AS open", f"{first} AS last", "ts", *PLACE,
             f"CASE WHEN {fold.slots}_missed > 0 THEN {place()} END AS late",
         )  # fmt: skip
-        kept = self.keep(self.partial(fold, here, "late"))
+        kept = self.keep(
+            self.make(("late", id(fold)), lambda records: folded(fold, records.where(fold.present).selectExpr(*columns), "late"), frame)
+        )
         told = ("late.topic", "late.partition", "late.offset", "key.window_start", "key.window_end", "1L AS count")
-        missed = kept.where("late IS NOT NULL").selectExpr(f"{literal(fold.label)} AS node", "'late' AS reason", *told)
-        return kept.where("late IS NULL").drop("late"), missed
+        late = kept.where("late IS NOT NULL").selectExpr(f"{literal(fold.label)} AS node", "'late' AS reason", *told)
+        return kept.where("late IS NULL").drop("late"), late
 
-    def partial(self, fold: Fold, contributions: DataFrame, *apart: str) -> DataFrame:
-        """Fold the contributions of a batch to one partial state a key; in a hopping table, a key that spans its windows (`spread`).
-
-        Of sessions, to one for each that the batch makes by itself; else those that differ in the columns `apart` are kept so.
-        """
-        windows = fold.windows
-        fields, each = plan.state_of(fold.root), contributions
-        folded = [f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st"]
-        if isinstance(windows, SlidingWindows):
-            each = each.withColumn("key", F.expr(sliding_key(fold, windows)))
-        elif windows is not None:
-            each = each.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
-        if isinstance(windows, SessionWindows):
-            return gathered(windows, each, fields, *folded)
-        return grouped(each, fields, ("key", *apart), *folded)
+    def partial(self, fold: Fold, frame: DataFrame) -> DataFrame:
+        """Fold what records of a frame contribute to a table to one partial state a key; see `folded`."""
+        return self.make(("partial", id(fold)), lambda records: folded(fold, contributions(fold, records)), frame)
 
     def gains(self, table: TableDef) -> bool:
         """Tell whether the batch may add to a table, as far as its first pass can say."""
@@ -145,35 +116,88 @@ class Run:
         """Give what a batch adds to a table: of several leaves, the partial states of each, to be merged where they are read."""
         if isinstance(table.root, nodes.Leaf):
             return partial[table.root]
-        parts = [partial[part.leaf].selectExpr(*placed_in(table, part), "st") for part in table.parts]
-        return union([*parts, self.done[table.name]] if table.name in self.done else parts)
 
-    def singles(self, table: TableDef) -> DataFrame:
-        """Give what each record of the batch adds to a table by itself: `key`, `state`, and its place.
+        def steps(*partial: DataFrame) -> DataFrame:
+            parts = (states.selectExpr(*placed_in(table, part), "st") for states, part in zip(partial, table.parts, strict=True))
+            return union(parts)
 
-        Where a table has several leaves, the n-th of m takes a record at `ord * m + n`. Where it groups rows, one that changes within its
-        group has two steps at one place, of which only the second (`step` 1) makes a Change.
-        """
-        moves = any(isinstance(part.leaf, TableAggregate) for part in table.parts)
-        found = []
-        for number, part in enumerate(table.parts):
-            segment, fold = self.layout.folds[part.leaf]
-            rows, _ = self.contributions(fold, self.frames[segment.number])
-            if fold.windows is not None:
-                size, advance = microseconds(fold.windows.size), microseconds(fold.windows.advance)
-                each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
-                numbered = each.withColumn("ord", F.expr(f"ord * {fold.windows.per_record} + (s - first) div {advance}L"))
-                slot = sliding_key(fold, fold.windows) if isinstance(fold.windows, SlidingWindows) else windowed_key(fold, "s", "s", size)
-                rows = numbered.withColumn("key", F.expr(slot))
-            steps = ["paired", "step"] if moves else []
-            if moves and not isinstance(part.leaf, TableAggregate):
-                rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
-            rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE)
-            if not isinstance(table.root, nodes.Leaf):
-                others = (*steps, *(c for c in PLACE if c != "ord"))
-                rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others)
-            found.append(rows)
-        return union(found)
+        parts = self.make(("deltas", table.name), steps, *(partial[part.leaf] for part in table.parts))
+        return union([parts, self.done[table.name]]) if table.name in self.done else parts
+
+
+def contributions(fold: Fold, frame: DataFrame) -> DataFrame:
+    """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one."""
+    here = frame.where(fold.present)
+    if isinstance(fold.root, nodes.Versioned | nodes.History):
+        kept = fold.root.parent if isinstance(fold.root, nodes.History) else fold.root
+        here = here.where(f"NOT ({expires(kept)})")
+    if isinstance(fold.root, TableAggregate):
+        each = here.selectExpr(f"inline({fold.lifts})", "ts", *PLACE)
+        return each.withColumn("ord", F.expr("ord * 2 + n"))
+    keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
+    if fold.windows is None:
+        return here.selectExpr(keys, lifts, "ts", *PLACE)
+    first, opened, last = (f"{fold.slots}_{part}" for part in ("first", "open", "last"))
+    slots = (f"{first} AS first", f"{opened} AS open", f"{last} AS last")
+    return here.where(f"{opened} <= {last}").selectExpr(keys, lifts, *slots, "ts", *PLACE)
+
+
+def missed(fold: Fold, frame: DataFrame) -> DataFrame:
+    """Give the windows that records miss, since they come too late: a row of `__dropped` for each."""
+    assert fold.windows is not None
+    first, opened, last = (f"{fold.slots}_{part}" for part in ("first", "open", "last"))
+    size, advance = (microseconds(d) for d in (fold.windows.size, fold.windows.advance))
+    late = frame.where(fold.present).where(f"{first} < {opened}").selectExpr(
+        f"{literal(fold.label)} AS node", "'late' AS reason", "topic", "partition", "offset",
+        f"explode(sequence({first}, least({opened} - {advance}, {last}), {advance}L)) AS s",
+    )  # fmt: skip
+    bounds = ("timestamp_micros(s) AS window_start", f"timestamp_micros(s + {size}) AS window_end")
+    return late.selectExpr("node", "reason", "topic", "partition", "offset", *bounds, "1L AS count")
+
+
+def folded(fold: Fold, contributions: DataFrame, *apart: str) -> DataFrame:
+    """Fold contributions to one partial state a key; in a hopping table, a key that spans its windows (`spread`).
+
+    Of sessions, to one for each that the batch makes by itself; else those that differ in the columns `apart` are kept so.
+    """
+    windows = fold.windows
+    fields, each = plan.state_of(fold.root), contributions
+    folds = [f"{leaf_state(fold.root, lifted)} AS state", "max(st) AS st"]
+    if isinstance(windows, SlidingWindows):
+        each = each.withColumn("key", F.expr(sliding_key(fold, windows)))
+    elif windows is not None:
+        each = each.withColumn("key", F.expr(windowed_key(fold, "open", "last", microseconds(windows.size))))
+    if isinstance(windows, SessionWindows):
+        return gathered(windows, each, fields, *folds)
+    return grouped(each, fields, ("key", *apart), *folds)
+
+
+def singles(layout: Layout, table: TableDef, frames: Mapping[int, DataFrame]) -> DataFrame:
+    """Give what each record of the batch adds to a table by itself: `key`, `state`, and its place; of the segments' frames, by number.
+
+    Where a table has several leaves, the n-th of m takes a record at `ord * m + n`. Where it groups rows, one that changes within its
+    group has two steps at one place, of which only the second (`step` 1) makes a Change.
+    """
+    moves = any(isinstance(part.leaf, TableAggregate) for part in table.parts)
+    found = []
+    for number, part in enumerate(table.parts):
+        segment, fold = layout.folds[part.leaf]
+        rows = contributions(fold, frames[segment.number])
+        if fold.windows is not None:
+            size, advance = microseconds(fold.windows.size), microseconds(fold.windows.advance)
+            each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))
+            numbered = each.withColumn("ord", F.expr(f"ord * {fold.windows.per_record} + (s - first) div {advance}L"))
+            slot = sliding_key(fold, fold.windows) if isinstance(fold.windows, SlidingWindows) else windowed_key(fold, "s", "s", size)
+            rows = numbered.withColumn("key", F.expr(slot))
+        steps = ["paired", "step"] if moves else []
+        if moves and not isinstance(part.leaf, TableAggregate):
+            rows = rows.selectExpr("*", "FALSE AS paired", "1 AS step")
+        rows = rows.selectExpr("key", f"{leaf_state(part.leaf, single)} AS state", "ts", *steps, *PLACE)
+        if not isinstance(table.root, nodes.Leaf):
+            others = (*steps, *(c for c in PLACE if c != "ord"))
+            rows = rows.selectExpr(*placed_in(table, part), "ts", f"ord * {len(table.parts)} + {number} AS ord", *others)
+        found.append(rows)
+    return union(found)
 
 
 def union(frames: Iterable[DataFrame], *, loose: bool = False) -> DataFrame:

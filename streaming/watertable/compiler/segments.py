@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import company, finishing, leveled, merge, merged_state, spread, upto
 from watertable.compiler.joins import as_of_time, looked_up, paired
-from watertable.compiler.layout import Segment, literal, moment
+from watertable.compiler.layout import Flow, Layout, Segment, literal, moment
+from watertable.compiler.prepared import Steps
 from watertable.compiler.pythons import visited
-from watertable.compiler.run import Partition, Run, union
+from watertable.compiler.run import Partition, Run, singles, union
 from watertable.compiler.telling import final_rows, foreign_changes, session_changes, sliding_changes
 from watertable.compiler.windowing import window_starts
 from watertable.plan import nodes, plan
@@ -39,21 +41,24 @@ _dealt: Final[dict[tuple[int, int], Sequence[int]]] = {}
 
 def first(run: Run, records: DataFrame) -> DataFrame:
     """Decode the batch, run the first segment, and put each record at its stream time; a number in `SLOT` says of which partition it is."""
-    segment, spark = run.layout.segments[0], records.sparkSession
-    run.slots = dict(zip(sorted(run.carry), _slots(spark, len(run.carry)), strict=True))
+    run.slots = dict(zip(sorted(run.carry), _slots(records.sparkSession, len(run.carry)), strict=True))
     raw = ("timestamp AS raw_ts", "key AS raw_key", "value AS raw_value", "headers AS raw_headers")
-    frame = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord")
-    sources = run.layout.sources
+    carried = _by_partition({place: "NULL" if when is None else moment(when) for place, when in run.carry.items()}, "TIMESTAMP")
+    brought = (f"{_by_partition(run.slots, 'INT')} AS {SLOT}", f"{carried} AS _carried")
+    read = records.selectExpr("topic", "partition", "offset", *raw, "0L AS ord", *brought)
+    return run.make("first", partial(_first, run.layout), read)
+
+
+def _first(layout: Layout, records: DataFrame) -> DataFrame:
+    segment, sources = layout.segments[0], layout.sources
     times = [f"coalesce({', '.join(flow.spaces['ts'] for flow in sources.values())}, NULL) AS ts"]
-    untimed = [sources[topic.name] for topic in run.layout.topology.topics if topic.timestamp]
+    untimed = [sources[topic.name] for topic in layout.topology.topics if topic.timestamp]
     if untimed:
         without = " OR ".join(f"({flow.present} AND {flow.spaces['value']} IS NULL)" for flow in untimed)
         times.append(f"{without} AS _untimed")
-    frame = _narrowed(segment, leveled(frame, segment.levels), *times)
-    reached = f"max(ts){upto(f'PARTITION BY {SLOT} ORDER BY offset')}" if run.layout.needs_order else "ts"
-    carried = _by_partition({place: "NULL" if when is None else moment(when) for place, when in run.carry.items()}, "TIMESTAMP")
-    slotted = frame.selectExpr("*", f"{_by_partition(run.slots, 'INT')} AS {SLOT}", f"{carried} AS _carried")
-    timed = slotted.withColumn("st", F.expr(f"greatest({reached}, _carried)")).drop("_carried")
+    frame = _narrowed(segment, leveled(records, segment.levels), *times, SLOT, "_carried")
+    reached = f"max(ts){upto(f'PARTITION BY {SLOT} ORDER BY offset')}" if layout.needs_order else "ts"
+    timed = frame.withColumn("st", F.expr(f"greatest({reached}, _carried)")).drop("_carried")
     if untimed:  # a record that has no event time of its own is at what its partition has reached
         timed = timed.withColumn("ts", F.expr("if(_untimed, st, ts)")).drop("_untimed")
     return _in_windows(segment, timed)
@@ -61,34 +66,49 @@ def first(run: Run, records: DataFrame) -> DataFrame:
 
 def later(run: Run, segment: Segment) -> DataFrame:
     """Build the input of a later segment, and run it."""
+    layout, frames = run.layout, run.frames
     match segment.origin:
-        case nodes.FlatMapValues():
-            frame = _exploded(run, segment, segment.origin)
-        case nodes.ToStream():
-            frame = _changes(run, segment.origin)
-        case nodes.StreamJoin() if isinstance(plan.root_of(segment.origin.right), Versioned):
-            frame = as_of_time(run, segment, segment.origin)
-        case nodes.StreamJoin():
-            frame = looked_up(run, segment, segment.origin)
-        case nodes.StreamStreamJoin():
-            frame = paired(run, segment, segment.origin)
-        case nodes.FinalRows():
-            frame = _final(run, segment.origin)
-        case nodes.Process():
-            frame = _visited(run, segment, segment.origin)
-        case nodes.MergeStreams():
-            frame = _united(run, segment.origin)
+        case nodes.FlatMapValues() as node:
+            flow, made = layout.inputs[segment.number]
+            return _passed(run, segment, partial(_exploded, node, flow, made), frames[flow.segment.number])
+        case nodes.ToStream() as node:
+            return _changes(run, segment, node)
+        case nodes.StreamJoin() as node if isinstance(plan.root_of(node.right), Versioned):
+            return _passed(run, segment, _as_it_is, as_of_time(run, segment, node))
+        case nodes.StreamJoin() as node:
+            return _passed(run, segment, _as_it_is, looked_up(run, segment, node))
+        case nodes.StreamStreamJoin() as node:
+            return _passed(run, segment, _as_it_is, paired(run, segment, node))
+        case nodes.FinalRows() as node:
+            return _passed(run, segment, _as_it_is, _final(run, node))
+        case nodes.Process() as node:
+            return _passed(run, segment, _as_it_is, _visited(run, segment, node))
+        case nodes.MergeStreams() as node:
+            parents = [frames[layout.flow(parent).segment.number] for parent in node.parents]
+            return _passed(run, segment, partial(_united, layout, node), *parents)
         case Topology():
             raise AssertionError("the first segment has no input but the records")
-    return _in_windows(segment, _narrowed(segment, leveled(frame, segment.levels), "ts", "st"))
 
 
-def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFrame:
+def _passed(run: Run, segment: Segment, steps: Steps, *frames: DataFrame) -> DataFrame:
+    """Go over a later segment's records, which some steps make of these frames."""
+
+    def all_steps(*frames: DataFrame) -> DataFrame:
+        return _in_windows(segment, _narrowed(segment, leveled(steps(*frames), segment.levels), "ts", "st"))
+
+    return run.make(("segment", segment.number), all_steps, *frames)
+
+
+def _as_it_is(records: DataFrame) -> DataFrame:
+    """Make nothing of records that depend on what is known only now."""
+    return records
+
+
+def _exploded(node: nodes.FlatMapValues, flow: Flow, made: str, records: DataFrame) -> DataFrame:
     """Make a record of each element of an array."""
-    flow, made = run.layout.inputs[segment.number]
     there = flow.spaces.get("value", flow.spaces.get("new", ""))
     array = f"{made}.{quote(node.exploded)}"
-    frame = run.frames[flow.segment.number].where(f"{flow.present} AND {there} IS NOT NULL AND size({array}) <= {FAN_OUT}")
+    frame = records.where(f"{flow.present} AND {there} IS NOT NULL AND size({array}) <= {FAN_OUT}")
     frame = frame.selectExpr("*", f"posexplode({array}) AS (_pos, _item)")
     parts = ", ".join(f"'{n}', " + ("_item" if n == node.exploded else f"{made}.{quote(n)}") for n, _ in node.columns)
     window = [f"{flow.spaces['window']} AS window"] if "window" in flow.spaces else []
@@ -98,15 +118,30 @@ def _exploded(run: Run, segment: Segment, node: nodes.FlatMapValues) -> DataFram
     )  # fmt: skip
 
 
-def _changes(run: Run, node: nodes.ToStream) -> DataFrame:
+def _changes(run: Run, segment: Segment, node: nodes.ToStream) -> DataFrame:
+    """Give the Changes of a table: what each record of the batch does to the rows of its key, as they were before."""
+    layout, table = run.layout, run.layout.topology.table(node.table)
+    numbers = [layout.folds[part.leaf][0].number for part in table.parts]
+    frames = [run.frames[number] for number in numbers]
+
+    def keys(*frames: DataFrame) -> DataFrame:
+        wanted = singles(layout, table, dict(zip(numbers, frames, strict=True))).selectExpr(f"{company(table)} AS key").distinct()
+        if not isinstance(table.root, nodes.ForeignJoin):
+            return wanted
+        return wanted.where(" AND ".join(f"key.{quote(name)} IS NOT NULL" for name, _ in table.root.left.group[: -len(table.key)]))
+
+    def steps(old: DataFrame, *frames: DataFrame) -> DataFrame:
+        return _run_forward(table, singles(layout, table, dict(zip(numbers, frames, strict=True))), old)
+
+    old = run.lookup(table, lambda: run.make(("keys", segment.number), keys, *frames))
+    return _passed(run, segment, steps, old, *frames)
+
+
+def _run_forward(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFrame:
     """Run the states of the touched keys forward, record by record in log order, from the old rows."""
-    table = run.layout.topology.table(node.table)
-    rows = run.singles(table).withColumn("present", F.lit(True))
-    keys = rows.selectExpr(f"{company(table)} AS key").distinct()
+    rows = rows.withColumn("present", F.lit(True))
     if isinstance(table.root, nodes.ForeignJoin):
-        named = " AND ".join(f"key.{quote(name)} IS NOT NULL" for name, _ in table.root.left.group[: -len(table.key)])
-        return _told(table, foreign_changes(table, rows, run.lookup(table, keys.where(named))))
-    old = run.lookup(table, keys)
+        return _told(table, foreign_changes(table, rows, old))
     if table.sessions is not None:
         return _told(table, session_changes(table, table.sessions, rows, old))
     if table.sliding is not None:
@@ -149,25 +184,24 @@ def _visited(run: Run, segment: Segment, node: nodes.Process) -> DataFrame:
 def _final(run: Run, node: nodes.FinalRows) -> DataFrame:
     """Give the rows of a table whose windows this batch closes: each once, at the last moment of its window, as it is now."""
     table, closing = plan.open_of(node), plan.closing_of(node.parent)
-    partial = {}
+    states = {}
     for leaf in plan.leaves_of(table.root):
         segment, fold = run.layout.folds[leaf]
-        partial[leaf] = run.partial(fold, run.contributions(fold, run.frames[segment.number])[0])
-    added = spread(table, run.deltas(table, partial)).select("key", "state")
+        states[leaf] = run.partial(fold, run.frames[segment.number])
+    added = spread(table, run.deltas(table, states)).select("key", "state")
     since, now = (plan.reached(times, node.parent) for times in (run.since, run.reached))
-    old = run.lookup(table, added.select("key").distinct(), now or EPOCH).select("key", "state")
+    old = run.lookup(table, lambda: added.select("key").distinct(), now or EPOCH).select("key", "state")
     topic = literal(min(plan.topics_above(node)))
     return final_rows(table, closing, merge(table, old.unionByName(added)), since, now, topic)
 
 
-def _united(run: Run, node: nodes.MergeStreams) -> DataFrame:
+def _united(layout: Layout, node: nodes.MergeStreams, *parents: DataFrame) -> DataFrame:
     """Give the records of several streams; one that comes by way of more than one of them is as many."""
-    parts, names = [], run.layout.flow(node).spaces
-    for number, parent in enumerate(node.parents):
-        flow = run.layout.flow(parent)
+    parts, names = [], layout.flow(node).spaces
+    for number, (parent, records) in enumerate(zip(node.parents, parents, strict=True)):
+        flow = layout.flow(parent)
         columns = [f"{flow.spaces[name]} AS {name}" for name in names]
-        frame = run.frames[flow.segment.number].where(flow.present)
-        numbered = frame.withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
+        numbered = records.where(flow.present).withColumn("ord", F.expr(f"ord * {len(node.parents)} + {number}"))
         parts.append(numbered.selectExpr("TRUE AS present", *columns, "ts", *PLACE))
     return union(parts)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from watertable.compiler import DROPPED, OUT, QUARANTINE
+from watertable.compiler import DROPPED, OUT, QUARANTINE, Make, anew
 from watertable.compiler.algebra import change_struct
 from watertable.errors import FormatError, TableNotFound, UnknownPosition
 from watertable.plan.deployment import Outline
@@ -555,10 +555,10 @@ class Changelog:
         struct = F.from_json(F.lit(info.to_json()), SYSTEM_COLUMNS["commit_v1"])
         return self.spark.range(0, 1, 1, 1).select(struct.alias("commit_v1"))
 
-    def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None) -> DataFrame:
+    def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None, make: Make = anew) -> DataFrame:
         """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
         own = system_part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
-        return shaped([*parts, own], info.epoch, info.seq, bucket)
+        return shaped([*parts, own], info.epoch, info.seq, bucket, make)
 
     def note(self, info: CommitInfo, note: str, parts: Sequence[Part] = ()) -> bool:
         """Append a `__commit` row that takes no seq, and rows beside it; False where a start that adds columns has won, and nothing is."""
@@ -633,7 +633,7 @@ def system_parts(outbox: DataFrame | None, quarantine: DataFrame | None, dropped
     return [system_part(frame, column, table) for frame, column, table in found if frame is not None]
 
 
-def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = None) -> DataFrame:
+def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = None, make: Make = anew) -> DataFrame:
     """Bring the rows of parts of one commit into the changelog's shape; `bucket` is for those that lie in none of their seq.
 
     Each part is given the columns of all at once: to let Spark find what a union lacks costs it the square of the parts.
@@ -641,13 +641,17 @@ def shaped(parts: Sequence[Part], epoch: int, seq: int, bucket: int | None = Non
     # a number in a plan is written into its code, which would be compiled anew, and be cold, in each batch; in an array it is data
     numbers = {"epoch": f"{epoch}", "bucket": f"{seq // BUCKET if bucket is None else bucket}L", "seq": f"{seq}L"}
     of_epoch, bucketed, number = (F.expr(f"array({n})[least(spark_partition_id(), 0)] AS {name}") for name, n in numbers.items())
-    nothing = {part.column: F.expr(part.nothing()) for part in parts}
-    return reduce(DataFrame.union, [
-        part.frame.select(
-            of_epoch, F.expr(f"{part.table} AS `table`"), bucketed, number,
-            *(F.expr(part.struct()) if column == part.column else null for column, null in nothing.items()),
-        ) for part in parts
-    ])  # fmt: skip
+    nothing = {part.column: part.nothing() for part in parts}
+
+    def steps(*frames: DataFrame) -> DataFrame:
+        return reduce(DataFrame.union, [
+            frame.selectExpr(
+                f"{part.table} AS `table`", *(part.struct() if column == part.column else null for column, null in nothing.items())
+            ) for frame, part in zip(frames, parts, strict=True)
+        ])  # fmt: skip
+
+    rows = make(("rows", *((part.table, part.column) for part in parts)), steps, *(part.frame for part in parts))
+    return rows.select(of_epoch, "table", bucketed, number, *map(quote, nothing))
 
 
 def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> DataFrame:

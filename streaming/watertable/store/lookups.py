@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from watertable.compiler import Lookup
+    from watertable.compiler import Keys, Lookup
     from watertable.store.reader import Reader
 
 SHORT_TAIL: Final = 2 << 20
@@ -51,22 +51,22 @@ class Lookups:
         self._remembered: dict[str, _Remembered] = {}
 
     def of(self, records: int = 0) -> Lookup:
-        """Give the look-up of old rows for one batch: (table, frame with distinct `key`, or all) → `key`, `state`, with its lineage cut.
+        """Give the look-up of old rows for one batch: (table, what makes its distinct `key`s, or all) → `key`, `state`, its lineage cut.
 
         A short tail is given whole, with the rows of other keys: to cut it would take a Spark job more. So is a table that is small by
         itself, or beside a batch of so many `records`: to find out which keys are in the batch would take another.
         """
 
-        def look(table: TableDef, keys: DataFrame | None, due: datetime | None = None, /) -> DataFrame:
+        def look(table: TableDef, keys: Keys | None, due: datetime | None = None, /) -> DataFrame:
             view = self._reader.view_for([table.name], self._known())
             if due is not None and keys is not None:
-                return materialise(view.waiting(table, keys, due).select("key", "state"))
+                return materialise(view.waiting(table, keys(), due).select("key", "state"))
             tail, base, size = view.tail_bytes(table), view.base_bytes(table), view.whole_bytes(table)
             if base <= SHORT_BASE and size - base <= SHORT_TAIL:
                 return self._whole(view, table)
             self._remembered.pop(table.name, None)
-            keys = None if size <= BYTES_A_RECORD * records else keys
-            return materialise(view.states(table, keys, of_tail=tail <= SHORT_TAIL).select("key", "state"))
+            wanted = None if keys is None or size <= BYTES_A_RECORD * records else keys()
+            return materialise(view.states(table, wanted, of_tail=tail <= SHORT_TAIL).select("key", "state"))
 
         return look
 

@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
 
 from watertable import failpoints
+from watertable.compiler import Prepared
 from watertable.errors import Fenced, StoreError
 from watertable.kafka.source import ONE_TASK
 from watertable.plan.deployment import Deployment, Outline, classify
@@ -273,6 +274,7 @@ class Writer:
         self._usable = True
         self._draft: Draft | None = None
         self._lookups = Lookups(store.reader, lambda: self.known)
+        self._make = Prepared().make
 
     @property
     def last(self) -> CommitInfo | None:
@@ -308,7 +310,7 @@ class Writer:
         self._check_usable()
         changelog, info = self._store.changelog, self._complete(commit)
         parts = [table_part(self._table(name), frame) for name, frame in frames.items()]
-        draft = self._write(changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info), records)
+        draft = self._write(changelog.append_rows([*parts, *system_parts(outbox, quarantine, dropped)], info, make=self._make), records)
         self._draft, self._usable = None, False
         made = draft.commit(told(info))
         self._refuse_changed()  # beside this commit, too
@@ -325,7 +327,7 @@ class Writer:
 
         def write(table: TableDef, rows: DataFrame, /) -> None:
             position = self._next
-            self._write(shaped([table_part(table, rows)], position.epoch, position.seq), records)
+            self._write(shaped([table_part(table, rows)], position.epoch, position.seq, make=self._make), records)
 
         return write
 

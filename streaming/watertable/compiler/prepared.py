@@ -1,0 +1,160 @@
+"""Take the steps from some frames to another once, and put each batch's frames where the first ones were.
+
+Spark analyses each select when it's asked for, in some milliseconds however little there is to it, and a small batch is made in a hundred
+of them: a quarter of its time. But they are the same in each batch, over other rows. So they are taken over empty frames, and kept as the
+plan that Spark's analysis made of them.
+
+The law: what is made is what the steps would make of these very frames. So steps are a function of their frames and of what their name
+says, and of nothing that changes from batch to batch; and they are taken anew for frames whose columns are of other types, or may be null
+where those before couldn't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+from watertable.session import frame_of, in_jvm
+
+Steps = Callable[..., DataFrame]
+"""What makes a frame of others."""
+_CATALYST: Final = "org.apache.spark.sql.catalyst"
+_CONSTANT: Final = ("LocalRelation", "OneRowRelation", "Range")
+"""Leaves of a plan that have rows of their own, which are the same in each batch."""
+
+
+class Make(Protocol):
+    """Make a frame of others by steps that have a name."""
+
+    def __call__(self, name: Hashable, steps: Steps, /, *frames: DataFrame) -> DataFrame:  # noqa: D102
+        ...
+
+
+def anew(name: Hashable, steps: Steps, /, *frames: DataFrame) -> DataFrame:
+    """Take the steps, as if for the first time: what `Prepared.make` is held against, and right where there is no next time."""
+    return steps(*frames)
+
+
+class Prepared:
+    """Keep the steps of one session's batches, each under its name. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Plan | None] = {}
+
+    def make(self, name: Hashable, steps: Steps, /, *frames: DataFrame) -> DataFrame:
+        """Make a frame of others by the steps that have this name.
+
+        The first time they are taken as they are: to keep them costs more than to take them, and there may be no second. Raises
+        `AssertionError` where the steps read a frame that isn't among theirs.
+        """
+        if name not in self._known:
+            self._known[name] = None
+            return steps(*frames)
+        spark, given = frames[0].sparkSession, [frame._jdf.queryExecution().analyzed() for frame in frames]
+        kept = self._known[name]
+        if kept is None or not kept.fits(given):
+            kept = self._known[name] = _Plan.of(spark, steps, given)
+        return frame_of(spark, kept.over(spark, given))
+
+
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """Hold a node of a plan that is above the place of a frame, with its children: nodes, places, and what is above none as it is."""
+
+    java: Any
+    children: Sequence[Any]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Hold the place of a frame in a plan: which one's it is, and the names and numbers that its columns have there."""
+
+    frame: int
+    columns: Sequence[tuple[str, Any]]
+    renaming: tuple[str, Any] = ("", None)
+    """The columns of the frame that was there last, and what gives them these names and numbers: kept frames have theirs for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Hold what Spark's analysis has made of steps over frames of some schemas."""
+
+    schemas: Sequence[Any]
+    root: _Above | _Place
+
+    @classmethod
+    def of(cls, spark: SparkSession, steps: Steps, given: Sequence[Any]) -> _Plan:
+        """Take steps over empty frames that are like those given."""
+        schemas, empty, places = [plan.schema() for plan in given], [], dict[int, int]()
+        for number, schema in enumerate(schemas):
+            rows = spark._jsparkSession.sparkContext().emptyRDD(in_jvm(spark, "scala.reflect.ClassTag").Nothing())
+            places[_identity(spark, rows)] = number
+            empty.append(DataFrame(spark._jsparkSession.internalCreateDataFrame(rows, schema, False), spark))
+        root = _found(spark, steps(*empty)._jdf.queryExecution().analyzed(), places)
+        assert isinstance(root, _Above | _Place), "the steps make nothing of their frames"
+        return cls(schemas, root)
+
+    def fits(self, given: Sequence[Any]) -> bool:
+        """Tell whether frames have the columns that the steps were taken for."""
+        return all(schema.equals(plan.schema()) for schema, plan in zip(self.schemas, given, strict=True))
+
+    def over(self, spark: SparkSession, given: Sequence[Any]) -> Any:
+        """Put frames where the empty ones are; every node has been analysed, there or here, and is not again."""
+        plan = _filled(spark, self.root, given)
+        plan.setAnalyzed()
+        return plan
+
+
+def _found(spark: SparkSession, plan: Any, places: dict[int, int]) -> Any:
+    """Find the places of the empty frames in a plan, by their rows: of a frame that is joined with itself, Spark numbers columns anew."""
+    children = plan.children()
+    below = [_found(spark, children.apply(i), places) for i in range(children.size())]
+    if below:
+        return _Above(plan, below) if any(isinstance(child, _Above | _Place) for child in below) else plan
+    kind = plan.getClass().getSimpleName()
+    if kind in _CONSTANT:
+        return plan
+    frame = places.get(_identity(spark, plan.rdd())) if kind == "LogicalRDD" else None
+    assert frame is not None, f"steps read a frame that isn't among theirs: {plan}"
+    output = plan.output()
+    columns = [output.apply(i) for i in range(output.size())]
+    return _Place(frame, [(column.name(), column.exprId()) for column in columns])
+
+
+def _filled(spark: SparkSession, node: Any, given: Sequence[Any]) -> Any:
+    """Give a node of a plan with the given frames in their places."""
+    match node:
+        case _Above(java, [child]):
+            return java.withNewChildInternal(_filled(spark, child, given))  # with a list of children, five questions to the JVM for one
+        case _Above(java, children):
+            return java.withNewChildren(_listed(spark, [_filled(spark, child, given) for child in children]))
+        case _Place(frame):
+            return in_jvm(spark, f"{_CATALYST}.plans.logical.Project")(_renamed(spark, node, given[frame].output()), given[frame])
+        case _:
+            return node
+
+
+def _renamed(spark: SparkSession, place: _Place, columns: Any) -> Any:
+    """Give the columns of a frame the names and numbers that a plan knows them by."""
+    said = columns.toString()  # with their numbers
+    if said != place.renaming[0]:
+        alias, nothing, none = in_jvm(spark, f"{_CATALYST}.expressions.Alias"), _listed(spark, []), in_jvm(spark, "scala.Option").empty()
+        known = enumerate(place.columns)
+        aliases = [alias(columns.apply(i), name, number, nothing, none, nothing) for i, (name, number) in known]
+        place.renaming = said, _listed(spark, aliases)
+    return place.renaming[1]
+
+
+def _identity(spark: SparkSession, java: Any) -> int:
+    return int(in_jvm(spark, "java.lang.System.identityHashCode")(java))
+
+
+def _listed(spark: SparkSession, items: Sequence[Any]) -> Any:
+    """Give items as Scala has them."""
+    made = in_jvm(spark, "java.util.ArrayList")()
+    for item in items:
+        made.add(item)
+    return in_jvm(spark, "org.apache.spark.api.python.PythonUtils.toSeq")(made)
