@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.ledger import Ledger
+from watertable.compiler import anew
 from watertable.store import lookups
 from watertable.store.lookups import Lookups
 from watertable.store.reader import Reader
@@ -28,7 +29,7 @@ def states(frame: DataFrame) -> Counter[str]:
 def fresh(ledger: Ledger, table: str) -> Counter[str]:
     """Look all of a table up as nobody has before."""
     reader = Reader(ledger.spark, ledger.store.warehouse, "shop", ledger.topology.tables)
-    return states(Lookups(reader, lambda: ledger.writer.known).of()(ledger.table(table), None))
+    return states(Lookups(reader, lambda: ledger.writer.known, anew).of()(ledger.table(table), None))
 
 
 @pytest.mark.slow
@@ -57,7 +58,7 @@ def test_between_two_folds_a_small_table_is_read_once_and_then_each_commit(ledge
     both, only = View.states, View.states_since
     monkeypatch.setattr(View, "states", lambda view, table, *a, **kw: (whole.update([table.name]), both(view, table, *a, **kw))[1])
     monkeypatch.setattr(
-        View, "states_since", lambda view, table, seq, found: (since.append((table.name, seq)), only(view, table, seq, found))[1]
+        View, "states_since", lambda view, table, seq, *found: (since.append((table.name, seq)), only(view, table, seq, *found))[1]
     )
     stock = ledger.table("stock")
     for quantity in (1, 2, 3):
@@ -80,7 +81,7 @@ def test_a_small_table_is_remembered_however_often_its_rows_have_changed_since_i
     reader = Reader(ledger.spark, ledger.store.warehouse, "shop", ledger.topology.tables)
     monkeypatch.setattr(lookups, "SHORT_BASE", reader.view_for(["stock"], ledger.writer.known).base_bytes(stock))
     only = View.states_since
-    monkeypatch.setattr(View, "states_since", lambda view, table, seq, found: (since.append(seq), only(view, table, seq, found))[1])
+    monkeypatch.setattr(View, "states_since", lambda view, table, seq, *found: (since.append(seq), only(view, table, seq, *found))[1])
     for quantity in (1, 2, 3):
         ledger.sell(a=quantity)
         ledger.writer.lookup()(stock, None).collect()

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from watertable.compiler.layout import Layout, Outlet, Segment, expires, literal
 from watertable.compiler.prepared import Prepared
 from watertable.compiler.pythons import register
-from watertable.compiler.run import Lookup, Partition, Run, Write, forget, missed, union
+from watertable.compiler.run import Lookup, Partition, Run, Write, forget, union
 from watertable.compiler.segments import RAW, SLOT, first, later
 from watertable.plan import nodes
 from watertable.plan.nodes import Versioned
@@ -126,7 +126,7 @@ class Compiler:
             else:
                 partial[root], told = run.partial(fold, run.frames[segment.number]), None
             if fold.windows is not None and fold.missing == "late" and tally.dropped[fold.label, "late"]:
-                late.append(missed(fold, run.frames[segment.number]) if told is None else told)
+                late.append(run.missed(fold, run.frames[segment.number]) if told is None else told)
         partial |= run.waits
         tables = (*self.topology.tables, *self.layout.buffers)
         return Batch(

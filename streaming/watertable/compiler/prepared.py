@@ -2,7 +2,7 @@
 
 Spark analyses each select when it's asked for, in some milliseconds however little there is to it, and a small batch is made in a hundred
 of them: a quarter of its time. But they are the same in each batch, over other rows. So they are taken over empty frames, and kept as the
-plan that Spark's analysis made of them.
+plan that Spark's analysis and its optimizer made of them; what a batch puts together of such plans is optimized once more.
 
 The law: what is made is what the steps would make of these very frames. So steps are a function of their frames and of what their name
 says, and of nothing that changes from batch to batch; and they are taken anew for frames whose columns are of other types, or may be null
@@ -80,10 +80,11 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Hold what Spark's analysis has made of steps over frames of some schemas."""
+    """Hold what Spark's analysis and its optimizer have made of steps over frames of some schemas, of whose rows they know nothing."""
 
     schemas: Sequence[Any]
-    root: _Above | _Place
+    root: Any
+    """A node above the places of frames, a place, or a plan without any: of a condition that is never true, say."""
 
     @classmethod
     def of(cls, spark: SparkSession, steps: Steps, given: Sequence[Any]) -> _Plan:
@@ -93,9 +94,7 @@ class _Plan:
             rows = spark._jsparkSession.sparkContext().emptyRDD(in_jvm(spark, "scala.reflect.ClassTag").Nothing())
             places[_identity(spark, rows)] = number
             empty.append(DataFrame(spark._jsparkSession.internalCreateDataFrame(rows, schema, False), spark))
-        root = _found(spark, steps(*empty)._jdf.queryExecution().analyzed(), places)
-        assert isinstance(root, _Above | _Place), "the steps make nothing of their frames"
-        return cls(schemas, root)
+        return cls(schemas, _found(spark, steps(*empty)._jdf.queryExecution().optimizedPlan(), places))
 
     def fits(self, given: Sequence[Any]) -> bool:
         """Tell whether frames have the columns that the steps were taken for."""

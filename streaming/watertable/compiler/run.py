@@ -108,6 +108,10 @@ class Run:
         """Fold what records of a frame contribute to a table to one partial state a key; see `folded`."""
         return self.make(("partial", id(fold)), lambda records: folded(fold, contributions(fold, records)), frame)
 
+    def missed(self, fold: Fold, frame: DataFrame) -> DataFrame:
+        """Give the windows that records of a frame miss, since they come too late: a row of `__dropped` for each."""
+        return self.make(("missed", id(fold)), lambda records: missed(fold, records), frame)
+
     def gains(self, table: TableDef) -> bool:
         """Tell whether the batch may add to a table, as far as its first pass can say."""
         return any(self.gained.get(part.leaf, 1) for part in table.parts)
@@ -143,7 +147,7 @@ def contributions(fold: Fold, frame: DataFrame) -> DataFrame:
 
 
 def missed(fold: Fold, frame: DataFrame) -> DataFrame:
-    """Give the windows that records miss, since they come too late: a row of `__dropped` for each."""
+    """Give the windows that records miss; see `Run.missed`."""
     assert fold.windows is not None
     first, opened, last = (f"{fold.slots}_{part}" for part in ("first", "open", "last"))
     size, advance = (microseconds(d) for d in (fold.windows.size, fold.windows.advance))

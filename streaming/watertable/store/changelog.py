@@ -557,8 +557,7 @@ class Changelog:
 
     def append_rows(self, parts: Sequence[Part], info: CommitInfo, *, bucket: int | None = None, make: Make = anew) -> DataFrame:
         """Bring the rows of one commit into the changelog's shape, the `__commit` row among them."""
-        own = system_part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")
-        return shaped([*parts, own], info.epoch, info.seq, bucket, make)
+        return shaped([*parts, system_part(self.commit_frame(info), "commit_v1", f"'{COMMIT_TABLE}'")], info.epoch, info.seq, bucket, make)
 
     def note(self, info: CommitInfo, note: str, parts: Sequence[Part] = ()) -> bool:
         """Append a `__commit` row that takes no seq, and rows beside it; False where a start that adds columns has won, and nothing is."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from watertable.compiler import Keys, Lookup
+    from watertable.compiler import Keys, Lookup, Make
     from watertable.store.reader import Reader
 
 SHORT_TAIL: Final = 2 << 20
@@ -46,8 +46,8 @@ class _Remembered:
 class Lookups:
     """Look up for the batches of one writer, which says each time where it stands."""
 
-    def __init__(self, reader: Reader, known: Callable[[], Known]) -> None:
-        self._reader, self._known = reader, known
+    def __init__(self, reader: Reader, known: Callable[[], Known], make: Make) -> None:
+        self._reader, self._known, self._make = reader, known, make
         self._remembered: dict[str, _Remembered] = {}
 
     def of(self, records: int = 0) -> Lookup:
@@ -78,6 +78,6 @@ class Lookups:
         elif seen.seq == seq:
             return seen.states
         else:
-            states = view.states_since(table, seen.seq, seen.states)
+            states = view.states_since(table, seen.seq, seen.states, self._make)
         self._remembered[table.name] = _Remembered(base, seq, states)
         return states

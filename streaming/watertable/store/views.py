@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from watertable.compiler import Make, anew
 from watertable.compiler.algebra import Slices, change_struct, finish, home, merge, merge_by_time, spread, state_struct
 from watertable.compiler.layout import moment
 from watertable.plan.nodes import Stored
@@ -144,12 +145,17 @@ class View:
         rows = rows.select("key", "state", "epoch", "seq")
         return merge(table, self._at_hand(rows if base is None else base.unionByName(rows), self.whole_bytes(table)))
 
-    def states_since(self, table: TableDef, seq: int, states: DataFrame) -> DataFrame:
+    def states_since(self, table: TableDef, seq: int, states: DataFrame, make: Make = anew) -> DataFrame:
         """Give the absolute states of all keys (`key`, `state`) from those at an earlier seq, over the same base, which are data."""
         if not self._files(table, seq, self.position.seq).bytes:
             return states
-        came = self.changes(table, seq, self.position.seq).select("key", "state")
-        return materialise(merge(table, self._at_hand(states.unionByName(came), self.whole_bytes(table))))
+        at_hand = self.whole_bytes(table) <= self.one_task
+
+        def steps(states: DataFrame, deltas: DataFrame) -> DataFrame:
+            both = states.unionByName(spread(table, deltas).select("key", "state"))
+            return merge(table, both.coalesce(1) if at_hand else both)
+
+        return materialise(make(("states", table.name, at_hand), steps, states, self.deltas(table, seq, self.position.seq)))
 
     def first_window(self, table: TableDef) -> datetime | None:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""

@@ -273,8 +273,8 @@ class Writer:
         """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
         self._usable = True
         self._draft: Draft | None = None
-        self._lookups = Lookups(store.reader, lambda: self.known)
         self._make = Prepared().make
+        self._lookups = Lookups(store.reader, lambda: self.known, self._make)
 
     @property
     def last(self) -> CommitInfo | None:
