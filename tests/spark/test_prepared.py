@@ -104,3 +104,17 @@ def test_steps_may_come_to_the_same_whatever_their_frames_hold(spark: SparkSessi
         never = prepared.make("never", lambda frame: frame.where("n > 1 AND FALSE"), frame)
         both = prepared.make("both", lambda a, b: a.union(b).join(a.selectExpr("n AS m"), F.expr("n = m"), "left"), never, frame)
         assert (rows(never), both.collect()) == ([], [(batch, None)])
+
+
+def test_frames_that_come_in_turns_have_their_steps_taken_once_for_each_kind(spark: SparkSession, prepared: Prepared) -> None:
+    taken = []
+
+    def steps(frame: DataFrame) -> DataFrame:
+        taken.append(frame)
+        return frame.selectExpr("n + 1 AS next")
+
+    kinds = [spark.range(1).selectExpr("id AS n"), spark.sql("SELECT * FROM VALUES (1L), (NULL) AS v(n)")]
+    for _ in range(4):
+        for kind in kinds:
+            assert prepared.make("next", steps, kind).schema == kind.selectExpr("n + 1 AS next").schema
+    assert len(taken) == 1 + len(kinds)

@@ -22,6 +22,8 @@ from watertable.session import frame_of, in_jvm
 Steps = Callable[..., DataFrame]
 """What makes a frame of others."""
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
+_KINDS: Final = 3
+"""Of so many kinds of frames the same steps are kept: whether what is looked up may be null differs with where it comes from."""
 _CONSTANT: Final = ("LocalRelation", "OneRowRelation", "Range")
 """Leaves of a plan that have rows of their own, which are the same in each batch."""
 
@@ -42,7 +44,7 @@ class Prepared:
     """Keep the steps of one session's batches, each under its name. Not for several threads."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, _Plan | None] = {}
+        self._known: dict[Hashable, list[_Plan]] = {}
 
     def make(self, name: Hashable, steps: Steps, /, *frames: DataFrame) -> DataFrame:
         """Make a frame of others by the steps that have this name.
@@ -51,12 +53,13 @@ class Prepared:
         `AssertionError` where the steps read a frame that isn't among theirs.
         """
         if name not in self._known:
-            self._known[name] = None
+            self._known[name] = []
             return steps(*frames)
         spark, given = frames[0].sparkSession, [frame._jdf.queryExecution().analyzed() for frame in frames]
-        kept = self._known[name]
-        if kept is None or not kept.fits(given):
-            kept = self._known[name] = _Plan.of(spark, steps, given)
+        kept = next((plan for plan in self._known[name] if plan.fits(given)), None)
+        if kept is None:
+            kept = _Plan.of(spark, steps, given)
+            self._known[name] = [kept, *self._known[name][: _KINDS - 1]]
         return frame_of(spark, kept.over(spark, given))
 
 
