@@ -71,12 +71,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     But it interprets its plans; processes of their own, as the demo and Dagster start them, generate code as users' do. And it lives
     long: what Java compiles twice for it, a hundred plans later, makes a plan cost half of what it does in the JVMs of single tests.
+    Batches are few in a test: what is the same in each is kept from the second on.
     """
+    from watertable.compiler import prepared
     from watertable.session import spark_session
     from watertable.settings import JAVA_OPTIONS, Settings, java_options
 
     home = tmp_path_factory.mktemp("spark")
     java = {"spark.driver.memory": "1536m", JAVA_OPTIONS: java_options("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4")}
+    prepared.AS_THEY_ARE = 1
     ours = Settings.load(home, master="local[2]", spark=java | INTERPRETED)
     session = spark_session(ours, app="watertable tests")
     try:

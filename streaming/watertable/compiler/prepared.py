@@ -11,6 +11,7 @@ where those before couldn't.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -21,6 +22,8 @@ from watertable.session import frame_of, in_jvm
 
 Steps = Callable[..., DataFrame]
 """What makes a frame of others."""
+AS_THEY_ARE = 4
+"""So many times steps are taken as they are."""
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
 _KINDS: Final = 3
 """Of so many kinds of frames the same steps are kept: whether what is looked up may be null differs with where it comes from."""
@@ -44,22 +47,24 @@ class Prepared:
     """Keep the steps of one session's batches, each under its name. Not for several threads."""
 
     def __init__(self) -> None:
+        self._taken: Counter[Hashable] = Counter()
         self._known: dict[Hashable, list[_Plan]] = {}
 
     def make(self, name: Hashable, steps: Steps, /, *frames: DataFrame) -> DataFrame:
         """Make a frame of others by the steps that have this name.
 
-        The first time they are taken as they are: to keep them costs more than to take them, and there may be no second. Raises
+        The first times they are taken as they are: to keep them costs more than to take them, and a replay is of few batches. Raises
         `AssertionError` where the steps read a frame that isn't among theirs.
         """
-        if name not in self._known:
-            self._known[name] = []
+        if self._taken[name] < AS_THEY_ARE:
+            self._taken[name] += 1
             return steps(*frames)
         spark, given = frames[0].sparkSession, [frame._jdf.queryExecution().analyzed() for frame in frames]
-        kept = next((plan for plan in self._known[name] if plan.fits(given)), None)
+        known = self._known.get(name, [])
+        kept = next((plan for plan in known if plan.fits(given)), None)
         if kept is None:
             kept = _Plan.of(spark, steps, given)
-            self._known[name] = [kept, *self._known[name][: _KINDS - 1]]
+            self._known[name] = [kept, *known[: _KINDS - 1]]
         return frame_of(spark, kept.over(spark, given))
 
 
