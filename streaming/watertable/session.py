@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -149,6 +149,14 @@ def in_jvm(spark: SparkSession, name: str) -> Any:
     if name not in known:
         known[name] = reduce(getattr, name.split("."), spark._jvm)
     return known[name]
+
+
+def listed(spark: SparkSession, items: Iterable[Any]) -> Any:
+    """Make a list as Scala has it."""
+    gathered = in_jvm(spark, "java.util.ArrayList")()
+    for item in items:
+        gathered.add(item)
+    return in_jvm(spark, "scala.jdk.javaapi.CollectionConverters.asScala")(gathered).toList()
 
 
 def configuration(settings: Settings, ours: Mapping[str, str]) -> dict[str, str]:

@@ -42,8 +42,7 @@ def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     the batch adds nothing to the table, they stand still, and no order of records matters.
     """
     layout, table = run.layout, run.layout.topology.table(node.table)
-    gains = run.gains(table)
-    numbers = [layout.folds[part.leaf][0].number for part in table.parts] if gains else []
+    gains, records = run.gains(table), run.input(segment)
 
     def keys(records: DataFrame) -> DataFrame:
         rows, _, keyed = _asking(layout, segment, table, records)
@@ -53,16 +52,15 @@ def looked_up(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
         rows, spaces, keyed = _asking(layout, segment, table, records, "TRUE AS present")
         if gains:
             wanted = rows.where(keyed).select("key").distinct()
-            added = singles(layout, table, dict(zip(numbers, frames, strict=True))).join(F.broadcast(wanted), "key", "left_semi")
+            added = singles(layout, table, frames).join(F.broadcast(wanted), "key", "left_semi")
             found = _run_forward(table, rows, added, old)
         else:
             found = rows.join(old.selectExpr("key", "state AS now"), "key", "left")
         found = leveled(found, finishing(table, state="now", key="key", into="_v"))
         return found.selectExpr("present", *spaces, f"_v{len(table.stages)} AS right", "ts", *PLACE)
 
-    records = run.frames[layout.inputs[segment.number][0].segment.number]
     old = run.lookup(table, lambda: run.make(("keys", segment.number), keys, records))
-    return run.make(("join", segment.number, gains), steps, records, old, *(run.frames[number] for number in numbers))
+    return run.make(("join", segment.number, gains), steps, records, old, *(run.of_parts(table) if gains else ()))
 
 
 def _run_forward(table: TableDef, rows: DataFrame, added: DataFrame, old: DataFrame) -> DataFrame:
@@ -79,8 +77,7 @@ def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:
     table, root = run.layout.topology.table(node.table), plan.root_of(node.right)
     assert isinstance(root, Versioned)
     (history,) = (t for t in run.layout.buffers if isinstance(t.root, nodes.History) and t.root.parent == root)
-    records = run.frames[run.layout.inputs[segment.number][0].segment.number]
-    rows, spaces, keyed = _asking(run.layout, segment, table, records, apart=isinstance(node, nodes.WaitingJoin))
+    rows, spaces, keyed = _asking(run.layout, segment, table, run.input(segment), apart=isinstance(node, nodes.WaitingJoin))
     if isinstance(node, nodes.WaitingJoin):
         rows = _waited(run, node, rows, keyed)
     keys = rows.where(keyed).select("key").distinct()

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from watertable.session import frame_of, in_jvm
+from watertable.session import frame_of, in_jvm, listed
 
 Steps = Callable[..., DataFrame]
 """What makes a frame of others."""
@@ -60,10 +60,10 @@ class Prepared:
             self._taken[name] += 1
             return steps(*frames)
         spark, given = frames[0].sparkSession, [frame._jdf.queryExecution().analyzed() for frame in frames]
-        known = self._known.get(name, [])
-        kept = next((plan for plan in known if plan.fits(given)), None)
+        schemas, known = [plan.schema() for plan in given], self._known.get(name, [])
+        kept = next((plan for plan in known if plan.fits(schemas)), None)
         if kept is None:
-            kept = _Plan.of(spark, steps, given)
+            kept = _Plan.of(spark, steps, schemas)
             self._known[name] = [kept, *known[: _KINDS - 1]]
         return frame_of(spark, kept.over(spark, given))
 
@@ -95,18 +95,18 @@ class _Plan:
     """A node above the places of frames, a place, or a plan without any: of a condition that is never true, say."""
 
     @classmethod
-    def of(cls, spark: SparkSession, steps: Steps, given: Sequence[Any]) -> _Plan:
-        """Take steps over empty frames that are like those given."""
-        schemas, empty, places = [plan.schema() for plan in given], [], dict[int, int]()
+    def of(cls, spark: SparkSession, steps: Steps, schemas: Sequence[Any]) -> _Plan:
+        """Take steps over empty frames of these schemas."""
+        empty, places = [], dict[int, int]()
         for number, schema in enumerate(schemas):
             rows = spark._jsparkSession.sparkContext().emptyRDD(in_jvm(spark, "scala.reflect.ClassTag").Nothing())
             places[_identity(spark, rows)] = number
             empty.append(DataFrame(spark._jsparkSession.internalCreateDataFrame(rows, schema, False), spark))
         return cls(schemas, _found(spark, steps(*empty)._jdf.queryExecution().optimizedPlan(), places))
 
-    def fits(self, given: Sequence[Any]) -> bool:
-        """Tell whether frames have the columns that the steps were taken for."""
-        return all(schema.equals(plan.schema()) for schema, plan in zip(self.schemas, given, strict=True))
+    def fits(self, schemas: Sequence[Any]) -> bool:
+        """Tell whether these are the columns that the steps were taken for."""
+        return all(mine.equals(theirs) for mine, theirs in zip(self.schemas, schemas, strict=True))
 
     def over(self, spark: SparkSession, given: Sequence[Any]) -> Any:
         """Put frames where the empty ones are; every node has been analysed, there or here, and is not again."""
@@ -137,7 +137,7 @@ def _filled(spark: SparkSession, node: Any, given: Sequence[Any]) -> Any:
         case _Above(java, [child]):
             return java.withNewChildInternal(_filled(spark, child, given))  # with a list of children, five questions to the JVM for one
         case _Above(java, children):
-            return java.withNewChildren(_listed(spark, [_filled(spark, child, given) for child in children]))
+            return java.withNewChildren(listed(spark, (_filled(spark, child, given) for child in children)))
         case _Place(frame):
             return in_jvm(spark, f"{_CATALYST}.plans.logical.Project")(_renamed(spark, node, given[frame].output()), given[frame])
         case _:
@@ -148,20 +148,12 @@ def _renamed(spark: SparkSession, place: _Place, columns: Any) -> Any:
     """Give the columns of a frame the names and numbers that a plan knows them by."""
     said = columns.toString()  # with their numbers
     if said != place.renaming[0]:
-        alias, nothing, none = in_jvm(spark, f"{_CATALYST}.expressions.Alias"), _listed(spark, []), in_jvm(spark, "scala.Option").empty()
+        alias, nothing, none = in_jvm(spark, f"{_CATALYST}.expressions.Alias"), listed(spark, ()), in_jvm(spark, "scala.Option").empty()
         known = enumerate(place.columns)
-        aliases = [alias(columns.apply(i), name, number, nothing, none, nothing) for i, (name, number) in known]
-        place.renaming = said, _listed(spark, aliases)
+        aliases = (alias(columns.apply(i), name, number, nothing, none, nothing) for i, (name, number) in known)
+        place.renaming = said, listed(spark, aliases)
     return place.renaming[1]
 
 
 def _identity(spark: SparkSession, java: Any) -> int:
     return int(in_jvm(spark, "java.lang.System.identityHashCode")(java))
-
-
-def _listed(spark: SparkSession, items: Sequence[Any]) -> Any:
-    """Give items as Scala has them."""
-    made = in_jvm(spark, "java.util.ArrayList")()
-    for item in items:
-        made.add(item)
-    return in_jvm(spark, "org.apache.spark.api.python.PythonUtils.toSeq")(made)

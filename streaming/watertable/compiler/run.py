@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from pyspark.sql import functions as F
 
 from watertable.compiler.algebra import gathered, grouped, leaf_state, lifted, place, placed_in, single
-from watertable.compiler.layout import Fold, Layout, expires, literal
+from watertable.compiler.layout import Fold, Layout, Segment, expires, literal
 from watertable.compiler.prepared import Make
 from watertable.compiler.windowing import sliding_key, windowed_key
 from watertable.plan import nodes, plan
@@ -53,7 +53,7 @@ class Run:
 
     layout: Layout
     make: Make
-    """Makes frames by steps that are the same in each batch, and so are no business of a `Run`'s."""
+    """Makes frames by steps that are the same in each batch."""
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
     since: Mapping[Partition, datetime | None]
@@ -74,6 +74,14 @@ class Run:
     waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
     done: dict[str, DataFrame] = field(default_factory=dict)
     """What outer joins of streams have paired or given in this batch, by the name of what they keep."""
+
+    def input(self, segment: Segment) -> DataFrame:
+        """Give the frame of the records that a later segment begins with."""
+        return self.frames[self.layout.inputs[segment.number][0].segment.number]
+
+    def of_parts(self, table: TableDef) -> list[DataFrame]:
+        """Give the frame of the records that each part of a table folds."""
+        return [self.frames[self.layout.folds[part.leaf][0].number] for part in table.parts]
 
     def keep(self, frame: DataFrame) -> DataFrame:
         """Compute a frame now, in one job, and cut its lineage: what is made of it plans fast, and never reads Kafka again."""
@@ -176,17 +184,17 @@ def folded(fold: Fold, contributions: DataFrame, *apart: str) -> DataFrame:
     return grouped(each, fields, ("key", *apart), *folds)
 
 
-def singles(layout: Layout, table: TableDef, frames: Mapping[int, DataFrame]) -> DataFrame:
-    """Give what each record of the batch adds to a table by itself: `key`, `state`, and its place; of the segments' frames, by number.
+def singles(layout: Layout, table: TableDef, frames: Iterable[DataFrame]) -> DataFrame:
+    """Give what each record adds to a table by itself: `key`, `state`, and its place; `frames` are those that its parts fold.
 
     Where a table has several leaves, the n-th of m takes a record at `ord * m + n`. Where it groups rows, one that changes within its
     group has two steps at one place, of which only the second (`step` 1) makes a Change.
     """
     moves = any(isinstance(part.leaf, TableAggregate) for part in table.parts)
     found = []
-    for number, part in enumerate(table.parts):
-        segment, fold = layout.folds[part.leaf]
-        rows = contributions(fold, frames[segment.number])
+    for number, (part, frame) in enumerate(zip(table.parts, frames, strict=True)):
+        _, fold = layout.folds[part.leaf]
+        rows = contributions(fold, frame)
         if fold.windows is not None:
             size, advance = microseconds(fold.windows.size), microseconds(fold.windows.advance)
             each = rows.withColumn("s", F.expr(f"explode(sequence(open, last, {advance}L))"))

@@ -66,11 +66,10 @@ def _first(layout: Layout, records: DataFrame) -> DataFrame:
 
 def later(run: Run, segment: Segment) -> DataFrame:
     """Build the input of a later segment, and run it."""
-    layout, frames = run.layout, run.frames
+    layout = run.layout
     match segment.origin:
         case nodes.FlatMapValues() as node:
-            flow, made = layout.inputs[segment.number]
-            return _passed(run, segment, partial(_exploded, node, flow, made), frames[flow.segment.number])
+            return _passed(run, segment, partial(_exploded, node, *layout.inputs[segment.number]), run.input(segment))
         case nodes.ToStream() as node:
             return _changes(run, segment, node)
         case nodes.StreamJoin() as node if isinstance(plan.root_of(node.right), Versioned):
@@ -84,7 +83,7 @@ def later(run: Run, segment: Segment) -> DataFrame:
         case nodes.Process() as node:
             return _passed(run, segment, _as_it_is, _visited(run, segment, node))
         case nodes.MergeStreams() as node:
-            parents = [frames[layout.flow(parent).segment.number] for parent in node.parents]
+            parents = [run.frames[layout.flow(parent).segment.number] for parent in node.parents]
             return _passed(run, segment, partial(_united, layout, node), *parents)
         case Topology():
             raise AssertionError("the first segment has no input but the records")
@@ -121,17 +120,16 @@ def _exploded(node: nodes.FlatMapValues, flow: Flow, made: str, records: DataFra
 def _changes(run: Run, segment: Segment, node: nodes.ToStream) -> DataFrame:
     """Give the Changes of a table: what each record of the batch does to the rows of its key, as they were before."""
     layout, table = run.layout, run.layout.topology.table(node.table)
-    numbers = [layout.folds[part.leaf][0].number for part in table.parts]
-    frames = [run.frames[number] for number in numbers]
+    frames = run.of_parts(table)
 
     def keys(*frames: DataFrame) -> DataFrame:
-        wanted = singles(layout, table, dict(zip(numbers, frames, strict=True))).selectExpr(f"{company(table)} AS key").distinct()
+        wanted = singles(layout, table, frames).selectExpr(f"{company(table)} AS key").distinct()
         if not isinstance(table.root, nodes.ForeignJoin):
             return wanted
         return wanted.where(" AND ".join(f"key.{quote(name)} IS NOT NULL" for name, _ in table.root.left.group[: -len(table.key)]))
 
     def steps(old: DataFrame, *frames: DataFrame) -> DataFrame:
-        return _run_forward(table, singles(layout, table, dict(zip(numbers, frames, strict=True))), old)
+        return _run_forward(table, singles(layout, table, frames), old)
 
     old = run.lookup(table, lambda: run.make(("keys", segment.number), keys, *frames))
     return _passed(run, segment, steps, old, *frames)
@@ -176,7 +174,7 @@ def _visited(run: Run, segment: Segment, node: nodes.Process) -> DataFrame:
     """Call a processor for the batch's records, with what its stores keep of their keys; see `pythons.visited`."""
     flow, value = run.layout.inputs[segment.number]
     record = (f"{flow.spaces['key']} AS key", f"{value} AS value", "ts", *PLACE)
-    rows = run.frames[flow.segment.number].where(flow.present).selectExpr("TRUE AS present", *record)
+    rows = run.input(segment).where(flow.present).selectExpr("TRUE AS present", *record)
     tables = [run.layout.topology.table(name) for name, _ in node.processor.stores]
     return visited(node, tables, rows, run.lookup, run.reached, run.clocks)
 

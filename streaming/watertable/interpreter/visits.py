@@ -118,8 +118,8 @@ class Visits:
 
     def _tell(self, number: int, key: Key, tick: Tick | None = None) -> None:
         if self.called is not None:
-            clocks = dict(self.clocks[tick.topic, tick.partition]) if tick is not None and tick.clocked else {}
-            self.called(number, key, None if tick is None else clocks.get(tick.st))
+            clock = dict(self.clocks[tick.topic, tick.partition])[tick.st] if tick is not None and tick.clocked else None
+            self.called(number, key, clock)
 
     def _schedule(self, number: int, key: Key) -> None:
         """Note which times a key's punctuators wait for."""

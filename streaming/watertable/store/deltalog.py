@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.schema import OWN, Schema, Type
-from watertable.session import in_jvm
+from watertable.session import in_jvm, listed
 from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit, Held
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class Snapshot:
         none, option = self._log.none, self._log.option
         if files is None:
             # the last argument holds the scan to this snapshot: without it, Delta takes the newest one at the time of planning
-            relation = self._log.java.createRelation(self._log._listed(()), option.apply(self.java), none, True)
+            relation = self._log.java.createRelation(listed(self._log.spark, ()), option.apply(self.java), none, True)
         else:
-            described = self._log._listed(self._log._actions(files)) if isinstance(files.described, tuple) else files.described
+            described = listed(self._log.spark, self._log._actions(files)) if isinstance(files.described, tuple) else files.described
             plan = self._log.java.createDataFrame(self.java, described, False, none).queryExecution().analyzed()
             relation = plan.collectLeaves().apply(0).relation()
         return DataFrame(self.spark._jsparkSession.baseRelationToDataFrame(relation), self.spark)
@@ -390,13 +390,6 @@ class DeltaLog:
         """Write columns, as DDL says them, as a table's log does."""
         return str(self.of("org.apache.spark.sql.types.StructType.fromDDL")(", ".join(columns)).json())
 
-    def _listed(self, items: Iterable[Any]) -> Any:
-        """Make a list as Scala has it."""
-        gathered = self.of("java.util.ArrayList")()
-        for item in items:
-            gathered.add(item)
-        return self.of("scala.jdk.javaapi.CollectionConverters.asScala")(gathered).toList()
-
     def _map(self, items: Mapping[str, str]) -> Any:
         """Make a map as Scala has it."""
         return self.of("org.apache.spark.api.python.PythonUtils.toScalaMap")(dict(items))
@@ -491,7 +484,7 @@ class DeltaLog:
         made = self.of(f"{_DELTA}.DeltaOperations$CreateTable")(metadata, False, False, self.none)
         try:
             txn.updateMetadataForNewTable(metadata)
-            self._end(txn, self._listed(()), {}, made, {})
+            self._end(txn, listed(self.spark, ()), {}, made, {})
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise
@@ -505,7 +498,7 @@ class DeltaLog:
         said = self.of(f"{_DELTA}.DeltaOperations$SetTableProperties")(self._map(wanted))
         try:
             txn.updateMetadata(self._metadata(txn, wanted), False)
-            self._end(txn, self._listed(()), {}, said, {})
+            self._end(txn, listed(self.spark, ()), {}, said, {})
         except JVM_ERRORS as error:
             if conflict(error) is None:
                 raise
@@ -554,7 +547,7 @@ class DeltaLog:
         if only is None:
             txn.readWholeTable()
         added = txn.writeFiles(frame._jdf).toList()
-        removed = self._listed(file.remove() for file in self._actions(before.whole if only is None else only))
+        removed = listed(self.spark, (file.remove() for file in self._actions(before.whole if only is None else only)))
         self._end(txn, added.appendedAll(removed), {line: number}, self._writing(OVERWRITE, where=where), {})
 
     def _metadata(self, txn: Any, properties: Mapping[str, str], **more: str) -> Any:
@@ -575,7 +568,7 @@ class DeltaLog:
         now, then = ({_identity(f): f for f in found.allFiles().collect()} for found in (txn.snapshot(), to.java))
         added = [Added(None, 0, None, _changing(file.json())) for identity, file in then.items() if identity not in now]
         removed = (file.remove() for identity, file in now.items() if identity not in then)
-        actions = self._listed((*self._actions(self.files(added)), *removed))
+        actions = listed(self.spark, (*self._actions(self.files(added)), *removed))
         return self._end(txn, actions, {line: number}, restore(self._optional_long(to.version), self.none), {})
 
     def drop(self, where: str, *, line: str, number: int, since: int) -> None:
@@ -588,7 +581,7 @@ class DeltaLog:
         txn = self._begin({line: number}, since, f"nothing where {where}")
         files = Snapshot(self, txn.snapshot()).files(where)
         if files.number:
-            removed = self._listed(file.remove() for file in self._actions(files))
+            removed = listed(self.spark, (file.remove() for file in self._actions(files)))
             self._end(txn, removed, {line: number}, self._writing(OVERWRITE, where=where), {})  # with nothing
 
     def _begin(self, lines: Mapping[str, int], since: int, note: str) -> Any:

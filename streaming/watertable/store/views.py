@@ -149,13 +149,13 @@ class View:
         """Give the absolute states of all keys (`key`, `state`) from those at an earlier seq, over the same base, which are data."""
         if not self._files(table, seq, self.position.seq).bytes:
             return states
-        at_hand = self.whole_bytes(table) <= self.one_task
+        size = self.whole_bytes(table)
 
         def steps(states: DataFrame, deltas: DataFrame) -> DataFrame:
-            both = states.unionByName(spread(table, deltas).select("key", "state"))
-            return merge(table, both.coalesce(1) if at_hand else both)
+            return merge(table, self._at_hand(states.unionByName(spread(table, deltas).select("key", "state")), size))
 
-        return materialise(make(("states", table.name, at_hand), steps, states, self.deltas(table, seq, self.position.seq)))
+        came = self.deltas(table, seq, self.position.seq)
+        return materialise(make(("states", table.name, self._is_one_task(size)), steps, states, came))
 
     def first_window(self, table: TableDef) -> datetime | None:
         """Give the start of the first window in the tail of a windowed table; a Spark job over the tail's keys."""
@@ -300,7 +300,10 @@ class View:
 
     def _at_hand(self, rows: DataFrame, size: int) -> DataFrame:
         """Bring rows of so many bytes together in one task where they are few: what is made of them by key then needs no shuffle."""
-        return rows.coalesce(1) if size <= self.one_task else rows
+        return rows.coalesce(1) if self._is_one_task(size) else rows
+
+    def _is_one_task(self, size: int) -> bool:
+        return size <= self.one_task
 
     def _of_base(self, table: TableDef) -> Files | None:
         """List the files of a base that is small or read often; of others, Delta leaves out those that the query on it doesn't need."""
