@@ -62,7 +62,7 @@ class Suite:
     def __init__(self, table: str, *expectations: Expectation) -> None:
         """Check the names; raise `DefinitionError` for a table without its app, no expectation, or two of one name."""
         location = caller()
-        app, _, name = str(table).partition(".")
+        app, _, name = table.partition(".") if isinstance(table, str) else ("", "", "")
         if not app or not name or "." in name:
             raise DefinitionError(f"{location}: Suite({table!r}): a suite wants its table as app.table")
         for e in expectations:
@@ -102,12 +102,9 @@ def not_null(column: str, *, severity: Severity = Severity.CRITICAL) -> Expectat
 def between(column: str, low: Number | None, high: Number | None, *, severity: Severity = Severity.CRITICAL) -> Expectation:
     """Expect values from `low` to `high`, both included; None leaves a side open.
 
-    Raises `DefinitionError` for two open sides, NaN, or the greater first.
+    Raises `DefinitionError` for two open sides, what is no finite number, or the greater first.
     """
-    if (low is None and high is None) or any(isinstance(n, float) and not math.isfinite(n) for n in (low, high)):
-        raise DefinitionError(f"between({column!r}, {low!r}, {high!r}): give at least one finite bound")
-    if low is not None and high is not None and low > high:
-        raise DefinitionError(f"between({column!r}, {low!r}, {high!r}): nothing is between these: the lower bound comes first")
+    _check_bounds(f"between({column!r}, {low!r}, {high!r})", low, high, "number")
     sides = [f"{_quoted(column)} >= {low!r}"] * (low is not None) + [f"{_quoted(column)} <= {high!r}"] * (high is not None)
     arguments = (("column", column), ("min_value", low), ("max_value", high))
     return Expectation(f"{column}_between", "ExpectColumnValuesToBeBetween", arguments, severity, " AND ".join(sides))
@@ -115,7 +112,8 @@ def between(column: str, low: Number | None, high: Number | None, *, severity: S
 
 def in_set(column: str, values: Iterable[str | int], *, severity: Severity = Severity.CRITICAL) -> Expectation:
     """Expect one of these values. Raises `DefinitionError` when there are none, or when they are not all text or all whole numbers."""
-    chosen = [] if isinstance(values, str) else sorted(set(values), key=str)  # nobody means the letters of a text
+    given = values if isinstance(values, Iterable) and not isinstance(values, str | bytes) else ()  # nobody means the letters of a text
+    chosen = sorted(set(given), key=str)
     if not chosen or len({type(v) for v in chosen}) != 1 or not isinstance(chosen[0], str | int):
         raise DefinitionError(f"in_set({column!r}): give texts or whole numbers, at least one and of one kind; got {chosen or values!r}")
     sql = f"{_quoted(column)} IN ({', '.join(_literal(v) for v in chosen)})"
@@ -128,10 +126,10 @@ def unique(*columns: str, severity: Severity = Severity.CRITICAL) -> Expectation
 
     Raises `DefinitionError` when there are none, or one is named twice.
     """
-    if not columns or len(set(columns)) < len(columns):
-        raise DefinitionError(f"unique({', '.join(map(repr, columns))}): name at least one column, each once")
     for column in columns:
         check_identifier(column, "column")
+    if not columns or len(set(columns)) < len(columns):
+        raise DefinitionError(f"unique({', '.join(map(repr, columns))}): name at least one column, each once")
     name = "_".join((*columns, "unique"))
     if len(columns) == 1:
         return Expectation(name, "ExpectColumnValuesToBeUnique", (("column", columns[0]),), severity)
@@ -139,12 +137,19 @@ def unique(*columns: str, severity: Severity = Severity.CRITICAL) -> Expectation
 
 
 def row_count(low: int | None = None, high: int | None = None, *, severity: Severity = Severity.CRITICAL) -> Expectation:
-    """Expect so many rows in the table. Raises `DefinitionError` when both sides are open, or the greater comes first."""
-    if low is None and high is None:
-        raise DefinitionError("row_count(): give at least one bound")
-    if low is not None and high is not None and low > high:
-        raise DefinitionError(f"row_count({low!r}, {high!r}): no count is between these: the lower bound comes first")
+    """Expect so many rows in the table. Raises `DefinitionError` for two open sides, what is no whole number, or the greater first."""
+    _check_bounds(f"row_count({low!r}, {high!r})", low, high, "whole number")
     return Expectation("row_count", "ExpectTableRowCountToBeBetween", (("min_value", low), ("max_value", high)), severity)
+
+
+def _check_bounds(what: str, low: Number | None, high: Number | None, kind: str) -> None:
+    """Raise `DefinitionError` for bounds that nothing is between, and for what is no such number: none is less than NaN, say."""
+    bounds = [bound for bound in (low, high) if bound is not None]
+    wanted = int if kind == "whole number" else (int, float)
+    if not bounds or not all(isinstance(bound, wanted) and not isinstance(bound, bool) and math.isfinite(bound) for bound in bounds):
+        raise DefinitionError(f"{what}: give at least one bound, a {kind}")
+    if len(bounds) == 2 and bounds[0] > bounds[1]:
+        raise DefinitionError(f"{what}: nothing is between these: the lower bound comes first")
 
 
 def _quoted(column: str) -> str:

@@ -48,6 +48,8 @@ def read(
     if isinstance(table, str):
         reader, name = _reader(table, settings)
         return handed_over(reader.read(name, at) if as_of is None else reader.read_as_of(name, as_of, at))
+    if not isinstance(table, list | tuple):
+        raise TableNotFound(f"there is no table {table!r}; write app.table, or a list of such names")
     if as_of is not None:
         raise UnknownPosition("as_of= is for one table: each has a history of its own, or none")
     found = [_reader(each, settings) for each in table]
@@ -100,7 +102,7 @@ def _opened(project: Project, app: str) -> Reader:
 
 
 def _reader(table: str, settings: Settings | None) -> tuple[Reader, str]:
-    app, _, name = table.rpartition(".")
+    app, _, name = table.rpartition(".") if isinstance(table, str) else ("", "", "")
     project = load_apps(settings or Settings.load())
     if app not in project.apps:
         names = sorted(f"{a.name}.{t.name}" for a in project.apps.values() for t in a.topology.tables)

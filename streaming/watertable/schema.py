@@ -136,6 +136,8 @@ class Schema:
     @classmethod
     def parse(cls, ddl: str) -> Self:
         """Read a DDL column list, as Spark's `StructType.fromDDL` would; raise `SchemaError` naming what can't be read."""
+        if not isinstance(ddl, str):
+            raise SchemaError(f"not a DDL column list: {ddl!r}; write e.g. 'id STRING, amount DECIMAL(12,2)'")
         try:
             tree = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
         except sqlglot.errors.SqlglotError as error:

@@ -263,7 +263,7 @@ def test_a_table_keyed_by_what_makes_no_key_is_refused(app: wt.App) -> None:
 
 
 def test_a_table_whose_key_and_value_share_a_column_is_refused(app: wt.App) -> None:
-    with pytest.raises(DefinitionError, match=r"sku would be both a key and a value column; rename one"):
+    with pytest.raises(DefinitionError, match=r"sku would be both a key and a value column: call the value"):
         app.topic("twice", key="sku STRING", value="sku STRING, n INT").table()
 
 

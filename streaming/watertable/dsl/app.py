@@ -22,6 +22,7 @@ from watertable.dsl.definitions import (
     check_columns,
     check_key,
     check_read,
+    check_text,
     check_topic_name,
     check_typed,
     chosen_format,
@@ -57,6 +58,7 @@ class App:
             self.name = check_app_name(name)
         if owner is not None and not (isinstance(owner, str) and _OWNER.fullmatch(owner)):
             raise DefinitionError(f"{self.location}: owner= wants an e-mail address or team:name; got {owner!r}")
+        check_text(description, "description", self.location)
         self.owner = owner
         self.description = description
         self._topics: dict[str, Topic] = {}
@@ -105,6 +107,7 @@ class App:
             raise DefinitionError(
                 f"{where}: topic {name!r} is written by this app at {self._sinks[name].location}, so it can't read it: that is a loop"
             )
+        check_text(description, "description", f"{where}: topic {name!r}")
         if not isinstance(archive, bool):  # any text would be true
             raise DefinitionError(f"{where}: archive={archive!r} must be True or False")
         if idle_after is not None:
@@ -120,7 +123,7 @@ class App:
         ):
             if not columns:
                 raise SchemaError(f"{where}: {part}= wants at least one column; {instead}")
-        read = declared_headers(headers or {}, values, where)
+        read = declared_headers({} if headers is None else headers, values, where)
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)
             raise SchemaError(f"{where}: timestamp={timestamp!r} must name a TIMESTAMP column of the value; it has {have}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from watertable.dsl.definitions import check_key, check_typed, declared, here, identifier, placed
 from watertable.errors import DefinitionError, ExpressionError, SchemaError
@@ -22,6 +22,8 @@ from watertable.sql.udfs import known_by
 
 if TYPE_CHECKING:
     from watertable.dsl.app import App
+
+V = TypeVar("V")
 
 
 def bound_aggregates(
@@ -62,7 +64,7 @@ def check_steps(columns: dict[str, str], where: str) -> Aggregation:
     return reduction(columns)
 
 
-def named_exprs(columns: dict[str, str], scope: Scope, where: str) -> Named:
+def named_exprs(columns: Mapping[str, str], scope: Scope, where: str) -> Named:
     """Parse named expressions; raise `DefinitionError` when there are none."""
     if not columns:
         raise DefinitionError(f"{where}: no columns; write name='expression'")
@@ -82,10 +84,13 @@ def checked(named: Named, where: str) -> Named:
     return named
 
 
-def check_by_name(given: object, what: str, example: str, where: str) -> None:
-    """Raise `DefinitionError`, with an example of one, for what has no names of its own: a text, or a list."""
+def by_name(given: Mapping[str, V] | None, what: str, example: str, where: str) -> Mapping[str, V]:
+    """Give what was given by name, if anything was; raise `DefinitionError`, with an example, for what has no names: a text, or a list."""
+    if given is None:
+        return {}
     if not isinstance(given, Mapping):
         raise DefinitionError(f"{where}: {what}= wants a name for each: {what}={{'name': {example}}}; got {given!r}")
+    return given
 
 
 def written_headers(headers: Mapping[str, str], scope: Scope, where: str) -> Named:
@@ -160,12 +165,13 @@ def versioned_store(value: str, *, history: timedelta, key: str | None = None) -
 
 def _store(kind: str, key: str | None, value: str, time: str, mark: str, keeps: timedelta | None) -> StoreShape:
     where, operator = here(), f"{kind}_store"
-    own, row = (declared(ddl, where, part) if ddl is not None else Schema() for ddl, part in ((key, "key"), (value, "value")))
+    own = Schema() if key is None else declared(key, where, "key")
+    row = declared(value, where, "value")
     check_key(own, where, operator)
-    if keeps is not None:
+    if time:
         check_duration(keeps, f"{operator}: how long it keeps")
-        if keeps <= timedelta(0):
-            raise DefinitionError(f"{where}: {operator} must keep for longer than zero; got {keeps}")
+    if keeps is not None and keeps <= timedelta(0):
+        raise DefinitionError(f"{where}: {operator} must keep for longer than zero; got {keeps}")
     try:
         return StoreShape(kind, own + (Schema.parse(time) if time else Schema()), row + (Schema.parse(mark) if mark else Schema()), keeps)
     except SchemaError as error:
@@ -174,9 +180,9 @@ def _store(kind: str, key: str | None, value: str, time: str, mark: str, keeps: 
 
 def processor_of(
     function: object,
-    children: Mapping[str, str],
-    stores: Mapping[str, StoreShape],
-    punctuators: Mapping[str, object],
+    children: Mapping[str, str] | None,
+    stores: Mapping[str, StoreShape] | None,
+    punctuators: Mapping[str, object] | None,
     version: str | None,
     operator: str,
     where: str,
@@ -184,9 +190,9 @@ def processor_of(
     """Check what a processor is given; raise `DefinitionError` for what can't be called, and `SchemaError` for bad names and DDL."""
     if version is not None and not (isinstance(version, str) and version):
         raise DefinitionError(f"{where}: version={version!r} must be a text")
-    check_by_name(children, "children", "'column TYPE'", where)
-    check_by_name(stores, "stores", "wt.key_value_store('column TYPE')", where)
-    check_by_name(punctuators, "punctuators", "function", where)
+    children = by_name(children, "children", "'column TYPE'", where)
+    stores = by_name(stores, "stores", "wt.key_value_store('column TYPE')", where)
+    punctuators = by_name(punctuators, "punctuators", "function", where)
     if not children and not stores:
         raise DefinitionError(f"{where}: {operator} with neither children nor stores does nothing: children={{'name': 'column TYPE'}}")
     for name, shape in stores.items():

@@ -30,6 +30,21 @@ def placed(where: str) -> Iterator[None]:
         raise SchemaError(f"{where}: {error}") from None
 
 
+def texts_of(given: str | Sequence[str], what: str, where: str) -> tuple[str, ...]:
+    """Read one expression or several; raise `DefinitionError` for what is neither, and for none."""
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else ()
+    if not texts or not all(isinstance(text, str) for text in texts):
+        wanted = f"{what}='country' or {what}=('country', 'city')"
+        raise DefinitionError(f"{where}: {what}= wants an expression, or several: {wanted}; got {given!r}")
+    return texts
+
+
+def check_text(given: object, what: str, where: str) -> None:
+    """Raise `DefinitionError` for what is no text."""
+    if not isinstance(given, str):
+        raise DefinitionError(f"{where}: {what}= wants a text; got {given!r}")
+
+
 def declared(ddl: str, where: str, part: str) -> Schema:
     """Read a DDL column list; raise `SchemaError`, with the place and the part, for a bad one."""
     with placed(f"{where}: {part}"):
@@ -137,7 +152,10 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
     theirs = {name.lower() for name in other.names}
     both = sorted(name for name in schema.names if name.lower() in theirs)
     if both:
-        raise DefinitionError(f"{where}: {', '.join(both)} would be both a key and a value column; rename one")
+        raise DefinitionError(
+            f"{where}: {', '.join(both)} would be both a key and a value column: call the value's otherwise in map_values(...), or leave "
+            "it out, since a row has its key beside it; of a topic, .stream().map_values(...).to_table()"
+        )
 
 
 def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, where: str, operator: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from watertable.dsl import tables
 from watertable.dsl.building import (
     bound_aggregates,
-    check_by_name,
+    by_name,
     check_kept,
     check_same_app,
     check_steps,
@@ -27,6 +27,7 @@ from watertable.dsl.definitions import (
     check_found_by_key,
     check_key,
     check_same_key,
+    check_text,
     check_topic_name,
     check_waits,
     check_written,
@@ -35,6 +36,7 @@ from watertable.dsl.definitions import (
     identifier,
     key_format_of,
     placed,
+    texts_of,
 )
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.plan import nodes, plan
@@ -88,6 +90,7 @@ class Stream:
         A condition that is null is kept. Raises `DefinitionError` for another `on_fail`.
         """
         where = here()
+        check_text(name, "name", f"{where}: expect")
         if on_fail not in tuple(OnFail):
             raise DefinitionError(f"{where}: on_fail={on_fail!r}; choose {', '.join(OnFail)}")
         rule = Rule(name, parse_predicate(condition, self._scope(), where), OnFail(on_fail))
@@ -108,9 +111,10 @@ class Stream:
     def map(self, *, key: dict[str, str], value: dict[str, str]) -> Stream:
         """Make a new key and a new value, each of named expressions."""
         where = here()
-        for columns, part in ((key, "key"), (value, "value")):
-            check_by_name(columns, part, "'expression'", where)
-        keys, values = named_exprs(key, self._scope(), where), named_exprs(value, self._scope(), where)
+        keys, values = (
+            named_exprs(by_name(columns, part, "'expression'", where), self._scope(), where)
+            for columns, part in ((key, "key"), (value, "value"))
+        )
         return self._with(nodes.Map(parent=self.node, key_columns=keys, columns=values, location=where))
 
     def select_key(self, *columns: str, **named: str) -> Stream:
@@ -240,7 +244,7 @@ class Stream:
         values = chosen_format(value_format, self.value, where, default=Format.JSON)
         check_written(self.key, keys, f"{where}: key")
         check_written(self.value, values, f"{where}: value")
-        written = written_headers(headers or {}, self._scope(), where)
+        written = written_headers({} if headers is None else headers, self._scope(), where)
         self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, headers=written, location=where))
 
     def to_table(self) -> tables.Table:
@@ -265,7 +269,7 @@ class Stream:
             raise DefinitionError(f"{where}: dedupe wants records, and these are Changes: a table has one row a key already")
         group = self.group_by_key().group
         if by is not None:
-            texts = (by,) if isinstance(by, str) else by
+            texts = texts_of(by, "by", f"{where}: dedupe")
             named = {text if text.isidentifier() else f"by{n}": text for n, text in enumerate(texts)}
             group = grouped_by((), named, self._scope(), where, "dedupe")
         spaces = (("key", self.key), ("value", self.value))
@@ -320,7 +324,7 @@ class Stream:
         >>> made["again"].value, made.tables["visits"].value
         (Schema('`page` STRING'), Schema('`n` BIGINT'))
         """
-        return self._processed(function, children or {}, stores or {}, punctuators or {}, version, "process", here())
+        return self._processed(function, children, stores, punctuators, version, "process", here())
 
     def process_values(
         self,
@@ -333,12 +337,12 @@ class Stream:
         version: str | None = None,
     ) -> Stream:
         """Call a function of your own for each record, as `process` does; what it forwards are rows of `value`, in one stream."""
-        made = self._processed(function, {"values": value}, stores or {}, punctuators or {}, version, "process_values", here())
+        made = self._processed(function, {"values": value}, stores, punctuators, version, "process_values", here())
         return made["values"]
 
     def _processed(
-        self, function: object, children: Mapping[str, str], stores: Mapping[str, StoreShape], punctuators: Mapping[str, object],
-        version: str | None, operator: str, where: str,
+        self, function: object, children: Mapping[str, str] | None, stores: Mapping[str, StoreShape] | None,
+        punctuators: Mapping[str, object] | None, version: str | None, operator: str, where: str,
     ) -> Processed:  # fmt: skip
         if is_change(self.node):
             raise DefinitionError(f"{where}: {operator} wants records, and these are Changes: map_values them first")
@@ -388,11 +392,11 @@ class Stream:
             raise DefinitionError(f"{where}: {what} wants a table with a name: put .materialized_as(name) after it; its rows must be kept")
         check_found_by_key(table.node, where, what)
         made = named_exprs(columns, lookup_scope(self.node, table.node), where)
-        texts = (on,) if isinstance(on, str) else on or ()
+        texts = () if on is None else texts_of(on, "on", f"{where}: {what}")
         exprs = [parse(text, self._scope(), where) for text in texts]
         own = [(text, expr.type) for text, expr in zip(texts, exprs, strict=True)]
-        check_same_key(own if on else self.key, table.key, where, what)
-        wanted = tuple(zip(table.key.names, exprs, strict=True)) if on else None
+        check_same_key(own if texts else self.key, table.key, where, what)
+        wanted = tuple(zip(table.key.names, exprs, strict=True)) if texts else None
         node = nodes.StreamJoin(
             parent=self.node, how=how, table=table.name, right=table.node, on=wanted, columns=made, location=where
         )  # fmt: skip
@@ -459,20 +463,24 @@ class Branches:
         """Send to `name` the records for which the condition is the first true one."""
         where = here()
         parse_predicate(condition, self.stream._scope(), where)
-        if name in dict(self._taken):
-            raise DuplicateName(f"{where}: there is already a branch {name!r}")
-        self._taken.append((name, condition))
+        self._taken.append((self._free(name, where), condition))
         return self
 
     def default_branch(self, name: str = "default") -> dict[str, Stream]:
         """Send the rest to one more branch, and give all branches by name."""
-        if name in dict(self._taken):
-            raise DuplicateName(f"{here()}: there is already a branch {name!r}")
-        return self._streams([*self._taken, (name, "TRUE")], here())
+        where = here()
+        return self._streams([*self._taken, (self._free(name, where), "TRUE")], where)
 
     def no_default_branch(self) -> dict[str, Stream]:
         """Drop the rest, and give all branches by name."""
         return self._streams(self._taken, here())
+
+    def _free(self, name: str, where: str) -> str:
+        """Give a name that no branch has yet; raise `DuplicateName` for one that is taken."""
+        check_text(name, "name", f"{where}: branch")
+        if name in dict(self._taken):
+            raise DuplicateName(f"{where}: there is already a branch {name!r}")
+        return name
 
     def _streams(self, branches: list[tuple[str, str]], where: str) -> dict[str, Stream]:
         streams: dict[str, Stream] = {}

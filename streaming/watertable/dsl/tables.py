@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from watertable.dsl import elapsed, streams
 from watertable.dsl.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
-from watertable.dsl.definitions import check_columns, check_found_by_key, check_same_key, here, identifier
+from watertable.dsl.definitions import check_columns, check_found_by_key, check_same_key, here, identifier, texts_of
 from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
@@ -110,7 +110,7 @@ class Table:
         self._check_other(other, what, where)
         scope, own = scope_of(self.node), Scope({"key": self.key}, bare=("key",))
         theirs = Scope({"key": other.key}, bare=("key",))
-        texts = (on,) if isinstance(on, str) else on
+        texts = texts_of(on, "on", f"{where}: {what}")
         named = tuple((f"__on{n}", parse(text, scope, where)) for n, text in enumerate(texts))
         check_same_key([(text, expr.type) for text, (_, expr) in zip(texts, named, strict=True)], other.key, where, what)
         made = named_exprs(columns, join_scope(self.node, other.node), where)

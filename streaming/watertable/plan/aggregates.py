@@ -185,7 +185,7 @@ def approx_count_distinct(argument: str, *, relative_sd: float = 0.05) -> Aggreg
     the count is exact. Such states unite exactly, so the estimate is the same for any cuts between batches. Raises
     `DefinitionError` for a deviation outside 0.005 to 0.5.
     """
-    if not 0.005 <= relative_sd <= 0.5:
+    if not (isinstance(relative_sd, float) and 0.005 <= relative_sd <= 0.5):
         raise DefinitionError(f"{here()}: relative_sd={relative_sd!r} must be from 0.005 to 0.5")
     return Aggregation("approx_count_distinct", argument, limit=math.ceil(1 / relative_sd**2) + 2)
 

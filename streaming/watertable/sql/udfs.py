@@ -177,6 +177,8 @@ def udf(*, returns: str, version: str | None = None, over: str = "pandas", nulls
         raise SchemaError(f"{where}: returns: {error}") from None
     if over not in ("pandas", "arrow"):
         raise DefinitionError(f"{where}: over={over!r}; choose pandas or arrow")
+    if not isinstance(nulls, bool):
+        raise DefinitionError(f"{where}: nulls={nulls!r} must be True or False")
     if version is not None and not (isinstance(version, str) and version):
         raise DefinitionError(f"{where}: version={version!r} must be a text")
 
