@@ -54,7 +54,7 @@ def of(world: World, sku: str) -> list[int]:
         pytest.param(10_000, False, id="nothing was published, rewound"),
         pytest.param(10_000, True, id="nothing was published, promoted", marks=pytest.mark.slow),
         pytest.param(-8, False, id="long ago, rewound", marks=pytest.mark.slow),
-        pytest.param(-8, True, id="long ago, promoted"),
+        pytest.param(-8, True, id="long ago, promoted", marks=pytest.mark.slow),
     ],
 )
 def test_what_was_read_and_gave_nothing_to_publish_gives_nothing_under_other_code_either(

@@ -410,6 +410,7 @@ def test_tables_are_held_against_their_records_and_nothing_of_it_stays(spark: Sp
     assert (held.apart, held.since) == ((), f"{topology.app}@1.3"), "from a commit on, what was before is taken as it is"
 
 
+@pytest.mark.slow
 def test_tables_are_held_from_where_on_they_are_the_loaded_codes(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world = World(spark, broker, tmp_path)
     app, more = wt.App(f"shop{world.suffix}"), wt.App(f"shop{world.suffix}")

@@ -94,6 +94,7 @@ def test_upkeep_by_another_process_leaves_what_is_yet_to_be_published(till: Till
     assert till.kept() == [4, 5]
 
 
+@pytest.mark.slow
 def test_bounded_runs_tidy_up_now_and_then_after_all_is_published(till: Till, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Position] = []
 

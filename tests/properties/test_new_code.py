@@ -120,6 +120,7 @@ def verdicts(spark: SparkSession, names: list[str]) -> dict[str, str]:
     return said_of(spark, {name: (old, new) for name, (old, new, _) in chosen.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_code_that_only_watches_goes_on_with_what_waits(spark: SparkSession) -> None:
     assert verdicts(spark, FEW) == {}

@@ -212,6 +212,7 @@ def test_an_app_of_which_an_older_copy_was_brought_back_is_followed_from_there(s
     assert first.read("stock") == {"a": 1, "b": sold}
 
 
+@pytest.mark.slow
 def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_whatever_was_seen(
     spark: SparkSession, tmp_path: Path, looks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_wha
         assert since or not looks
 
 
+@pytest.mark.slow
 def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog, "_KEPT", 2)
     ledger.store.hold("somebody", 0.0)
@@ -307,6 +309,7 @@ def test_a_look_at_an_app_loads_no_advances_that_trims_have_kept_and_a_replay_fi
         assert {*log.advances({"moves": "id-m"})} == made, since
 
 
+@pytest.mark.slow
 def test_a_process_looks_for_advances_once_and_follows_those_that_come(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is rewound looked through all of its commits for them, each time."""
     log, ids, looked = ledger.store.changelog, {"moves": "id-m"}, list[str]()

@@ -153,6 +153,7 @@ def test_code_that_a_rewind_was_for_is_compared_like_any_other_once_another_went
     assert "another filter would show rows that the one before refused" in found.words
 
 
+@pytest.mark.slow
 def test_a_layout_that_a_table_had_once_stands_in_the_way_of_no_rewind_to_what_has_its_own(spark: SparkSession, tmp_path: Path) -> None:
     def code(last: Any, *, more: bool = False) -> Topology:
         app = wt.App("alerts")
@@ -182,6 +183,7 @@ def test_a_layout_that_a_table_had_once_stands_in_the_way_of_no_rewind_to_what_h
     assert run.tables(names=["kept"])["kept"] == told(run.topology, [*given[0], *given[1]]).tables["kept"]
 
 
+@pytest.mark.slow
 def test_the_codes_of_the_newest_writers_are_known(spark: SparkSession, tmp_path: Path) -> None:
     codes = [alerts(least=least) for least in range(20)]
     store = Store.open(tiny(spark), str(tmp_path), "alerts", codes[0].kept)

@@ -550,6 +550,7 @@ def test_a_new_process_follows_the_log_over_what_was_joined_and_finds_what_a_loo
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_what_a_rebuild_of_some_tables_wrote_tells_nothing_of_how_fast_the_whole_app_grows(run: App) -> None:
     before = planned(run, target=Target("commit", "1"))
     begun(run, "stock")

@@ -328,6 +328,7 @@ def test_a_parity_that_died_leaves_a_shadow_that_the_next_one_gives_up(ledger: L
     assert (held.apart, ledger.store.head().shadow) == ((), None)
 
 
+@pytest.mark.slow
 def test_a_parity_that_is_given_up_for_another_leaves_that_one_alone(ledger: Ledger) -> None:
     tell(ledger, [2, 4])
     begins, is_given_up = threading.Event(), threading.Event()

@@ -58,6 +58,7 @@ def test_any_delta_reader_sees_the_table_whole_at_its_folded_position_with_the_u
     assert set(table.protocol().writer_features or ()) <= allowed
 
 
+@pytest.mark.slow
 def test_the_demo_counts_no_row_that_a_merge_took_away(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "OVERWRITE_FROM", 1e9)
     monkeypatch.setattr(fold, "SMALL_BASE", -1)
@@ -424,6 +425,7 @@ def test_a_table_that_was_put_back_behind_what_is_trimmed_is_read_and_folded_who
     assert plain(ledger, "stock") == ledger.stock
 
 
+@pytest.mark.slow
 def test_where_the_log_before_a_restore_to_a_time_is_gone_it_is_asked_for_by_version(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
