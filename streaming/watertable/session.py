@@ -52,6 +52,7 @@ _CONF: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 by default: slower to read and larger, and deprecated
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",  # else Kafka's too, which makes Java objects of each record
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "512",  # list files in the driver, not in a job
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM, by hand too, lists in so many tasks: 10,000 by default
     "spark.ui.retainedJobs": "200",
     "spark.ui.retainedStages": "200",
     "spark.sql.ui.retainedExecutions": "50",  # a stream runs for weeks: each kept plan is memory

@@ -6,16 +6,20 @@ import os
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from delta.tables import DeltaTable
 
 import watertable as wt
 from tests import buckets
+from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute
-from watertable.errors import TableNotFound, UnknownPosition
-from watertable.store import views
+from tests.spark.test_rewind import Kafka
+from watertable.acts import rewind
+from watertable.acts.rewind import Target
+from watertable.errors import PositionGone, TableNotFound, UnknownPosition
+from watertable.store import deltalog, views
 from watertable.store.commits import Advance, CommitInfo, Position
 from watertable.store.deltalog import DeltaLog
 from watertable.store.reader import Reader, event_time
@@ -317,6 +321,31 @@ def test_a_table_keeps_its_past_as_long_as_the_horizon_that_is_set_now(spark: Sp
     again.store.upkeep.vacuum()
     said = [row.operation for row in DeltaTable.forPath(spark, log.path).history().collect()]
     assert said.count("SET TBLPROPERTIES") == 1, "it is told once"
+
+
+def test_a_base_whose_files_somebody_has_vacuumed_away_is_gone_on_from_nowhere(spark: SparkSession, tmp_path: Path) -> None:
+    ledger = Ledger.open(tiny(spark), str(tmp_path))
+    for _ in range(2):
+        ledger.sell(a=1)
+        ledger.store.fold("stock")
+    log = ledger.store.reader.log("stock")
+    ledger.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    ledger.spark.sql(f"VACUUM delta.`{log.path}` RETAIN 0 HOURS")
+    ledger = ledger.restart()
+    deltalog._older.clear()  # nobody looks again for a minute
+    assert [ledger.read("stock", f"shop@1.{n}") for n in (1, 2)] == [{"a": 1}, {"a": 2}], "from the changelog"
+    versions = [row.version for row in DeltaTable.forPath(spark, log.path).history().collect() if row.operation == "WRITE"]
+    assert ledger.read("stock", max(versions)) == {"a": 2}
+    with pytest.raises(PositionGone, match=f"has no version {min(versions)} that holds a fold and that Delta can still read"):
+        ledger.read("stock", min(versions))
+    kafka: Any = Kafka()
+    plan = rewind.plan(ledger.store, ledger.topology, kafka, Target.parse("1"))
+    rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)
+    ledger = ledger.restart()
+    ledger.sell(b=5)
+    ledger.store.fold("stock")
+    assert ledger.read("stock") == {"a": 1, "b": 5}
+    assert {(row.k, row.qty) for row in spark.read.format("delta").load(log.path).collect()} == {("a", 1), ("b", 5)}
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.schema import OWN, Schema, Type
 from watertable.session import in_jvm, listed
-from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit, Held
+from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit, Held, first_left
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -335,7 +335,7 @@ class DeltaLog:
         return self.of(f"{_DELTA}.util.FileNames.unsafeDeltaFile")(self._folder, version)
 
     def at(self, version: int, *, kept: bool = True) -> Snapshot | None:
-        """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone.
+        """Pin an old version; None when Delta can't go back to it, or, with `kept`, when its files may be gone, or are.
 
         (They may be beyond `deletedFileRetentionDuration`; the newest version is always kept.) Delta lists the log for it, once a minute.
         """
@@ -348,7 +348,14 @@ class DeltaLog:
             snapshot = Snapshot(self, self.java.getSnapshotAt(version, self.none, self.none, kept))
         except JVM_ERRORS:
             return None
-        return _hold(_older, place, _Older(table, since, snapshot)).snapshot
+        there = not kept or self.has_files_of(version)
+        return _hold(_older, place, _Older(table, since, snapshot)).snapshot if there else None
+
+    def has_files_of(self, version: int) -> bool:
+        """Tell whether a version's files are there, whatever a VACUUM was told to keep: it takes those first that went first after it."""
+        gone = first_left(map(self.commit, range(version + 1, version + 1 + _FOLLOWED)))
+        path = self.of("org.apache.hadoop.fs.Path")
+        return gone is None or bool(self._files.exists(path(self.java.dataPath(), path(self.of("java.net.URI")(gone)))))
 
     def lately_written(self, version: int) -> int:
         """Give the bytes that the largest of the last few commits up to a version added."""

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 _CONF: Final = {
     "spark.databricks.delta.merge.materializeSource": "none",  # the source is checkpointed already
     "spark.databricks.delta.stalenessLimit": "0",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM lists folders in so many tasks: 10,000 by default
 }
 OVERWRITE_FROM: Final = 0.3
 """The part of a base's bytes from which a tail is folded by writing the table anew: a MERGE would read it thrice, and shuffle it.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final, Self
 
 RESTORE: Final = "RESTORE"
@@ -102,6 +103,13 @@ class Commit:
         yield from ((_named_in_log(json.loads(action)["remove"]), False) for action in self.removed)
 
     @property
+    def left(self) -> Iterator[str]:
+        """Name the paths that the version before it has, and it hasn't, whatever their deletion vectors."""
+        added = {json.loads(file.action)["add"]["path"] for file in self.added}
+        removed = (json.loads(action)["remove"]["path"] for action in self.removed)
+        return (path for path in removed if path not in added)
+
+    @property
     def tables(self) -> set[str | None]:
         """Name the values of the partition column `table` of the files that it changed."""
         removed = (json.loads(action)["remove"].get("partitionValues") or {} for action in self.removed)
@@ -115,6 +123,11 @@ class Commit:
             if file.table is not None:
                 found[file.table] += file.rows or 0
         return found
+
+
+def first_left(commits: Iterable[Commit | None]) -> str | None:
+    """Name the first file that commits, one after the other, leave out of a table; None where none does, up to one that isn't known."""
+    return next((file for commit in takewhile(bool, commits) if commit for file in commit.left), None)
 
 
 def _named_in_log(file: Mapping[str, Any]) -> str:

@@ -256,7 +256,8 @@ class Reader:
         if held.version == newest.version:
             return Base(newest, *split_number(held.number or 0), put_back=held.put_back, since=newest.version)
         # its files are there for as long as those of the version after it, which took them away
-        whole = log.at(held.version, kept=False) if log.at(held.version + 1) is not None else None
+        there = log.at(held.version + 1) is not None and log.has_files_of(held.version)
+        whole = log.at(held.version, kept=False) if there else None
         number = 0 if whole is None else held.number or 0
         return Base(whole, *split_number(number), put_back=True, since=newest.version)
 
