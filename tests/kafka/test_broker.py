@@ -162,6 +162,14 @@ def test_ctrl_c_in_the_terminal_does_not_reach_it(folder: Path) -> None:
     assert os.getsid(running.pid) == running.pid != os.getsid(0)
 
 
+def test_the_controller_never_gets_the_brokers_port(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([41001, 41001, 41002])
+    monkeypatch.setattr(embedded, "free_port", lambda: next(free))
+    folder.mkdir(parents=True, exist_ok=True)
+    embedded._write_configuration(folder, 41001)
+    assert "listeners=PLAINTEXT\\://127.0.0.1\\:41001,CONTROLLER\\://127.0.0.1\\:41002\n" in (folder / "server.properties").read_text()
+
+
 def test_of_two_simultaneous_starts_one_starts_and_the_other_finds_it(folder: Path) -> None:
     port = embedded.free_port()
     seen: list[object] = []

@@ -215,7 +215,8 @@ def _await(folder: Path, port: int, pid: int, timeout: float) -> Status:
 
 
 def _write_configuration(folder: Path, port: int) -> None:
-    controller = free_port()  # voters are configuration, not data: the port may differ from start to start
+    # Voters are configuration, not data: the port may differ from start to start. The broker's own is free, too, until it listens there.
+    controller = next(found for found in iter(free_port, None) if found != port)
     properties = {
         "process.roles": "broker,controller",
         "node.id": 1,
