@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from delta.tables import DeltaTable
@@ -15,9 +15,7 @@ import watertable as wt
 from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute
-from tests.spark.test_rewind import Kafka
-from watertable.acts import rewind
-from watertable.acts.rewind import Target
+from tests.spark.test_rewind import rewound
 from watertable.errors import PositionGone, TableNotFound, UnknownPosition
 from watertable.store import deltalog, views
 from watertable.store.commits import Advance, CommitInfo, Position
@@ -338,10 +336,7 @@ def test_a_base_whose_files_somebody_has_vacuumed_away_is_gone_on_from_nowhere(s
     assert ledger.read("stock", max(versions)) == {"a": 2}
     with pytest.raises(PositionGone, match=f"has no version {min(versions)} that holds a fold and that Delta can still read"):
         ledger.read("stock", min(versions))
-    kafka: Any = Kafka()
-    plan = rewind.plan(ledger.store, ledger.topology, kafka, Target.parse("1"))
-    rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)
-    ledger = ledger.restart()
+    ledger = rewound(ledger, "1")
     ledger.sell(b=5)
     ledger.store.fold("stock")
     assert ledger.read("stock") == {"a": 1, "b": 5}

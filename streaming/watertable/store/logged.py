@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, Final, Self
 
 RESTORE: Final = "RESTORE"
@@ -127,7 +126,11 @@ class Commit:
 
 def first_left(commits: Iterable[Commit | None]) -> str | None:
     """Name the first file that commits, one after the other, leave out of a table; None where none does, up to one that isn't known."""
-    return next((file for commit in takewhile(bool, commits) if commit for file in commit.left), None)
+    for commit in commits:
+        left = None if commit is None else next(commit.left, None)
+        if commit is None or left is not None:
+            return left
+    return None
 
 
 def _named_in_log(file: Mapping[str, Any]) -> str:
