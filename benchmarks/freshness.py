@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,10 @@ from watertable.store.reader import Reader
 
 TABLE: Final = "invoices"
 """Its `lines` add up to the number of sales read, whatever they hold: a read that is wrong shows."""
-PAUSE: Final = 0.2
+LOOK: Final = 0.05
+"""Seconds between two looks for a new commit: what a reader waits for that isn't watertable's is half of it."""
+LOOK_ON_DISK: Final = 1.0
+"""Seconds between two looks at the table on disk: each opens it anew, at the cost of the batches, and its lag is of tens of seconds."""
 WARM: Final = 5_000
 """Records of a batch before the clock runs: so there are many, and the JVM has compiled what it will run."""
 
@@ -50,7 +54,8 @@ class Watch:
         self.error: BaseException | None = None
         self._seen = -1
         self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._guard, args=(act,), daemon=True) for act in (self._read, self._read_plain)]
+        looks = (self._read, LOOK), (self._read_plain, LOOK_ON_DISK)
+        self._threads = [threading.Thread(target=self._guard, args=look, daemon=True) for look in looks]
 
     def start(self) -> None:
         """Begin."""
@@ -65,9 +70,9 @@ class Watch:
         if self.error is not None:
             raise self.error
 
-    def _guard(self, act: Any) -> None:
+    def _guard(self, act: Callable[[], None], pause: float) -> None:
         try:
-            while not self._closed.wait(PAUSE):
+            while not self._closed.wait(pause):
                 act()
         except BaseException as error:
             self.error = error

@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,14 +194,14 @@ class Suite:
         quantities = schedule.lines["Quantity"].to_pylist()
         stock = sum(receipt.quantity for receipt in schedule.received) - sum(quantities[line] for line in schedule.sold)
         _create(self.cluster, schedule)
-        pace = _Pace(self.cluster, schedule, RATE, 0)
+        pace = _Pace(self.cluster, schedule, RATE // 4, last / (RATE // 4) + 1)
         pace.begin_with(len(schedule) - last)
         given = {"app": str(RETAIL), "commit": len(schedule) // 20, "last": last, "sales": len(schedule.sold), "stock": stock}
         folder = self.work / "shop"
-        rest = partial(pace.begin_with, len(schedule))
         try:
-            done = run(self._ours("shop", "shop", folder, **given), folder, limit=self.sizes.shop_limit, on_ready=rest)
+            done = run(self._ours("shop", "shop", folder, **given), folder, limit=self.sizes.shop_limit, on_ready=pace.start)
         finally:  # the freshness is measured on topics of these names
+            pace.stop()
             self._clear(folder, *schedule.topics, *OUT)
         return {"records": len(schedule), "peak_mib": done.peak_mib} | _rewinds(done)
 
@@ -364,7 +363,7 @@ class _Pace:
         self.times: dict[str, list[float]] = {}
         self.sent = self._at_start = 0
         self.began = self.ended = 0.0
-        self._rate, self._seconds, self._stop = rate, seconds, threading.Event()
+        self._rate, self._seconds, self._stop, self._all = rate, seconds, threading.Event(), len(schedule)
         self._records = schedule.records()
         self._producer = Producer(cluster.client_config() | {"linger.ms": "5", "enable.idempotence": "true"})
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -405,7 +404,7 @@ class _Pace:
 
     def _run(self) -> None:
         while not self._stop.is_set() and time.time() < self.began + self._seconds:
-            self._send(self._at_start + int((time.time() - self.began) * self._rate))
+            self._send(min(self._all, self._at_start + int((time.time() - self.began) * self._rate)))
             self._producer.poll(0)
             self._stop.wait(0.01)
         self.ended = time.time()

@@ -72,8 +72,8 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
     return Ledger.open(tiny(spark), str(tmp_path))
 
 
-def batch(ledger: Ledger, first: int, upto: int) -> Position:
-    """Commit the tale's batches (first, upto] as one."""
+def batch(ledger: Ledger, first: int, upto: int, ms: int = 100) -> Position:
+    """Commit the tale's batches (first, upto] as one, beside what the one before it took."""
     sold: dict[str, int] = {}
     for change in SOLD[first:upto]:
         for key, quantity in change.items():
@@ -84,7 +84,7 @@ def batch(ledger: Ledger, first: int, upto: int) -> Position:
     frames = {"stock": ledger.sums("stock", sold, upto), "low": ledger.sums("low", sold, upto), "names": ledger.names(named)}
     reached = {"moves": float(upto), "names": float(upto)}
     info = ledger.info(records=10 * (upto - first), reached=reached)
-    info = dataclasses.replace(info, counters={"records": 20 * (upto - first), "ms": 100})
+    info = dataclasses.replace(info, counters={"records": 20 * (upto - first), "ms": ms})
     position = ledger.writer.commit(frames, info)
     ledger.offsets |= info.next
     return position
@@ -387,6 +387,15 @@ def test_targets_find_the_newest_commit_at_or_before_them(ledger: Ledger) -> Non
     eta = planned(ledger, "4").eta
     assert eta is not None
     assert 0.03 < eta.likely - BEGIN < 1.0
+
+
+def test_a_plan_right_after_a_replay_in_one_batch_goes_by_the_commits_that_were_left(ledger: Ledger) -> None:
+    tell(ledger)
+    before = planned(ledger, "earliest").eta
+    again = rewound(ledger, "earliest")
+    batch(again, 0, 6, ms=0)  # the first of a run has none before it
+    assert before is not None
+    assert planned(again, "earliest").eta == before
 
 
 def test_a_target_that_is_not_there_is_refused_with_the_reason(ledger: Ledger) -> None:

@@ -5,8 +5,9 @@ The law is that an estimate of time says its range, too; and that one of bytes i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median, median_low
 from typing import Final
 
@@ -54,23 +55,24 @@ def estimate(samples: Sequence[tuple[int, int]], records: int, batch_records: in
     """Estimate the seconds of a replay from commits that were measured: (records, milliseconds) of each.
 
     A batch costs something whatever its size, and something for each record. Samples of different sizes tell both; the first ones of a
-    process are slow, and say nothing of those that follow. Where there are no large ones beside smaller ones, `EVEN` says which part of
-    their time is whose; and where they are much smaller than a replay's batches, that is far beyond what was measured, and the range says
-    so.
+    process are slow, and say nothing of those that follow: so it goes by the quarter that was quickest. Where there are no large ones
+    beside smaller ones, `EVEN` says which part of their time is whose.
+
+    Where they are all much smaller than a replay's batches, that is far beyond what was measured, and the range says so. Sizes say too
+    much then, since more of a key's changes become one row in larger batches: where `EVEN` says less, it is the middle of both.
     """
     kept = _of_some(samples)
     if not kept or records <= 0:
         return None if records > 0 else Estimate(0.0, 0.0, 0.0)
     largest, its_ms = max((n, float(ms)) for n, ms in kept)
-    if (each := _slope(kept, EVEN // 3)) is not None:
-        batch = max(0.0, median(ms - each * n for n, ms in kept))
-    else:
-        batch = sorted(ms / (1 + n / EVEN) for n, ms in kept)[len(kept) // 4]
-        each = batch / EVEN
-    batches = -(-records // batch_records)
-    likely = BEGIN + (batches * batch + records * each) / 1000
-    beyond = min(records, batch_records) > 3 * largest
-    return Estimate(0.75 * likely, likely, max(1.35 * likely, records * its_ms / largest / 1000 if beyond else 0.0))
+    beyond, batches = min(records, batch_records) > 3 * largest, -(-records // batch_records)
+    batch = _quartile([ms / (1 + n / EVEN) for n, ms in kept])
+    least = likely = BEGIN + (batches * batch + records * batch / EVEN) / 1000
+    if (each := _slope(kept, EVEN // 3, _quartile)) is not None:
+        batch = max(0.0, _quartile([ms - each * n for n, ms in kept]))
+        by_sizes = BEGIN + (batches * batch + records * each) / 1000
+        least, likely = (least, sqrt(least * by_sizes)) if beyond and least < by_sizes else (by_sizes, by_sizes)
+    return Estimate(0.75 * least, likely, max(1.35 * likely, records * its_ms / largest / 1000 if beyond else 0.0))
 
 
 def written(samples: Sequence[tuple[int, int]], records: int, batch_records: int) -> int | None:
@@ -82,7 +84,7 @@ def written(samples: Sequence[tuple[int, int]], records: int, batch_records: int
     kept = _of_some(samples)
     if not kept or records <= 0:
         return None if records > 0 else 0
-    if (each := _slope(kept, _APART)) is None:
+    if (each := _slope(kept, _APART, median_low)) is None:
         largest, its_bytes = max(kept)
         return round(records * its_bytes / largest)
     return round(-(-records // batch_records) * max(0.0, median(size - each * n for n, size in kept)) + records * each)
@@ -92,20 +94,25 @@ def _of_some(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(n, cost) for n, cost in samples if n > 0 and cost > 0]
 
 
-def _slope(samples: Sequence[tuple[int, int]], apart: int) -> float | None:
-    """Tell what one record more costs, by the median of the slopes between samples far enough apart (Theil and Sen's), the lower of two.
+def _quartile(values: Sequence[float]) -> float:
+    """Give the value that a quarter of these are below."""
+    return sorted(values)[len(values) // 4]
+
+
+def _slope(samples: Sequence[tuple[int, int]], apart: int, middle: Callable[[Sequence[float]], float]) -> float | None:
+    """Tell what one record more costs, by the `middle` of the slopes between samples far enough apart, as Theil and Sen do by the median.
 
     It is no more than the largest's own share for each of its records, and a tenth of that at least.
     """
     slopes = [(b - a) / (m - n) for n, a in samples for m, b in samples if m >= max(2 * n, apart)]
     largest, its_cost = max(samples)
-    return min(max(median_low(slopes), 0.1 * its_cost / largest), its_cost / largest) if slopes else None
+    return min(max(middle(slopes), 0.1 * its_cost / largest), its_cost / largest) if slopes else None
 
 
 def eta_text(eta: Estimate | None) -> str:
     """Write an estimate for people."""
     if eta is None:
-        none = "no run has made two since the app began, or was rewound"
+        none = "no run has made two yet"
         return f"no time is known: what a batch takes is kept by the next one of its run, and {none}"
     return f"about {_span(eta.likely)} ({_span(eta.low)} to {_span(eta.high)})"
 

@@ -32,7 +32,7 @@ from watertable.acts.compaction import lacks
 from watertable.acts.estimates import Disk, Estimate, disk_text, estimate, eta_text, written
 from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt, unfilled
 from watertable.acts.targets import Target as Target
-from watertable.acts.targets import first_begins, fork_of, unkept, until_of
+from watertable.acts.targets import first_begins, fork_of, measured, unkept, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.plan.deployment import Kind, Outline, classify
 from watertable.plan.lineage import topics_of
@@ -40,7 +40,7 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
 from watertable.store.bases import base_name
-from watertable.store.changelog import EPOCH_LINE, NEAR
+from watertable.store.changelog import EPOCH_LINE
 from watertable.store.commits import BACK, DAYS, EMIT, LEFT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import WRITER_LINE, Act, shadow_line
 
@@ -390,7 +390,7 @@ def survey(
     if head.last is None and not head.forks:
         raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
     upto = head.position.seq
-    recent = changelog.commits(snapshot, head.lineage, max(0, upto - NEAR), upto)  # first: what comes after finds them looked up
+    samples = measured(changelog, snapshot, head)  # first: what comes after finds these commits looked up
     names = [topic.name for topic in topology.topics]
     parent, seq, back = fork_of(store, snapshot, head, target, names)
     of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
@@ -428,10 +428,6 @@ def survey(
     on_lineage = head.lineage.common(lineage) >= seq
     stop = None if until is None else until_of(store, snapshot, head, until, seq, names)
     end = upto if stop is None else stop.seq
-    samples = [
-        (done.get("ms_records", done["records"]), done["ms"]) for done in (row.counters for row in recent)
-        if done.get("ms", 0) > 0 and done.get("records", 0) > 0
-    ]  # fmt: skip
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
         here.fingerprint if here is not None else "", begins, available, archived, renamed,

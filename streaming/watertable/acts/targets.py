@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from watertable.errors import NothingToRewind, RewindRefused, UnknownPosition
 from watertable.plan.windows import typed_time
+from watertable.store.changelog import NEAR
 from watertable.store.commits import BACK, LEFT, CommitInfo, Head, Position, offsets_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)")
 _UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
+_LOOKED_THROUGH: Final = 3
+"""Epochs that were left, of which commits are looked for where the current one has none that were measured."""
 _AGES: Final = 50 * 365.25 * 86400
 """Seconds that nobody's commits go back."""
 
@@ -101,6 +104,16 @@ class Target:
                 return f"{int(self.value):,} records back"
             case "undo":
                 return "undo"
+
+
+def measured(changelog: Changelog, snapshot: Snapshot, head: Head) -> list[tuple[int, int]]:
+    """Give (records, milliseconds) of the app's newest commits; where its lineage has none that were measured, of one that was left."""
+    left = [(head.lineage_of(epoch), row.counters.get(LEFT, 0)) for epoch, row in head.left.items()]
+    for lineage, upto in ((head.lineage, head.position.seq), *left[: -_LOOKED_THROUGH - 1 : -1]):
+        done = [row.counters for row in changelog.commits(snapshot, lineage, max(0, upto - NEAR), upto)]
+        if found := [(c.get("ms_records", c["records"]), c["ms"]) for c in done if c.get("ms", 0) > 0 and c.get("records", 0) > 0]:
+            return found
+    return []
 
 
 def fork_of(store: Store, snapshot: Snapshot, head: Head, target: Target, topics: Collection[str]) -> tuple[int, int, int]:

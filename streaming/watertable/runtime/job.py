@@ -65,7 +65,7 @@ PATIENCE: Final = 4.0
 """Seconds that a batch gets to finish once a stop was asked for; after them it is undone."""
 _POLL: Final = 0.1
 _HELD: Final = 0.25
-_LOOK: Final = 1.0
+_LOOK: Final = 0.25
 """Seconds after which an idle run looks whether somebody has rewound its app."""
 TIDIED: Final = 100
 """A bounded run ends with upkeep where it came past a multiple of so many commits: each of many may be shorter than `tidy_seconds`."""
