@@ -232,7 +232,8 @@ def test_where_the_loaded_code_has_made_a_table_anew_what_other_code_kept_of_it_
 
 
 @pytest.mark.parametrize(
-    ("kind", "pairs"), [("a topic's", PAIRS[1:2]), *(pytest.param(kind, PAIRS, marks=pytest.mark.slow) for kind in TABLES)]
+    ("kind", "pairs"),
+    [("a topic's", PAIRS[1:2]), ("sliding", PAIRS[:1]), *(pytest.param(kind, PAIRS, marks=pytest.mark.slow) for kind in TABLES)],
 )
 def test_other_rows_are_shown_of_the_states_that_there_are(
     spark: SparkSession, tmp_path: Path, kind: str, pairs: Sequence[tuple[str, str]]

@@ -296,7 +296,8 @@ class Reader:
     def check_columns(self, table: TableDef, name: str, snapshot: Snapshot) -> None:
         """Raise `StoreError` where somebody has renamed or dropped columns that folds of a table have given to a Delta table."""
         same = name == table.name and snapshot.property(ROWS_PROPERTY) == table.fingerprint  # else a fold gives it others
-        wanted = (*(table.columns if same else table.state_key).names, OWN)
+        kept = table.columns.names if same else table.state_key.names if name == base_name(table) else ()
+        wanted = (*kept, OWN)
         if gone := [column for column in wanted if column not in snapshot.columns]:
             path = self.log(name).path
             raise StoreError(
