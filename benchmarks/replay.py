@@ -64,6 +64,14 @@ class Apps:
         """Read and fold what is there."""
         job.run(topology, self.ours.model_copy(update=more), available_now=True, spark=self.spark)
 
+    def apply(self, topology: Topology, target: Target) -> tuple[rewind.RewindPlan, float, float]:
+        """Plan a rewind and apply it; give the plan, and when that began and ended."""
+        store = Store(self.spark, self.ours.warehouse_uri, topology.app, topology.kept)
+        began = time.monotonic()
+        plan = rewind.plan(store, topology, self.kafka, target, batch_records=self.ours.batch_records)
+        rewind.apply(store, plan, topology.fingerprint, self.kafka)
+        return plan, began, time.monotonic()
+
     def rewind(self, topology: Topology, target: Target, on_visible: Callable[[], None] = lambda: None) -> Replayed:
         """Rewind an app, and let it read and fold again what comes after that."""
         seen, at = 0, 0.0
@@ -75,11 +83,7 @@ class Apps:
                 if seen == plan.records:
                     on_visible()
 
-        store = Store(self.spark, self.ours.warehouse_uri, topology.app, topology.kept)
-        began = time.monotonic()
-        plan = rewind.plan(store, topology, self.kafka, target, batch_records=self.ours.batch_records)
-        rewind.apply(store, plan, topology.fingerprint, self.kafka)
-        applied = time.monotonic()
+        plan, began, applied = self.apply(topology, target)
         job.run(topology, self.ours, available_now=True, on_event=listen, spark=self.spark)
         if seen != plan.records:
             raise SystemExit(f"the plan said that {plan.records} records are read again, and {seen} were")

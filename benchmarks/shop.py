@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from benchmarks.count_and_sum import settings
 from benchmarks.race import BenchmarkFailed, wait_for_go
 from benchmarks.replay import Apps, Replayed, say_eta, say_rewound
-from watertable.acts import rewind
 from watertable.acts.rewind import Target
 from watertable.plan.plan import Topology
 from watertable.project import load_apps
@@ -31,7 +30,6 @@ from watertable.runtime import job
 from watertable.runtime.events import BatchCommitted, Event, Folded, Idle
 from watertable.session import shut_down, spark_session
 from watertable.store.reader import read
-from watertable.store.writer import Store
 
 
 class Stream:
@@ -63,11 +61,7 @@ class Stream:
     def rewind(self, target: Target) -> Replayed:
         """Rewind the app beside its stream, and wait until that has read and folded again what comes after the fork."""
         self.records, self.folded = 0, False
-        began = time.monotonic()
-        store = Store(self.apps.spark, self.apps.ours.warehouse_uri, self.topology.app, self.topology.kept)
-        plan = rewind.plan(store, self.topology, self.apps.kafka, target, batch_records=self.apps.ours.batch_records)
-        rewind.apply(store, plan, self.topology.fingerprint, self.apps.kafka)
-        applied = time.monotonic()
+        plan, began, applied = self.apps.apply(self.topology, target)
         at = self.until_folded(plan.records)
         return Replayed(plan.records, plan.eta, at - began, time.monotonic() - began, at - applied)
 

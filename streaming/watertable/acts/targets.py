@@ -108,8 +108,9 @@ class Target:
 
 def measured(changelog: Changelog, snapshot: Snapshot, head: Head) -> list[tuple[int, int]]:
     """Give (records, milliseconds) of the app's newest commits; where its lineage has none that were measured, of one that was left."""
-    left = [(head.lineage_of(epoch), row.counters.get(LEFT, 0)) for epoch, row in head.left.items()]
-    for lineage, upto in ((head.lineage, head.position.seq), *left[: -_LOOKED_THROUGH - 1 : -1]):
+    newest = reversed([*head.left.items()][-_LOOKED_THROUGH:])
+    left = [(head.lineage_of(epoch), row.counters.get(LEFT, 0)) for epoch, row in newest]
+    for lineage, upto in ((head.lineage, head.position.seq), *left):
         done = [row.counters for row in changelog.commits(snapshot, lineage, max(0, upto - NEAR), upto)]
         if found := [(c.get("ms_records", c["records"]), c["ms"]) for c in done if c.get("ms", 0) > 0 and c.get("records", 0) > 0]:
             return found
