@@ -140,6 +140,7 @@ class CompilerRun:
         self.carry: dict[tuple[str, int], datetime | None] = {}
         self.deltas: dict[str, list[pa.Table]] = {table.name: [] for table in topology.kept}
         self.result = Result({}, {}, Counter(), Counter(), Counter(), Counter())
+        self.batches = 0
         self.reasons: list[tuple[tuple[str, int, int, str, str], str]] = []
 
     def run(self, batches: Iterable[Sequence[Record | Advance]]) -> Result:
@@ -166,7 +167,8 @@ class CompilerRun:
     ) -> None:  # fmt: skip
         """Compile and run one batch, collecting all its frames in one job."""
         self.carry |= {(r.topic, r.partition): None for r in batch if (r.topic, r.partition) not in self.carry}
-        made = self.compiler.batch(as_frame(self.spark, batch), self.carry, self._lookup, since, clocks, self._write)
+        self.batches += 1
+        made = self.compiler.batch(as_frame(self.spark, batch), self.batches, self.carry, self._lookup, since, clocks, self._write)
         frames = {f"t_{name}": frame.select("key", "state", "st") for name, frame in made.tables.items()}
         more = [("outbox", made.outbox), ("bad", made.quarantine), ("dropped", made.dropped)]
         found = collect_together(frames | {name: frame for name, frame in more if frame is not None})

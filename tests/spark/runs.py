@@ -99,7 +99,9 @@ class Run:
         tracker, group = self.spark.sparkContext.statusTracker(), f"batch {len(self.jobs)} of {id(self)}"
         self.spark.sparkContext.setJobGroup(group, group)
         lookup, write = self.writer.lookup(), self.writer.writing(len(records))
-        made = self.compiler.batch(as_frame(self.spark, records), self.carry, lookup, since, clocks_of(advances), write)
+        made = self.compiler.batch(
+            as_frame(self.spark, records), self.writer.number(), self.carry, lookup, since, clocks_of(advances), write
+        )
         self.carry |= made.stats.stream_times
         info = CommitInfo(
             begin=begin, next=dict(self.next), stream_times=dict(self.carry), topic_ids={topic: topic for topic, _ in self.next},

@@ -165,7 +165,7 @@ def commit_all(ledger: Ledger, batches: list[list[Record]]) -> None:
     carry: dict[tuple[str, int], datetime | None] = {("moves", 0): None, ("prices", 0): None}
     offsets = dict.fromkeys(carry, 0)
     for n, batch in enumerate(batches):
-        made = compiler.batch(as_frame(ledger.spark, batch), carry, ledger.writer.lookup())
+        made = compiler.batch(as_frame(ledger.spark, batch), ledger.writer.number(), carry, ledger.writer.lookup())
         carry |= made.stats.stream_times
         after = offsets | {(r.topic, r.partition): r.offset + 1 for r in sorted(batch, key=lambda r: r.offset)}
         info = CommitInfo(begin=offsets, next=after, stream_times=carry, topic_ids={"moves": "id-m", "prices": "id-p"})

@@ -97,7 +97,7 @@ def test_a_table_that_is_all_that_reads_a_pass_is_written_by_it_and_its_records_
     written: list[tuple[str, list[Any]]] = []
     session.sparkContext.setJobGroup("one pass", "one pass")
     made = compiler.batch(
-        as_frame(session, batch), {("sales", 0): None}, lambda *_: pytest.fail("no row is looked up"),
+        as_frame(session, batch), 1, {("sales", 0): None}, lambda *_: pytest.fail("no row is looked up"),
         write=lambda table, rows: written.append((table.name, rows.select("key.sku", "state").collect())),
     )  # fmt: skip
     assert len(session.sparkContext.statusTracker().getJobIdsForGroup("one pass")) == 1
@@ -120,7 +120,7 @@ def test_what_a_later_pass_refuses_has_its_bytes_though_none_of_its_records_is_k
     session = tiny(spark)
     run = CompilerRun(session, topology)
     assert run.compiler.layout.alone(run.compiler.layout.segments[1]) is not None
-    made = run.compiler.batch(as_frame(session, batch), {("prices", 0): None, ("sales", 0): None}, run._lookup)
+    made = run.compiler.batch(as_frame(session, batch), 1, {("prices", 0): None, ("sales", 0): None}, run._lookup)
     assert made.quarantine is not None
     rows = [(row.offset, bytes(row.key), bytes(row.value)) for row in made.quarantine.collect()]
     assert rows == [(1, b"a", b'{"qty": 4}')], "read again, by its place"

@@ -78,7 +78,7 @@ def test_a_refused_record_is_quarantined_with_all_of_its_headers_wherever_it_fai
         Record("sales", 0, 1, EPOCH, b"a", b'{"qty": 1}', headers[:1]),
     ]
     run = CompilerRun(session, topology)
-    made = run.compiler.batch(as_frame(session, records), {("prices", 0): None, ("sales", 0): None}, run._lookup)
+    made = run.compiler.batch(as_frame(session, records), 1, {("prices", 0): None, ("sales", 0): None}, run._lookup)
     assert made.quarantine is not None
     rows = made.quarantine.orderBy("offset").collect()
     assert [(row["offset"], row["node"], bytes(row["value"])) for row in rows] == [(0, "topic", b"{broken"), (1, "join", b'{"qty": 1}')]

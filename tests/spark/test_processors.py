@@ -182,3 +182,37 @@ def _wait(record: wt.Record, context: wt.Context) -> None:
 
 def _tell(record: wt.Record, context: wt.Context) -> None:
     context.forward({"at": record.timestamp, "st": record.stream_time})
+
+
+def _both(record: wt.Record, context: wt.Context) -> None:
+    for name in ("first", "second"):
+        context.schedule(name, at=record.timestamp + wt.seconds(1))
+
+
+def _one(record: wt.Record, context: wt.Context) -> None:
+    context.forward({"x": 1})
+
+
+def _two(record: wt.Record, context: wt.Context) -> None:
+    context.forward({"x": 2})
+
+
+def test_what_punctuators_of_one_time_forward_comes_alone_once(spark: SparkSession) -> None:
+    app = wt.App("site")
+    visits = app.topic("visits", key="who STRING", value="x INT").stream()
+    orders = app.topic("orders", key="who STRING", value="x INT").stream()
+    called = visits.process_values(
+        _both, value="x INT", stores={"seen": wt.key_value_store("n INT")}, punctuators={"first": _one, "second": _two}
+    )
+    alone = called.left_join(orders, within=wt.seconds(2), x="left.x", other="right.x")
+    alone.group_by_key().agg(xs=wt.collect_list("x")).materialized_as("alone")
+    alone.to("alone")
+    topology, minute = app.topology(), EPOCH + wt.minutes(1)
+    records = [
+        Record("visits", 0, 0, EPOCH, b"a", b'{"x": 0}'), Record("visits", 0, 1, minute, b"z", b'{"x": 0}'),
+        Record("orders", 0, 0, minute, b"z", b'{"x": 0}'),
+    ]  # fmt: skip
+    for batches in ([records], [[record] for record in records]):
+        wanted = run_interpreter(topology, batches)
+        assert [row["xs"] for key, row in wanted.tables["alone"].items() if key == ("a",)] == [[1, 2]]
+        assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from watertable.plan import plan
-from watertable.plan.aggregates import PLACE, TIMED_PLACE, Merge, NumberedField, SketchField, StateField, TimedField, TopField
+from watertable.plan.aggregates import (
+    ARRIVED_PLACE,
+    PLACE,
+    TIMED_PLACE,
+    ArrivedField,
+    Merge,
+    NumberedField,
+    SketchField,
+    StateField,
+    TimedField,
+    TopField,
+)
 from watertable.plan.nodes import ForeignJoin, Leaf, Stored
 from watertable.plan.plan import Part, TableDef
 from watertable.plan.stages import Beside, How, Match, Named, Project, Side, Stage, Where
@@ -67,8 +78,8 @@ def change_struct(table: TableDef) -> Type:
 
 
 def place(field: StateField | None = None) -> str:
-    """Write the SQL of a record's place in log order, from the columns of its parts; in a field by event time, that comes first."""
-    parts = TIMED_PLACE if isinstance(field, TimedField) else PLACE
+    """Write the SQL of a record's place in log order, from the columns of its parts; what else a field goes by comes first."""
+    parts = TIMED_PLACE if isinstance(field, TimedField) else ARRIVED_PLACE if isinstance(field, ArrivedField) else PLACE
     return "named_struct(" + ", ".join(f"'{c.name}', {quote(c.name)}" for c in parts) + ")"
 
 

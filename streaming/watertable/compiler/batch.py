@@ -92,11 +92,12 @@ class Compiler:
         self.layout = Layout(self.topology)
 
     def batch(
-        self, records: DataFrame, carry: Mapping[Partition, datetime | None], lookup: Lookup,
+        self, records: DataFrame, number: int, carry: Mapping[Partition, datetime | None], lookup: Lookup,
         since: Mapping[Partition, datetime | None] | None = None, clocks: Clocks = MappingProxyType({}), write: Write | None = None,
     ) -> Batch:  # fmt: skip
         """Compile a batch: records as read, in any order; and for each partition it may hold, the stream time brought to it.
 
+        Its `number` is greater than that of each batch before it, by whatever process, since what goes by arrival goes by that.
         `since` are the stream times at which the batch before ended, where advances have moved them on; `clocks` are the wall clocks that
         were recorded there, each at a stream time of its own. `lookup` gives old rows, for the tables whose changes are streamed or that
         streams are joined with, and for what waits. `write` takes what is made in one pass for one table, as it's made; the table isn't
@@ -104,13 +105,13 @@ class Compiler:
         written. Raises `ValueError` when a record's partition isn't in `carry`.
         """
         make = self._in(records.sparkSession).make
-        run, tally = Run(self.layout, make, carry, lookup, carry if since is None else since, clocks, write), _Tally()
+        run, tally = Run(self.layout, make, number, carry, lookup, carry if since is None else since, clocks, write), _Tally()
         run.frames[0] = first(run, records)
         seen, figures = _watched(run, run.frames[0], tally)
         self._keep(run, self.layout.segments[0], seen)
         count, run.reached, run.gained = figures()
         for segment in self.layout.segments[1:]:
-            frame = later(run, segment)
+            frame = run.numbered(segment, later(run, segment))
             run.frames[segment.number] = frame
             if self.layout.shared(segment):
                 seen, add = _counted(segment, frame, tally)

@@ -15,6 +15,7 @@ from watertable.compiler.layout import Fold, Layout, Segment, expires, literal
 from watertable.compiler.prepared import Make
 from watertable.compiler.windowing import sliding_key, windowed_key
 from watertable.plan import nodes, plan
+from watertable.plan.aggregates import ArrivedField
 from watertable.plan.nodes import TableAggregate
 from watertable.plan.plan import TableDef
 from watertable.plan.windows import SessionWindows, SlidingWindows, microseconds
@@ -54,6 +55,8 @@ class Run:
     layout: Layout
     make: Make
     """Makes frames by steps that are the same in each batch."""
+    number: int
+    """That of the batch."""
     carry: Mapping[Partition, datetime | None]
     lookup: Lookup
     since: Mapping[Partition, datetime | None]
@@ -74,6 +77,11 @@ class Run:
     waits: dict[nodes.Leaf, DataFrame] = field(default_factory=dict)
     done: dict[str, DataFrame] = field(default_factory=dict)
     """What outer joins of streams have paired or given in this batch, by the name of what they keep."""
+
+    def numbered(self, segment: Segment, frame: DataFrame) -> DataFrame:
+        """Put the batch's number beside the records of a segment of which something is kept by arrival."""
+        wanted = any(by_arrival(fold) for fold in segment.folds)
+        return frame.withColumn("batch", F.lit(self.number).cast("BIGINT")) if wanted else frame
 
     def input(self, segment: Segment) -> DataFrame:
         """Give the frame of the records that a later segment begins with."""
@@ -102,7 +110,7 @@ class Run:
             return self.keep(self.partial(fold, frame)), None
         first = f"{fold.slots}_first"
         columns = (
-            f"{fold.key} AS key", f"{fold.lifts} AS l", f"{first} AS open", f"{first} AS last", "ts", *PLACE,
+            f"{fold.key} AS key", f"{fold.lifts} AS l", f"{first} AS open", f"{first} AS last", "ts", *by_arrival(fold), *PLACE,
             f"CASE WHEN {fold.slots}_missed > 0 THEN {place()} END AS late",
         )  # fmt: skip
         kept = self.keep(
@@ -137,6 +145,11 @@ class Run:
         return union([parts, self.done[table.name]]) if table.name in self.done else parts
 
 
+def by_arrival(fold: Fold) -> tuple[str, ...]:
+    """Name the column that has the batch's number, where a fold goes by it."""
+    return ("batch",) if any(isinstance(field, ArrivedField) for field in plan.state_of(fold.root)) else ()
+
+
 def contributions(fold: Fold, frame: DataFrame) -> DataFrame:
     """Give what records contribute to a table (`key`, `l`, place), by slot for a windowed one."""
     here = frame.where(fold.present)
@@ -148,10 +161,10 @@ def contributions(fold: Fold, frame: DataFrame) -> DataFrame:
         return each.withColumn("ord", F.expr("ord * 2 + n"))
     keys, lifts = f"{fold.key} AS key", f"{fold.lifts} AS l"
     if fold.windows is None:
-        return here.selectExpr(keys, lifts, "ts", *PLACE)
+        return here.selectExpr(keys, lifts, "ts", *by_arrival(fold), *PLACE)
     first, opened, last = (f"{fold.slots}_{part}" for part in ("first", "open", "last"))
     slots = (f"{first} AS first", f"{opened} AS open", f"{last} AS last")
-    return here.where(f"{opened} <= {last}").selectExpr(keys, lifts, *slots, "ts", *PLACE)
+    return here.where(f"{opened} <= {last}").selectExpr(keys, lifts, *slots, "ts", *by_arrival(fold), *PLACE)
 
 
 def missed(fold: Fold, frame: DataFrame) -> DataFrame:

@@ -2,16 +2,18 @@
 
 Both are made of operators that there are, over windows of stream time itself (`Stretches`, `Lifetimes`): no record is late for those, and
 one is closed once every partition that feeds the table has passed it. So what a table shows at a position follows from its Changes up to
-there, whatever the cuts between batches.
+there. When a row shows, or goes, their places in log order say; what it is, the Change that arrived last, since each says what the row
+is by all that came before it: a partition that is behind doesn't bring back what was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
 from watertable.plan import nodes, plan
-from watertable.plan.aggregates import Aggregation, bind
+from watertable.plan.aggregates import Aggregation, BoundAggregate, bind, bind_arrived, bind_ordered
 from watertable.plan.scopes import scope_of
 from watertable.plan.stages import Named
 from watertable.plan.windows import Lifetimes, Stretches, Windows
@@ -20,15 +22,22 @@ from watertable.sql.expressions import Scope, parse
 ROW: Final = "__row"
 THERE: Final = "__there"
 """Names the column that says whether there is a row; one that is false hides what else there is."""
+LIVES: Final = "__lives"
+"""Names the column that says whether a row's time isn't over."""
 _INSTANT: Final = timedelta(microseconds=1)
 
 
 def settled(changes: nodes.ToStream, limit: timedelta, where: str) -> nodes.Table:
     """Show of each row what it is at the end of every stretch of stream time in which it changed."""
-    columns = plan.value_of(changes).names
-    row = ", ".join([*(f"'{name}', new.`{name}`" for name in columns), f"'{THERE}', new IS NOT NULL"])
-    final = _final(changes, Stretches(limit, limit, timedelta(0)), Aggregation("last", f"named_struct({row})"), where)
-    return _shown(_rekeyed(final, changes, {name: f"value.{ROW}.`{name}`" for name in (*columns, THERE)}, where), changes, where)
+    row = _struct(plan.value_of(changes).names, "new")
+    newest = bind_arrived(ROW, row, _qualified(changes), where)
+    final = _rekeyed(_final(changes, Stretches(limit, limit, timedelta(0)), newest, where), changes, {ROW: f"value.{ROW}"}, where)
+    scope = _qualified(final)
+    kept = nodes.Aggregate(
+        parent=final, group=_key(changes, scope, where), windows=None, aggregates=(bind_ordered(ROW, f"value.{ROW}", scope, where),),
+        location=where,
+    )  # fmt: skip
+    return _shown(kept, f"value.{ROW}", f"value.{ROW}.{THERE}", changes, where)
 
 
 def mortal(changes: nodes.ToStream, ttl: timedelta, where: str) -> nodes.Table:
@@ -37,20 +46,39 @@ def mortal(changes: nodes.ToStream, ttl: timedelta, where: str) -> nodes.Table:
     scope = scope_of(changes)
     columns = {c.name: f"new.`{c.name}`" for c in value} | {THERE: "TRUE"}
     alive = nodes.Map(
-        parent=changes, key_columns=_parsed({name: f"key.`{name}`" for name in plan.key_of(changes).names}, scope, where),
-        columns=_parsed(columns, scope, where), location=where,
+        parent=changes, key_columns=_key(changes, scope, where), columns=_parsed(columns, scope, where), location=where
     )  # fmt: skip
-    ended = _final(changes, Lifetimes(ttl - _INSTANT, timedelta(0)), Aggregation("count"), where)
+    ended = _final(changes, Lifetimes(ttl - _INSTANT, timedelta(0)), bind(ROW, Aggregation("count"), _qualified(changes), where), where)
     nothing = {c.name: f"CAST(NULL AS {c.type.sql()})" for c in value} | {THERE: "FALSE"}
-    gone = _rekeyed(ended, changes, nothing, where)
-    return _shown(nodes.MergeStreams(parents=(alive, gone), location=where), changes, where)
+    told = nodes.MergeStreams(parents=(alive, _rekeyed(ended, changes, nothing, where)), location=where)
+    scope = _qualified(told)
+    row = f"CASE WHEN COALESCE(value.{THERE}, TRUE) THEN {_struct(value.names, 'value')} END"
+    lives = bind(LIVES, Aggregation("last", f"COALESCE(value.{THERE}, TRUE)"), scope, where)
+    kept = nodes.Told(
+        parent=told, group=_key(changes, scope, where), windows=None, aggregates=(bind_arrived(ROW, row, scope, where), lives),
+        location=where,
+    )  # fmt: skip
+    return _shown(kept, f"value.{ROW}.value", f"value.{LIVES} AND value.{ROW}.value.{THERE}", changes, where)
 
 
-def _final(changes: nodes.ToStream, windows: Windows, aggregation: Aggregation, where: str) -> nodes.FinalRows:
+def _struct(columns: Iterable[str], row: str) -> str:
+    """Write a row as one struct, and whether there is one."""
+    return "named_struct(" + ", ".join([*(f"'{name}', {row}.`{name}`" for name in columns), f"'{THERE}', {row} IS NOT NULL"]) + ")"
+
+
+def _qualified(node: nodes.Stream) -> Scope:
+    """Leave bare names out: a column may be called `new`, as the row is."""
+    return Scope(scope_of(node).namespaces)
+
+
+def _key(changes: nodes.ToStream, scope: Scope, where: str) -> Named:
+    return _parsed({name: f"key.`{name}`" for name in plan.key_of(changes).names}, scope, where)
+
+
+def _final(changes: nodes.ToStream, windows: Windows, bound: BoundAggregate, where: str) -> nodes.FinalRows:
     """Aggregate each row's Changes in windows of stream time; the key's columns take numbers, since windows have bounds of their own."""
     scope = scope_of(changes)
     group = _parsed({f"__key{n}": f"key.`{name}`" for n, name in enumerate(plan.key_of(changes).names)}, scope, where)
-    bound = bind(ROW, aggregation, Scope(scope.namespaces), where)  # without bare names: a column may be called `new`, as the row is
     made = nodes.Aggregate(parent=changes, group=group, windows=windows, aggregates=(bound,), location=where)
     return nodes.FinalRows(parent=made, location=where)
 
@@ -62,11 +90,10 @@ def _rekeyed(final: nodes.FinalRows, changes: nodes.ToStream, columns: dict[str,
     return nodes.Map(parent=final, key_columns=key, columns=_parsed(columns, scope, where), location=where)
 
 
-def _shown(rows: nodes.Stream, changes: nodes.ToStream, where: str) -> nodes.Table:
-    """Keep the last of each row, and show those that are there by the table's own columns."""
-    latest = nodes.Latest(parent=rows, location=where)
-    alive = nodes.TableFilter(parent=latest, condition=parse(f"value.{THERE}", scope_of(latest), where), location=where)
-    own = {name: f"value.`{name}`" for name in plan.value_of(changes).names}
+def _shown(kept: nodes.Table, row: str, there: str, changes: nodes.ToStream, where: str) -> nodes.Table:
+    """Show the rows that are there, by the table's own columns."""
+    alive = nodes.TableFilter(parent=kept, condition=parse(there, scope_of(kept), where), location=where)
+    own = {name: f"{row}.`{name}`" for name in plan.value_of(changes).names}
     return nodes.TableMapValues(parent=alive, columns=_parsed(own, scope_of(alive), where), location=where)
 
 

@@ -44,6 +44,7 @@ from watertable.plan.aggregates import Aggregation, bind, first, sortable
 from watertable.plan.nodes import Format
 from watertable.plan.plan import Sink
 from watertable.plan.processors import StoreShape
+from watertable.plan.purity import told_by_arrival
 from watertable.plan.rules import OnFail, Rule
 from watertable.plan.scopes import is_change, lookup_scope, pair_scope, scope_of
 from watertable.plan.stages import How, Named
@@ -248,13 +249,17 @@ class Stream:
         self.app._add_sink(Sink(topic=topic, node=self.node, key_format=keys, value_format=values, headers=written, location=where))
 
     def to_table(self) -> tables.Table:
-        """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted."""
+        """Keep each key's last value in log order; a null value deletes, a record without a key is dropped and counted.
+
+        Of what says what a row is by all that came before, as Changes do, it is the last by arrival: by batch, in log order within one.
+        """
         where = here()
         if is_change(self.node):
             raise DefinitionError(f"{where}: these are already a table's changes: use that table, or map_values first")
         check_key(self.key, where, "to_table")
         check_columns(self.key, self.value, where)
-        return tables.Table(self.app, nodes.Latest(parent=self.node, location=where))
+        kept = nodes.Newest if told_by_arrival(self.node) else nodes.Latest
+        return tables.Table(self.app, kept(parent=self.node, location=where))
 
     def dedupe(self, *, name: str, within: timedelta, by: str | tuple[str, ...] | None = None, grace: timedelta = timedelta(0)) -> Stream:
         """Let only the first record of each key, or of each `by`, pass in each period of event time.

@@ -80,6 +80,8 @@ class Interpreter:
         self._given: dict[str, dict[Place, Waiting]] = {}
         self._ended: dict[str, dict[Place, Event]] = {}
         self.partitions = set(partitions)
+        self.batch = 0
+        """Numbers the batches: what goes by arrival goes by that of the batch."""
         self.closed = frozenset[str]()
         """Names the topics that feed windows of which rows are final: by the partitions that are known until then."""
         self._moments: dict[tuple[str, Key], set[Key]] = {}
@@ -104,6 +106,7 @@ class Interpreter:
 
     def read(self, batch: Iterable[Record | Advance]) -> None:
         """Read one batch and apply it; raise `DefinitionError` for a topic that the app doesn't read."""
+        self.batch += 1
         since = {name: self._reached(node.parent) for name, node in self._final.items()}
         arrived = sorted(self._arrive(batch), key=lambda arrived: arrived[0].place)
         if self._histories.ahead:
@@ -422,7 +425,8 @@ class Interpreter:
         if name in self._waited:
             return found
         self._waited.add(name)
-        found += [(one,) for place, one in self._given.get(name, {}).items() if place[:4] == self._at[:4]]
+        if not self._at.ord:  # several punctuators may be called at one place, each at an `ord` of its own
+            found += [(one,) for place, one in self._given.get(name, {}).items() if place[:4] == self._at[:4]]
         for one in sorted(arrived, key=lambda one: one.place):
             if one.key is None or None in one.key:
                 found.append((one,))
@@ -502,7 +506,7 @@ class Interpreter:
                 self._drop(table, "expired")
             elif event.key is not None and not is_null(event.key):
                 if part.wants(key := key_tuple(event.key)):
-                    yield key, [contribution(part.state, event)], event
+                    yield key, [contribution(part.state, event, self.batch)], event
             elif root.is_source:
                 self._refuse(table, root.location, "a record of a table topic has no key")
             else:
@@ -516,7 +520,7 @@ class Interpreter:
             group = event.columns(root.group)
             if not part.wants(key := key_tuple(group)):
                 return
-            state = contribution(part.state, event)
+            state = contribution(part.state, event, self.batch)
         except EvaluationError as error:
             return self._refuse(table, root.location, str(error), group)
         if is_null(group):

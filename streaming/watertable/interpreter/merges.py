@@ -9,7 +9,16 @@ from functools import cache
 from typing import Any, Final
 
 from watertable.errors import EvaluationError, JobError
-from watertable.plan.aggregates import Merge, NumberedField, SignedField, SketchField, StateField, TimedField, TopField
+from watertable.plan.aggregates import (
+    ArrivedField,
+    Merge,
+    NumberedField,
+    SignedField,
+    SketchField,
+    StateField,
+    TimedField,
+    TopField,
+)
 from watertable.plan.windows import SlidingWindows
 from watertable.records import Event, Key, Row
 from watertable.schema import Type
@@ -84,14 +93,18 @@ MERGE: Final = {
 }
 
 
-def contribution(fields: tuple[StateField, ...], event: Event, *, retract: bool = False) -> Row:
-    """Give what a record alone makes of the fields; to `retract`, what takes it away again."""
-    return {f.name: _lifted(f, event, f.retract if retract and isinstance(f, SignedField) else f.lift) for f in fields}
+def contribution(fields: tuple[StateField, ...], event: Event, batch: int = 0, *, retract: bool = False) -> Row:
+    """Give what a record alone makes of the fields, in this batch; to `retract`, what takes it away again."""
+    return {f.name: _lifted(f, event, batch, f.retract if retract and isinstance(f, SignedField) else f.lift) for f in fields}
 
 
-def _lifted(field: StateField, event: Event, lift: Expr | None) -> object:
+def _lifted(field: StateField, event: Event, batch: int, lift: Expr | None) -> object:
     value = event.value if lift is None else event.evaluate(lift)
-    order = (event.timestamp, *event.place) if isinstance(field, TimedField) else event.place
+    order: tuple[object, ...] = event.place
+    if isinstance(field, TimedField):
+        order = (event.timestamp, *event.place)
+    elif isinstance(field, ArrivedField):
+        order = (batch, *event.place)
     if isinstance(field, NumberedField):
         return value
     match field.merge:

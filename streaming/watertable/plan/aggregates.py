@@ -51,6 +51,9 @@ PLACE: Final = Schema.parse("st TIMESTAMP, topic STRING, partition INT, offset B
 TIMED_PLACE: Final = Schema.parse("ts TIMESTAMP") + PLACE
 """Where a version stands in a history: by event time, and in log order where that is the same."""
 
+ARRIVED_PLACE: Final = Schema.parse("batch BIGINT") + PLACE
+"""Where a record stands by arrival: by the number of the batch that it came in, and in log order within one."""
+
 NUMBER: Final = Schema.parse("n BIGINT")
 """Where a row that a processor puts stands: by the number of the call among those of its key."""
 
@@ -123,6 +126,11 @@ class SignedField(StateField):
 @dataclass(frozen=True, slots=True)
 class TimedField(StateField):
     """Keep a field in the order of event time: its `order` begins with it, and goes on with the place in log order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedField(StateField):
+    """Keep a field in the order of arrival: its `order` begins with the number of the batch, and goes on with the place in log order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +405,21 @@ def _folded(name: str, aggregation: Aggregation, scope: Scope, where: str, key: 
         values = f"transform(state.`{name}`, e -> e.value.value)"
     value = steps.over(_or_empty(values, member.type), Scope({"state": state_schema((part,))}))
     return BoundAggregate(name, aggregation.function, dataclasses.replace(member, sql=steps.shown), (part,), value)
+
+
+def bind_arrived(name: str, text: str, scope: Scope, where: str) -> BoundAggregate:
+    """Bind what keeps the last value of an expression by arrival; its value is a STRUCT<order, value>, for `bind_ordered`."""
+    lift = parse(text, scope, where)
+    kept = ArrivedField(name, placed(lift.type, ARRIVED_PLACE), Merge.LAST, lift)
+    return BoundAggregate(name, "last", lift, (kept,), parse(f"state.`{name}`", Scope({"state": state_schema((kept,))}, bare=()), where))
+
+
+def bind_ordered(name: str, text: str, scope: Scope, where: str) -> BoundAggregate:
+    """Bind what keeps the last value by an order that records bring with them, as `bind_arrived` has made it."""
+    lift = parse(text, scope, where)
+    kept = NumberedField(name, lift.type, Merge.LAST, lift)
+    value = parse(f"state.`{name}`.value", Scope({"state": state_schema((kept,))}, bare=()), where)
+    return BoundAggregate(name, "last", lift, (kept,), value)
 
 
 def _argument(name: str, aggregation: Aggregation, scope: Scope, where: str) -> tuple[Expr | None, Type]:

@@ -32,7 +32,7 @@ from watertable.schema import Schema
 
 _SHOWN: Final = ("TableFilter", "TableMapValues")
 """The nodes that make rows of a state and change nothing of it."""
-_WHOLE: Final = ("Latest", "Stored", "Versioned")
+_WHOLE: Final = ("Latest", "Newest", "Stored", "Versioned")
 """The nodes whose states are whole rows: one that a filter refuses is forgotten, as later ones replace it."""
 _DURATIONS: Final = frozenset({"size", "advance", "grace", "gap", "difference", "before", "after", "limit", "history", "keeps"})
 _WAITS: Final = "what waits above it (for a partner, for its time, or for its window to close)"

@@ -132,6 +132,8 @@ def label(node: Stream | nodes.Table) -> str:
             return f"suppress until windows close ({plan.windows_of(node.parent)})"
         case nodes.Stored():
             return "store of a processor"
+        case nodes.Newest():
+            return "latest value by key, by arrival"
         case nodes.Latest():
             return "latest value by key"
         case nodes.ForeignSide():
@@ -215,6 +217,7 @@ def _ways(node: Stream | nodes.Table) -> Iterator[tuple[str, str]]:
 def _what(table: TableDef) -> str:
     kinds = {
         nodes.Latest: "latest ",
+        nodes.Newest: "latest ",
         nodes.Stored: "store ",
         nodes.Versioned: "versioned ",
         nodes.Cogroup: "cogroup ",

@@ -254,6 +254,15 @@ class Latest(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Newest(Latest):
+    """Keep what came last of each key: batch by batch, and in log order within one.
+
+    So are kept the Changes of a row that several partitions feed. Each says what the row is by all that came before it, so none is put
+    right by one that came earlier and is later in log order.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Latest):
     """Keep what a processor put into a store last."""
 
@@ -308,6 +317,16 @@ class Aggregate(Node):
         """Tell whether it sees records without a value, as in time windows and sessions; what only reduces has nothing to see in them."""
         windowed = self.windows is not None and not isinstance(self.windows, SlidingWindows)
         return windowed and all(aggregate.function != "reduce" for aggregate in self.aggregates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told(Aggregate):
+    """Fold what is told of each row into one, deletions too: they are records without a value."""
+
+    @property
+    def sees_nulls(self) -> bool:
+        """Tell that a deletion counts as what it is."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,12 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from watertable.plan.aggregates import (
+    ARRIVED_PLACE,
     BIGINT,
     NUMBER,
     PLACE,
     TIMED_PLACE,
+    ArrivedField,
     BoundAggregate,
     Merge,
     NumberedField,
@@ -45,6 +47,7 @@ from watertable.plan.nodes import (
     Map,
     MapValues,
     MergeStreams,
+    Newest,
     OuterBuffer,
     OuterStreamJoin,
     Process,
@@ -586,6 +589,8 @@ def state_of(root: Root) -> tuple[StateField, ...]:
             record = (Column("ts", Type("timestamp")), Column("key", key_of(parent).struct()), Column("value", value.struct()))
             member = (Column("value", Type("struct", fields=(place, *record))), Column("n", BIGINT))
             return (StateField(WAITING, Type("array", element=Type("struct", fields=member)), Merge.BAG, None),)
+        case Newest():
+            return (ArrivedField("row", placed(value_of(root).struct(), ARRIVED_PLACE), Merge.LAST, None),)
         case Stored():
             return (NumberedField("row", placed(value_of(root).struct(), NUMBER), Merge.LAST, None),)
         case Latest():

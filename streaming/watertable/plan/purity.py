@@ -66,7 +66,7 @@ def _judged(node: Stream | Table, known: dict[int, Purity]) -> Purity:
 
 
 def _keeps_partition(root: Root) -> bool:
-    if isinstance(root, Latest) and _comes_in_order(root.parent):
+    if isinstance(root, Latest | Aggregate) and _comes_in_order(root.parent):
         return True
     for leaf in leaves_of(root):
         if isinstance(leaf, TableAggregate):
@@ -112,6 +112,16 @@ def told_out_of_time(node: Stream, _seen: set[int] | None = None) -> ToStream | 
         case _:
             above = (told_out_of_time(parent, seen) for parent in parents_of(node) if isinstance(parent, Stream))
             return next((found for found in above if found is not None), None)
+
+
+def told_by_arrival(node: Stream) -> bool:
+    """Tell whether records here say what a row is by all that came before them, whatever their places in log order.
+
+    So do the Changes of a row that several partitions feed, and what a processor makes of what it keeps of a key.
+    """
+    if purity_of(node) is Purity.PURE:
+        return False
+    return told_out_of_time(node) is not None or any(isinstance(n, Process) and n.processor.kept for n in walk(node))
 
 
 def of_records_alone(node: Stream | Table) -> bool:

@@ -492,7 +492,7 @@ class _Job:
             advances = self.advances.due(self.offsets, since)
             carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
             lookup, write = self.writer.lookup(records_at_most), self.writer.writing(records_at_most)
-            batch = self.compiler.batch(records, carry, lookup, since, clocks_of(advances), write)
+            batch = self.compiler.batch(records, self.writer.number(), carry, lookup, since, clocks_of(advances), write)
             try:
                 failpoints.hit("job.batch.compiled")
                 self.admin.check_topics(self.topics, {}, self._way_out)  # all is read now, by names: are the topics still those begun with?

@@ -26,6 +26,7 @@ from watertable.plan.deployment import Deployment, Outline, classify
 from watertable.plan.nodes import Stored
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
+from watertable.plan.windows import EPOCH, microseconds
 from watertable.store.bases import number_of
 from watertable.store.changelog import READERS, Changelog, shaped, system_parts, table_part, told
 from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
@@ -280,6 +281,11 @@ class Writer:
     def last(self) -> CommitInfo | None:
         """Give the newest commit: where its offsets end, the next batch begins."""
         return self._last
+
+    def number(self) -> int:
+        """Give the next batch its number: the time in microseconds, but always after all commits before it, whoever made them."""
+        last = self._last.commit_time if self._last else EPOCH
+        return max(microseconds(now_after(last) - EPOCH), microseconds(last - EPOCH) + 1)
 
     @property
     def known(self) -> Known:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -25,8 +25,8 @@ from watertable.compiler.layout import encoded
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.plan.aggregates import Merge, StateField
-from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, TableAggregate, TableJoin
+from watertable.plan.aggregates import ArrivedField, Merge, StateField
+from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, Newest, TableAggregate, TableJoin
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.scopes import scope_of
 from watertable.records import Advance, Key, Place, Record, Row
@@ -41,6 +41,10 @@ from watertable.tools.testcase import Watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_NOW: Final = 2**62
+"""Numbers the batch that is looked into: it comes after all that are kept, whose numbers are microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,7 @@ def blame(reader: Reader, topology: Topology, table: TableDef, condition: Condit
     states = _States(reader.changelog.spark, view)
     while True:  # what a record looks at can depend on a state that isn't known yet: once for each table on the way
         engine = Interpreter(part, watch=frozenset({table.name}))
-        engine.stream_times = dict(times)
+        engine.stream_times, engine.batch = dict(times), _NOW
         asked: dict[str, set[Key]] = {t.name: set() for t in part.tables}
         engine.states = {t.name: states.of(t, asked[t.name]) for t in part.tables}
         engine.read(batch)
@@ -235,7 +239,7 @@ class _States:
 def _by_key(table: TableDef) -> bool:
     """Tell whether a table's states are folded key by key, under the keys of its rows."""
     by_moments = table.sessions is not None or table.sliding is not None
-    return type(table.root) in (Aggregate, Cogroup, Latest, TableAggregate, TableJoin) and not by_moments
+    return type(table.root) in (Aggregate, Cogroup, Latest, Newest, TableAggregate, TableJoin) and not by_moments
 
 
 def _from_the_beginning(view: View, reader: Reader, table: TableDef) -> View:
@@ -325,6 +329,8 @@ def _values(data: bytes | bytearray | None, table: TableDef) -> Row | None:
 def _placed(field_: StateField, state: Any) -> Any:
     """Give a state as the interpreter keeps it: places in log order are compared as such."""
     match field_.merge:
+        case Merge.LAST if state is not None and isinstance(field_, ArrivedField):
+            return state | {"order": tuple(state["order"].values())}
         case Merge.FIRST | Merge.LAST if state is not None:
             return state | {"order": Place(**state["order"])}
         case Merge.LIST | Merge.TOP if state is not None:
