@@ -39,6 +39,9 @@ from watertable.sql.terms import NAMESPACES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_STRIDE: Final = 64
+"""How many rows are merged one by one where states run forward; the square of it is about what a key has of a large batch."""
+
 # An expression is read as `spark_sql` writes it: texts in quotes, the user's names in back-quotes, and of all other words that are also
 # a namespace's a field comes after a dot, a function before a bracket. The rest are records, whole or before a column.
 _REFERENCE: Final = re.compile(
@@ -140,14 +143,39 @@ def merged(field: StateField, source: str, over: str = "") -> str:
             return f"{pick}({source}, {source}.order){over}"
 
 
-def merged_state(table: TableDef, over: str = "") -> str:
-    """Write the state that the states of a group of rows come to; with `over`, those of the rows up to each one."""
-    return state_sql((f, merged(f, f"state.{quote(f.name)}", over)) for f in table.state)
+def merged_state(table: TableDef) -> str:
+    """Write the state that the states of a group of rows come to."""
+    return state_sql((f, merged(f, f"state.{quote(f.name)}")) for f in table.state)
 
 
 def upto(forward: str) -> str:
     """Write the window of the rows up to each one, in an order."""
     return f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+
+
+def run_forward(table: TableDef, rows: DataFrame, forward: str, into: str) -> DataFrame:
+    """Merge the states of the rows up to each one, in an order, and put what each comes to beside it.
+
+    Of sets and rankings that would be as much work as the square of the rows, since each of their arrays is merged with all before it. So
+    they are merged of the last rows, and of what each so many came to before those; what is in both counts once.
+    """
+    whole = [f for f in table.state if f.merge in (Merge.UNION, Merge.TOP)]
+    if whole:
+        last = f" OVER ({forward} ROWS BETWEEN {_STRIDE - 1} PRECEDING AND CURRENT ROW)"
+        near = (f"{merged(f, f'state.{quote(f.name)}', last)} AS {quote(f'_near_{f.name}')}" for f in whole)
+        rows = rows.selectExpr("*", *near, f"row_number() OVER ({forward}) % {_STRIDE} = 0 AS _strides")
+    before = f" OVER ({forward} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+
+    def upto_here(field: StateField) -> str:
+        if field not in whole:
+            return merged(field, f"state.{quote(field.name)}", upto(forward))
+        near = quote(f"_near_{field.name}")
+        found = f"flatten(concat(collect_list(CASE WHEN _strides THEN {near} END){before}, array({near})))"
+        if isinstance(field, TopField):  # none is in it more than twice; of structs, Spark compares each with each to find out
+            return f"slice(array_distinct(slice(sort_array({found}, false), 1, {2 * field.limit})), 1, {field.limit})"
+        return _cut(field, f"array_sort(array_distinct({found}))")
+
+    return rows.selectExpr("*", f"{state_sql((f, upto_here(f)) for f in table.state)} AS {into}")
 
 
 def state_sql(fields: Iterable[tuple[StateField, str]]) -> str:

@@ -14,8 +14,8 @@ from watertable.compiler.algebra import (
     leaf_state,
     leveled,
     lifted,
-    merged_state,
     place,
+    run_forward,
     taken,
     upto,
 )
@@ -69,7 +69,7 @@ def _run_forward(table: TableDef, rows: DataFrame, added: DataFrame, old: DataFr
     both = union([rows, *before], loose=True)
     forward = "PARTITION BY key ORDER BY st NULLS FIRST, topic, partition, offset, present, ord"
     known = f"count_if(NOT present){upto(forward)} > 0"
-    return both.selectExpr("*", f"CASE WHEN {known} THEN {merged_state(table, upto(forward))} END AS now").where("present")
+    return run_forward(table, both, forward, "_now").selectExpr("*", f"CASE WHEN {known} THEN _now END AS now").where("present")
 
 
 def as_of_time(run: Run, segment: Segment, node: nodes.StreamJoin) -> DataFrame:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import company, finishing, leveled, merge, merged_state, spread, upto
+from watertable.compiler.algebra import company, finishing, leveled, merge, run_forward, spread, upto
 from watertable.compiler.joins import as_of_time, looked_up, paired
 from watertable.compiler.layout import Flow, Layout, Segment, literal, moment
 from watertable.compiler.prepared import Steps
@@ -148,7 +148,7 @@ def _run_forward(table: TableDef, rows: DataFrame, old: DataFrame) -> DataFrame:
     both = rows.unionByName(seeds, allowMissingColumns=True).withColumn("_hash", F.expr("xxhash64(key)"))  # numbers sort quicker
     moves = "step" in rows.columns
     forward = f"PARTITION BY _hash, key ORDER BY present, st, topic, partition, offset, ord{', step' if moves else ''}"
-    running = both.selectExpr("*", f"{merged_state(table, upto(forward))} AS after")
+    running = run_forward(table, both, forward, "after")
     in_order = [
         f"(state.{quote(f.name)} IS NULL OR state.{quote(f.name)}.order <=> after.{quote(f.name)}.order)"
         for f in table.state if isinstance(f, TimedField)

@@ -15,6 +15,7 @@ from watertable.compiler.algebra import (
     in_sessions,
     in_windows,
     merged_state,
+    run_forward,
     sliding_window,
     stretch_of,
     upto,
@@ -86,7 +87,7 @@ def sliding_changes(table: TableDef, windows: SlidingWindows, rows: DataFrame, o
     )  # fmt: skip
     forward = "PARTITION BY _group, _end ORDER BY _n"
     there = f"COALESCE(max(_holds){upto(forward)} AND max(_brings){upto(forward)}, FALSE)"
-    running = each.selectExpr("*", f"{merged_state(table, upto(forward))} AS after", f"{there} AS _there")
+    running = run_forward(table, each, forward, "after").selectExpr("*", f"{there} AS _there")
     began = f"COALESCE(lag(_there) OVER ({forward}), FALSE)"
     running = running.selectExpr("*", f"CASE WHEN {began} THEN lag(after) OVER ({forward}) END AS before", f"{began} AS _began")
     changed = running.where("_n > 0 AND _there AND (_holds OR NOT _began)").selectExpr(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from watertable.compiler.algebra import finish, grouped, merged_state, render, state_struct, upto
+from watertable.compiler.algebra import finish, grouped, merged_state, render, run_forward, state_struct
 from watertable.compiler.layout import encoded
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.interpreter import Interpreter
@@ -275,7 +275,7 @@ def _history(view: View, table: TableDef, start: int) -> DataFrame:
 def _judged(rows: DataFrame, table: TableDef, condition: Expr) -> DataFrame:
     """Fold each key's changes one after the other and put each row to the condition: `holds`, and `held` before, and `is_last`."""
     along = "PARTITION BY key ORDER BY seq"
-    running = rows.selectExpr("key", "seq", f"{merged_state(table, upto(along))} AS state")
+    running = run_forward(table, rows, along, "_upto").selectExpr("key", "seq", "_upto AS state")
     finished = finish(table, running).select("key", "seq", "alive", "row")
     if table.windows is not None:
         finished = finished.withColumn("_w", F.expr("named_struct('start', key.window_start, 'end', key.window_end)"))
