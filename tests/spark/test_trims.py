@@ -333,6 +333,57 @@ def test_a_position_of_a_shadow_of_some_tables_is_no_place_for_the_whole_app(led
         planned(ledger, str(writer.position))
 
 
+def test_what_came_before_a_table_was_added_can_be_read_and_gone_back_to_within_the_horizon(ledger: Ledger, tmp_path: Path) -> None:
+    ledger = Ledger.open(ledger.spark, str(tmp_path / "grown"), topology=shop().above(("stock",)))
+
+    def sell(n: int, **names: tuple[float, str | None]) -> None:
+        frames = {"stock": ledger.sums("stock", {"a": 1}, n)} | ({"names": ledger.names(names)} if names else {})
+        ledger.commit(frames, {"moves": n, "names": n})
+
+    for n in range(1, 8):
+        sell(n)
+        if n == 6:
+            ledger.store.fold_all()
+    seven = ledger.store.head().last
+    sell(8)
+    ledger.store.fold_all()
+    ledger = Ledger.open(ledger.spark, ledger.store.warehouse, topology=shop().above(("stock", "names")))
+    sell(9, x=(9, "one"))
+    nine = ledger.store.head().last
+    sell(10, y=(10, "two"))
+    ledger.store.fold_all()
+    for within, earlier in ((seven, True), (nine, False)):
+        assert within is not None
+        assert ledger.store.upkeep.trim(now=within.commit_time + ledger.store.retention.horizon) > 1
+        forgotten(ledger)
+        for n, names in ((7, {}), (8, {}), (9, {"x": "one"}), (10, {"x": "one", "y": "two"}))[0 if earlier else 2 :]:
+            at = f"shop@1.{n}"
+            assert (ledger.read("stock", at), ledger.read("names", at)) == ({"a": n}, names)
+            assert planned(ledger, at, keep_old_code_before=True).refusals == ()
+    assert ledger.store.reader.changes("names", "shop@1.9", "shop@1.10").count() == 1
+
+
+def test_a_replay_can_be_read_from_its_fork_on_until_it_is_folded_itself(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2))
+    ledger.store.fold_all()
+    tell(ledger, cuts=(3, 4, 5, 6))
+    ledger.store.fold_all()
+    aged(ledger)
+    two = rewound(ledger, "3")
+    batch(two, 3, 4)
+    four = two.store.head().last
+    assert four is not None
+    batch(two, 4, 5)
+    two.store.fold_all()
+    batch(two, 5, 6)
+    two.store.fold_all()
+    forgotten(two)
+    assert read(two, "shop@2.4") == told(4)
+    two.store.upkeep.trim(now=four.commit_time + two.store.retention.horizon)
+    forgotten(two)
+    assert [read(two, f"shop@2.{n}") == told(n) for n in (4, 5, 6)] == [True] * 3
+
+
 @pytest.mark.slow
 def test_a_trim_looks_at_one_old_version_of_a_table_however_often_it_was_folded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []

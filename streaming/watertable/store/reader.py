@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
@@ -20,6 +21,7 @@ from pyspark.sql import functions as F
 from watertable.compiler.algebra import company, finish
 from watertable.compiler.versions import state_as_of
 from watertable.errors import OtherCode, PositionGone, StoreError, TableNotFound, UnknownPosition
+from watertable.plan.deployment import Outline
 from watertable.plan.nodes import Versioned
 from watertable.plan.plan import TableDef, Topology, history_of, topics_above
 from watertable.schema import OWN, Column, Type, quote
@@ -175,8 +177,10 @@ class Reader:
         """Tell where the app and each of its tables stand."""
         view = self.view()
         bases, shown = view.bases, {name: self._shown(name, base) for name, base in view.bases.items()}
-        begun = self._begun(view)
-        done = {name: max(base.seq, begun.get(name, 0)) for name, base in bases.items()}
+        done = {
+            name: self.begun(table, view.along(table), view.position.seq, view.snapshot) if base.snapshot is None else base.seq
+            for name, base in bases.items() for table in (self.tables[name],)
+        }  # fmt: skip
         waiting = sorted({seq + 1 for seq in done.values() if seq < view.position.seq})
         rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND seq IN ({', '.join(map(str, waiting))})") if waiting else []
         since = {r.seq: r.commit_time for r in rows if view.lineage.holds(r.epoch, r.seq)}
@@ -197,12 +201,15 @@ class Reader:
         """Pin a table as others see it, which where its states are kept beside it isn't its base; None where there is none yet."""
         return base.snapshot if base_name(self.tables[name]) == name else self.log(name).latest()
 
-    def _begun(self, view: View) -> dict[str, int]:
-        """Give the last commit by code that didn't keep a table, for each that no fold has written: it lacks nothing of what was before."""
-        new = [name for name, base in view.bases.items() if base.snapshot is None]
-        codes = self.changelog.codes(view.snapshot, view.lineage, view.position.seq) if new else {}
-        kept = {code: outline.tables if (outline := self.changelog.code(code)) else () for code in codes}
-        return {name: max((seq for code, seq in codes.items() if name not in kept[code]), default=0) for name in new}
+    def begun(self, table: TableDef, lineage: Lineage, upto: int, snapshot: Snapshot) -> int:
+        """Give the last commit up to one of a table's lineage that has nothing of it: by code from before the table was ever kept.
+
+        Of code that is long forgotten, and of all after it, nobody knows.
+        """
+        codes = self.changelog.codes(snapshot, lineage, upto)
+        in_order = sorted(codes, key=lambda code: codes[code])
+        before = takewhile(lambda code: _is_new_after(self.changelog.code(code), table.name), in_order)
+        return max((codes[code] for code in before), default=lineage.after)
 
     def view(self, tables: Sequence[str] | None = None, at: At | None = None) -> View:
         """Pin tables, all by default, at one position.
@@ -271,7 +278,7 @@ class Reader:
             base = newest if there and newest.seq >= older.seq else older
         base = self.with_tombstones(table, base, lineage, head.folds, snapshot)
         if beside:
-            self._check_tail(table.name, base, position, lineage, snapshot)
+            self._check_tail(table, base, position, lineage, snapshot)
         self._check_state(table, base, newest, position)
         return base
 
@@ -319,17 +326,22 @@ class Reader:
                     return Base(pinned, mark.epoch, mark.seq)
         return EMPTY
 
-    def _check_tail(self, name: str, base: Base, position: Position, lineage: Lineage, snapshot: Snapshot) -> None:
+    def _check_tail(self, table: TableDef, base: Base, position: Position, lineage: Lineage, snapshot: Snapshot) -> None:
         """Make sure that every commit between an older base and the position is still in the changelog, and the tombstones that it needs.
 
         Of the newest fold, and of a table that never had one, trims see to that.
         """
         after = min(base.seq, (base.tombstones_from or base.seq + 1) - 1)
-        if (kept := self._lacking(snapshot, lineage, after, position.seq)) is not None:
+        kept = self._lacking(snapshot, lineage, after, position.seq)
+        if kept is not None and not (base.snapshot is None and self.is_whole(table, lineage, position.seq, snapshot)):
             raise PositionGone(
-                f"{name} can't be read at {position}: no version of its Delta table at or below it can be gone on from any more, "
+                f"{table.name} can't be read at {position}: no version of its Delta table at or below it can be gone on from any more, "
                 f"and the changelog is trimmed up to seq {(kept.first or position.seq + 1) - 1}; read at a later position"
             )
+
+    def is_whole(self, table: TableDef, lineage: Lineage, upto: int, snapshot: Snapshot) -> bool:
+        """Tell whether all that came to a table up to a commit is kept, so that it can be read there from nothing."""
+        return self._lacking(snapshot, lineage, self.begun(table, lineage, upto, snapshot), upto) is None
 
     def _lacking(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Extent | None:
         """Say what is kept of commits (after, upto] of a lineage, where that isn't all; else None."""
@@ -442,6 +454,15 @@ def changes(spark: SparkSession, warehouse: str, app: Topology, table: str, star
 def _common(older: View, newer: View, table: TableDef) -> int:
     """Give the last seq that two views share of a table."""
     return min(older.along(table).common(newer.along(table)), older.position.seq, newer.position.seq)
+
+
+def _is_new_after(code: Outline | None, name: str) -> bool:
+    """Tell whether code neither keeps a table, or a buffer above one or above what it publishes, nor comes after code that did."""
+    if code is None:
+        return False
+    tables = {**code.gone, **{table: [found] for table, found in code.tables.items()}}
+    buffers = (*(table.buffers for found in tables.values() for table in found), *code.buffers.values())
+    return name not in tables and not any(name in found for found in buffers)
 
 
 def _utc(time: datetime) -> datetime:

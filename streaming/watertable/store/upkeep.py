@@ -86,11 +86,11 @@ class Upkeep:
         """Drop the changelog's oldest buckets; give the number of the first that's kept of the app's own lineage.
 
         Kept is every commit from the least of these on: the first one within the horizon; that of the oldest base that a position within
-        the horizon reads from, since what tells of the base is beside it; the first tombstone that it needs; every consumer's position
-        (publishers, readers of changes). So it is along the app's own lineage, and along that of each epoch that was left within the
-        horizon, to which an undo leads back. Beside them all that a shadow has written, and what it is read with: what came before its
-        fork, from the base before that on; and what the app's own lineage has quarantined, whose bytes may be nowhere else. What begins
-        while this is at work is nobody's to trim.
+        the horizon reads from, since what tells of the base is beside it, or of a table that is read there from nothing the last one before
+        it was kept, which tells that; the first tombstone that it needs; every consumer's position (publishers, readers of changes). So it
+        is along the app's own lineage, and along that of each epoch that was left within the horizon, to which an undo leads back. Beside
+        them all that a shadow has written, and what it is read with: what came before its fork, from the base before that on; and what the
+        app's own lineage has quarantined, whose bytes may be nowhere else. What begins while this is at work is nobody's to trim.
         """
         view = self._reader.view()
         head, oldest = view.head, (now or datetime.now(UTC)) - self._horizon
@@ -135,7 +135,10 @@ class Upkeep:
         for name, base in view.bases.items():
             table = self._reader.tables[name]
             known = [m for m in marks if m.table == base_name(table) and view.lineage.passes(m.epoch, m.seq)]
-            limits.append(read := self._oldest_base(table, base, known, wanted))  # with its own commit, beside which its fold is noted
+            if (read := self._oldest_base(table, base, known, wanted, view)) is None:  # all that came to it, and what tells since when
+                limits.append(self._reader.begun(table, view.lineage.of_table(name, wanted), wanted, view.snapshot))
+                continue
+            limits.append(read)  # with its own commit, beside which its fold is noted
             if forgets(table):  # those that it needs: later ones need what came later
                 limits.append(max((m.tombstones_from for m in known if m.seq <= read), default=0))
         return min(limits)
@@ -167,12 +170,17 @@ class Upkeep:
             rows = changelog.append_rows([], info, bucket=-1).coalesce(1)
             changelog.log.append(rows, note="advances of what is trimmed", tags=told(info))
 
-    def _oldest_base(self, table: TableDef, base: Base, marks: Sequence[FoldMark], wanted: int) -> int:
-        """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read."""
+    def _oldest_base(self, table: TableDef, base: Base, marks: Sequence[FoldMark], wanted: int, view: View) -> int | None:
+        """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read.
+
+        None where there is none at or below it and the table is read there from nothing, as all that came to it is kept.
+        """
         log, known = self._reader.log(base_name(table)), [(m.seq, m.version) for m in marks]
         for seq, version in sorted((m for m in known if m[0] <= wanted), reverse=True)[:1]:
             if log.at(version) is not None:
                 return seq
+        if base.seq > wanted and self._reader.is_whole(table, view.lineage.of_table(table.name, wanted), wanted, view.snapshot):
+            return None
         above = (seq for seq, version in sorted(known) if seq > wanted and log.at(version) is not None)
         return next(above, base.seq)  # each version is a look at the log, and there is a fold in each half minute
 
