@@ -17,7 +17,7 @@ from tests import buckets
 from tests.properties.engines import tiny
 from tests.spark.ledger import Ledger, minute, shop
 from tests.spark.test_rewind import TABLES, Kafka, batch, planned, read, rewound, tell, told
-from tests.spark.test_shadow import begun, beside, promoted
+from tests.spark.test_shadow import begun, beside, promoted, replay
 from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
@@ -240,6 +240,27 @@ def test_an_old_base_that_no_epoch_after_goes_on_from_is_kept_for_reads_of_what_
     back.sell(a=1)
     back.store.fold_all()
     assert back.read("stock") == told(6)["stock"] | {"a": 14}
+
+
+def test_a_shadow_that_can_not_be_read_any_more_is_never_promoted(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2, 3, 4))
+    ledger.store.fold_all()
+    batch(ledger, 4, 5)
+    five = ledger.store.head().last
+    batch(ledger, 5, 6)
+    ledger.store.fold_all()
+    assert five is not None
+    assert ledger.store.upkeep.trim(now=five.commit_time + ledger.store.retention.horizon) > 1
+    begun(ledger, "5")
+    replay(ledger)(None)
+    again = aged(ledger)
+    with pytest.raises(RewindRefused, match=r"has outlived the horizon.*can't be read at shop@2.6.*--abandon-shadow"):
+        promoted(again)
+    forgotten(again)
+    assert (again.store.head().position, read(again)) == (Position("shop", 1, 6), told(6))
+    shadow.abandon(again.store)
+    begun(again, "6")
+    assert read(promoted(again)) == told(6)
 
 
 @pytest.mark.parametrize("how", ["rewind", pytest.param("shadow", marks=pytest.mark.slow), pytest.param("undo", marks=pytest.mark.slow)])

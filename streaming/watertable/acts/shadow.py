@@ -35,6 +35,7 @@ from pyspark.sql import functions as F
 from watertable import failpoints
 from watertable.acts.rebuild import commit_at, inside, misfit
 from watertable.acts.rewind import EMITTING, check_emits
+from watertable.acts.targets import unkept
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.purity import Purity, purity_of
@@ -307,6 +308,11 @@ def _switch(store: Store, topology: Topology, held: Head, shadow: CommitInfo, wo
             raise RewindRefused(
                 f"the shadow of {store.app} hasn't read what the app has read ({'; '.join(apart[:3])}); was the app rewound since? "
                 "It can be promoted when the app has read as much again"
+            )
+        if lost := unkept(store, snapshot, head, own.position, sorted(shadow.of) or [*store.reader.tables]):
+            raise RewindRefused(
+                f"the shadow of {store.app} has outlived the horizon, so that nothing could be read of what it is: {lost}. Give it up "
+                "(--abandon-shadow), and begin another"
             )
         if shadow.of and (grown := {t for t, _ in ours.next.keys() - live.next.keys()} & {t for t, _ in live.next}):
             raise RewindRefused(
