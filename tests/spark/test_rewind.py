@@ -52,6 +52,7 @@ class Kafka:
     def __init__(self, **earliest: int) -> None:
         self.kept = earliest
         self.ids, self.thin = {"moves": "id-m", "names": "id-n"}, frozenset[str]()
+        self.ends = dict[tuple[str, int], int]()
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicState]:
         return {name: TopicState(self.ids[name], 1) for name in names if name in self.ids}
@@ -60,10 +61,13 @@ class Kafka:
         return frozenset(names) & self.thin
 
     def partitions(self, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
-        return tuple((name, 0) for name in names)
+        return tuple(dict.fromkeys([*((name, 0) for name in names), *(p for p in self.ends if p[0] in names)]))
 
     def earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return {p: self.kept.get(p[0], 0) for p in partitions}
+
+    def latest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return {p: self.ends[p] for p in partitions}
 
 
 @pytest.fixture
@@ -160,6 +164,22 @@ def test_after_a_rewind_to_any_commit_and_a_replay_every_table_is_what_it_was(le
             again = rewound(again, target=Target("undo"))
         ledger = again
     assert read(ledger, "shop@1.4") == told(4)
+
+
+def test_a_plan_to_earliest_counts_what_the_app_has_not_read_yet_of_new_partitions_and_of_a_topic_that_was_created_anew(
+    ledger: Ledger,
+) -> None:
+    tell(ledger, cuts=(1, 2))
+    kafka = Kafka()
+    kafka.ends = {("moves", 1): 500}
+    plan = planned(ledger, "earliest", kafka)
+    assert [(r.name, r.begin, r.end) for r in plan.ranges] == [("moves/0", 0, 20), ("names/0", 0, 20), ("moves/1", 0, 500)]
+    assert (plan.records, plan.refusals) == (540, ())
+    assert planned(ledger, "1", kafka).records == 20
+    kafka.ids["moves"], kafka.ends = "id-other", {("moves", 0): 7}
+    plan = planned(ledger, "earliest", kafka, accept_loss=("moves",))
+    assert [(r.name, r.lost, r.records) for r in plan.ranges] == [("moves/0", 20, 0), ("names/0", 0, 20), ("moves/0", 0, 7)]
+    assert (plan.records, plan.refusals) == (27, ())
 
 
 def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_then_the_new_ones(

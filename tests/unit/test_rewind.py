@@ -192,6 +192,22 @@ def test_a_topic_that_was_created_anew_has_lost_all_it_held() -> None:
     assert len(plan.refusals) == 2
 
 
+def test_what_a_plan_says_in_one_number_is_the_sum_of_the_ranges_below_it() -> None:
+    samples = {"samples": [(100, 200), (120, 210)], "grown": [(100, 6_000), (1_000, 15_000)], "free": 10_000}
+    lost = planned(facts(available={("moves", 0): 900, ("moves", 1): 500}, **samples), accept_loss=("moves",))
+    assert [r.records for r in lost.ranges] == [100, 0]
+    assert (lost.records, lost.refusals) == (100, ()), "nor are bytes asked for of what isn't read"
+    assert lost.eta == planned(facts(records=100, **samples)).eta
+    unread = {("moves", 0): (3, 10), ("moves", 1): (0, 2), ("moves", 2): (0, 500)}
+    anew = planned(facts(0, renamed=frozenset({"moves"}), records=1500, unread=unread), target=Target("earliest"), accept_loss=("moves",))
+    assert [(r.name, r.begin, r.end, r.lost, r.records) for r in anew.ranges] == [
+        ("moves/0", 0, 1000, 1000, 0), ("moves/1", 0, 500, 500, 0),
+        ("moves/0", 3, 10, 0, 7), ("moves/1", 0, 2, 0, 2), ("moves/2", 0, 500, 0, 500),
+    ]  # fmt: skip
+    assert anew.records == 509
+    assert planned(facts(records=870)).records == 870, "where all is there, what was read leaves out the gaps in offsets"
+
+
 def test_changed_code_goes_on_from_old_rows_only_when_that_is_said() -> None:
     new = shop(twice=True)
     (refusal,) = planned(topology=new).refusals

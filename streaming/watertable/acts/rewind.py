@@ -293,9 +293,10 @@ class Facts:
     """Hold what a plan is drawn from: when it was looked up, the app's head, the place to fork at, and what Kafka still has.
 
     `begins` are the offsets from which the fork goes on, `available` those from which on archives and Kafka have everything, `archived`
-    those up to which it is in archives; `compacted` says what topics lack that Kafka compacts. `records` counts what
-    was committed after it, up to `until` or the head, None where that is another lineage. `samples` are (records, milliseconds) of commits,
-    `grown` (records, bytes) of them; `folded` are the bytes of the tables.
+    those up to which it is in archives; `compacted` says what topics lack that Kafka compacts. `unread` are the offsets [from, to) of
+    partitions, and of topics that were created anew, of which the app has read nothing. `records` counts what was committed after the fork,
+    up to `until` or the head, None where other records are read. `samples` are (records, milliseconds) of commits, `grown` (records, bytes)
+    of them; `folded` are the bytes of the tables.
     """
 
     at: datetime
@@ -309,6 +310,7 @@ class Facts:
     archived: Offsets = field(default_factory=dict)
     renamed: frozenset[str] = frozenset()
     compacted: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     records: int | None = None
     samples: Sequence[tuple[int, int]] = ()
     until: CommitInfo | None = None
@@ -339,9 +341,8 @@ def plan(
     published again. With `until`, a shadow stops there for now.
 
     What stands in its way and can be had by saying so (losses, older code, a disk that may be too small) is in `refusals`. Raises
-    `RewindRefused` for a target that
-    isn't there: in the future, behind what is kept, of a topic that the app doesn't read; `TableNotFound` for an app that never ran;
-    `KafkaError` when the cluster doesn't answer.
+    `RewindRefused` for a target that isn't there: in the future, behind what is kept, of a topic that the app doesn't read;
+    `TableNotFound` for an app that never ran; `KafkaError` when the cluster doesn't answer.
     """
     rebuilds = rebuilt(topology, tables, days) if tables else ()
     if rebuilds and days is None and target.kind != "earliest":
@@ -364,10 +365,9 @@ def plan(
     if goes_on:  # what is kept at the fork is as the loaded code keeps it
         facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days, code)
+    wrong = unfilled(code, topology) if target.kind != "undo" else ""
     if rebuilds:
         wrong = misfit(store, topology, facts.head, rebuilds, whole=days is None)
-    else:
-        wrong = unfilled(code, topology) if target.kind != "undo" else ""
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
         keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds, misfit=wrong, days=days, emit=emit,
@@ -423,16 +423,19 @@ def survey(
     kept = Archives(store.spark, store.warehouse, topology.archived)
     available = kept.look({name: state.id for name, state in now.items()}).earliest(kafka.earliest(kafka.partitions(names)))
     archived = {p: offset for p, offset in kept.reached(available).items() if offset > available[p]}
+    own = begins
     if not seq:  # an archive that others keep may reach back to before this app began
-        begins |= {p: min(begins.get(p, available[p]), available[p]) for p in archived if p[0] not in renamed}
-    on_lineage = head.lineage.common(lineage) >= seq
+        begins = {p: min(offset, available[p]) if p in archived and p[0] not in renamed else offset for p, offset in own.items()}
+    new = [p for p in available if p not in own or p[0] in renamed] if not seq and not (shadow or joins) else []
+    unread = {p: (available[p], offset) for p, offset in kafka.latest(new).items()} if new else {}
+    counts = head.lineage.common(lineage) >= seq and begins == own and not unread
     stop = None if until is None else until_of(store, snapshot, head, until, seq, names)
     end = upto if stop is None else stop.seq
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
         here.fingerprint if here is not None else "", begins, available, archived, renamed,
-        lacks(topology, kafka.compacted(names), forked=seq > 0, refused=lambda: _unread(store)),
-        changelog.extent(snapshot, head.lineage, seq, end).records if on_lineage and end > seq else None, samples, stop,
+        lacks(topology, kafka.compacted(names), forked=seq > 0, refused=lambda: _unread(store)), unread,
+        changelog.extent(snapshot, head.lineage, seq, end).records if counts and end > seq else None, samples, stop,
     )  # fmt: skip
 
 
@@ -519,8 +522,8 @@ def draw(
             f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go on): "
             "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
         )
-    epoch = head.next_epoch
-    records = facts.records if facts.records is not None and not rebuilds else sum(r.records for r in ranges)
+    counted = None if rebuilds or any(r.lost for r in ranges) else facts.records  # which leaves out the gaps in offsets
+    records = sum(r.records for r in ranges) if counted is None else counted
     sinks = () if rebuilds else topology.sinks
     shared = min(head.position.seq, head.lineage.common(head.lineage_of(facts.parent)))  # what another lineage has is no part of it
     disk = Disk(written(facts.grown, records, batch_records), facts.folded, facts.free)
@@ -532,7 +535,7 @@ def draw(
     return RewindPlan(
         app=topology.app, target=target, head=str(head.position), generation=head.generation,
         recorded=head.last.fingerprint if head.last else "", fingerprint=topology.fingerprint, fork=str(facts.fork),
-        becomes=str(Position(topology.app, epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
+        becomes=str(Position(topology.app, head.next_epoch, facts.fork.seq)), parent=facts.parent, back=facts.back,
         commits=0 if shadow or rebuilds else head.position.seq - min(facts.fork.seq, shared), records=records, ranges=ranges,
         tables=tuple(effects),
         sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
@@ -545,7 +548,7 @@ def draw(
 
 
 def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
-    """Say what is read again of each partition; a topic that was re-created has lost all that it held."""
+    """Say what is read again of each partition, and what for the first time; a topic that was re-created has lost all that it held."""
     found = []
     for (topic, partition), begin in sorted(facts.begins.items()):
         end, available = ends.get((topic, partition), begin), facts.available.get((topic, partition), begin)
@@ -553,6 +556,7 @@ def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
             available = max(end, begin)
         archived = 0 if topic in facts.renamed else facts.archived.get((topic, partition), 0)
         found.append(Range(topic, partition, begin, max(begin, end), max(begin, available), archived, facts.compacted.get(topic, "")))
+    found += [Range(*p, first, last, first, facts.archived.get(p, 0)) for p, (first, last) in sorted(facts.unread.items())]
     return tuple(found)
 
 
