@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from watertable.plan.places import FAN_OUT
 from watertable.plan.stages import Named
+from watertable.plan.windows import EPOCH, MILLISECOND
 from watertable.sql.evaluator import evaluate
 from watertable.sql.expressions import Expr
 
@@ -18,6 +19,18 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """A record's headers as they stand, names that come twice too."""
 HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 """The type of headers in Spark and in the store."""
+
+
+_LAST: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MILLISECOND
+"""The last of Kafka's timestamps for which Python has a time."""
+
+
+def stamped(milliseconds: int) -> datetime:
+    """Read Kafka's own timestamp, in milliseconds since 1970; one for which Python has no time is the last that it has.
+
+    As an event time either is refused, by both engines.
+    """
+    return EPOCH + timedelta(milliseconds=min(milliseconds, _LAST))
 
 
 class Place(NamedTuple):

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+import watertable as wt
+from watertable.interpreter import Interpreter
 from watertable.kafka.admin import Offsets
-from watertable.plan.windows import EPOCH
-from watertable.records import Record
+from watertable.plan.windows import EPOCH, UNTIMED
+from watertable.records import Record, stamped
 from watertable.tools import past as module
 from watertable.tools.past import Past
 
@@ -36,3 +38,16 @@ def test_an_archived_topic_and_one_that_is_not_are_read_by_the_time_that_each_ha
     assert [(r.topic, r.offset) for r in found] == [
         ("sales", 0), ("prices", 0), ("prices", 1), ("sales", 1), ("sales", 2), ("prices", 2), ("sales", 3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("milliseconds", [1_709_287_200_000_000, 1_709_287_200_000_000_000, 2**63 - 1])
+def test_a_timestamp_for_which_python_has_no_time_is_refused_as_an_event_time_and_goes_unseen_beside_one(milliseconds: int) -> None:
+    """As a producer writes it that counts in microseconds, or in nanoseconds."""
+    for timestamp in (None, "at"):
+        app = wt.App("shop")
+        sales = app.topic("sales", key="k STRING", value="at TIMESTAMP", timestamp=timestamp).stream()
+        sales.group_by_key().agg(n=wt.count()).materialized_as("sold")
+        engine = Interpreter(app.topology())
+        engine.read([Record("sales", 0, 0, stamped(milliseconds), b"a", b'{"at": "2024-03-01T10:00:00Z"}')])
+        assert [refused.reason for refused in engine.quarantine] == ([] if timestamp else [UNTIMED])
+        assert len(engine.tables["sold"]) == (1 if timestamp else 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from heapq import heapify, heappop, heapreplace
 from typing import Final, cast
 
@@ -17,14 +17,13 @@ from confluent_kafka import KafkaError as ClientError
 from watertable.errors import KafkaError
 from watertable.kafka.admin import Offsets, Partition, connected
 from watertable.kafka.config import Cluster
-from watertable.records import Headers, Record
+from watertable.records import Headers, Record, stamped
 
 _SILENCE: Final = 30.0
 _WAIT: Final = 0.1
 """Seconds: `consume` waits for as many messages as it is asked for, or for so long, however many it has by then."""
 _AHEAD: Final = 100_000
 """Records that are held of partitions that are ahead of the others, of all of them, and of each a hundredth at least."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def come_to() -> Callable[[Record], datetime]:
@@ -74,7 +73,7 @@ def read_records(cluster: Cluster, begin: Offsets, end: Offsets) -> Iterator[Rec
                 if partition not in left:
                     continue
                 if problem is None and offset < left[partition]:
-                    when = _EPOCH + timedelta(milliseconds=message.timestamp()[1])
+                    when = stamped(message.timestamp()[1])
                     record = Record(*partition, offset, when, message.key(), message.value(), _headers(message))
                     waiting[partition].append((time(record), record))
                 if problem is not None or offset >= left[partition] - 1:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Self
 
@@ -30,8 +29,7 @@ from watertable import failpoints
 from watertable.compiler.layout import literal
 from watertable.errors import Fenced, FormatError, StoreError
 from watertable.kafka.source import ONE_TASK, RECORDS, read_range
-from watertable.plan.windows import EPOCH
-from watertable.records import Record
+from watertable.records import Record, stamped
 from watertable.schema import quote
 from watertable.store.changelog import READERS, interval
 from watertable.store.commits import FORMAT, Offsets, Partition
@@ -279,7 +277,7 @@ class Archives:
         ordered = rows.orderBy("so_far", "topic", "partition", "offset").select(*wanted)
         for topic, partition, offset, ms, key, value, headers in ordered.toLocalIterator(prefetchPartitions=True):
             named = tuple((name, _bytes(data)) for name, data in headers or ())
-            yield Record(topic, partition, offset, EPOCH + timedelta(milliseconds=ms), _bytes(key), _bytes(value), named)
+            yield Record(topic, partition, offset, stamped(ms), _bytes(key), _bytes(value), named)
 
     def beside(self, end: Offsets) -> dict[Partition, int]:
         """Give those of a batch's ends that are of topics without an archive."""
