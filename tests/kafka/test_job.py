@@ -20,7 +20,10 @@ from watertable.errors import Fenced, KafkaError, RecordFailed, StoreError, Topi
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.kafka.publisher import OutboxPublisher
+from watertable.kafka.reading import read_records
+from watertable.kafka.source import Read
 from watertable.plan.plan import Topology
+from watertable.plan.windows import UNTIMED
 from watertable.runtime import events, job
 from watertable.runtime.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
 from watertable.settings import Settings
@@ -288,16 +291,16 @@ def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_i
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.produce(*(("a", i) for i in range(21)))
-    honest = job.read_range
 
-    def breaking(*args: Any) -> Any:
-        return honest(*args).selectExpr(
+    def breaking(honest: Read) -> Read:
+        return lambda *args: honest(*args).selectExpr(
             "topic", "partition", "offset", "timestamp", "key",
             "IF(offset = 13, CAST(raise_error('no such luck') AS BINARY), value) AS value",
             "headers",
         )  # fmt: skip
 
-    monkeypatch.setattr(job, "read_range", breaking)
+    for name in ("read_range", "read_alone"):
+        monkeypatch.setattr(job, name, breaking(getattr(job, name)))
     with pytest.raises(RecordFailed, match=r"offset 13 .*no such luck") as caught:
         world.run()
     assert (caught.value.topic, caught.value.partition, caught.value.offset) == (world.moves, 1, 13)
@@ -311,18 +314,37 @@ def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_i
     assert world.stock() == {"a": (sum(range(21)), 21)}
 
 
+def test_a_record_stamped_in_nanoseconds_goes_to_quarantine_or_by_its_own_event_time_and_stops_no_app(world: World) -> None:
+    """Spark's Kafka source fails at such a timestamp, before anything is made of the record."""
+    name = f"stamped{world.suffix}"
+    world.admin.create_topic(name, 1, {"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+    for stamp in (1_709_287_200_000, 1_709_287_200_000_000_000, 1_709_287_201_000):
+        world._producer.produce(name, json.dumps({"at": "2024-03-01T10:00:00Z"}), "a", timestamp=stamp)
+    world._producer.flush(20)
+    for app_name, options in (("plain", {}), ("by_field", {"timestamp": "at"}), ("archived", {"archive": True})):
+        app = wt.App(f"{app_name}{world.suffix}")
+        records = app.topic(name, key="k STRING", value="at TIMESTAMP", **options).stream()  # type: ignore[arg-type]
+        records.group_by_key().agg(n=wt.count()).materialized_as("counts")
+        topology = app.topology()
+        job.run(topology, world.settings, available_now=True, spark=world.spark)
+        reader = Reader(world.spark, world.settings.warehouse_uri, topology.app, topology.tables)
+        refused = [(row["offset"], row["reason"]) for row in reader.quarantine().select("offset", "reason").collect()]
+        assert refused == ([] if "timestamp" in options else [(1, UNTIMED)])
+        assert [row["n"] for row in reader.read("counts").collect()] == [3 - len(refused)]
+    assert [record.offset for record in read_records(world.cluster, {(name, 0): 0}, {(name, 0): 3})] == [0, 1, 2]
+
+
 def test_what_passes_is_blamed_on_no_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce(("a", 1))
     honest, failed = job.read_range, list[str]()
 
     def failing(*args: Any) -> Any:
         failed.append("once")
-        found = honest(*args)
-        return found if failed[1:] else found.where("raise_error('a moment of weakness') IS NULL")
+        return honest(*args).where("raise_error('a moment of weakness') IS NULL")
 
     monkeypatch.setattr(job, "read_range", failing)
     world.run()
-    assert len(failed) == 2
+    assert len(failed) == 1
     assert world.stock() == {"a": (1, 1)}
 
 

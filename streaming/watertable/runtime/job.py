@@ -41,7 +41,7 @@ from watertable.compiler import Batch, Compiler
 from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, TopicChanged
 from watertable.kafka.admin import START_OVER, Admin, TopicState
 from watertable.kafka.config import Cluster
-from watertable.kafka.source import ONE_TASK, read_range
+from watertable.kafka.source import ONE_TASK, Read, read_alone, read_range
 from watertable.plan.plan import Topology
 from watertable.runtime import failures
 from watertable.runtime.advances import Advances, Clocks, Recorded, clocks_of
@@ -440,7 +440,7 @@ class _Job:
     def _advance(self, end: dict[Partition, int], ends: Offsets) -> None:
         """Commit everything up to `end`; where data is in the way, as much as there is before it, and then raise `RecordFailed`."""
         try:
-            self._batch(end, ends)
+            self._batch(end, ends, read_range)
         except Exception as error:
             if end == self.offsets or not self._is_data(error):
                 raise
@@ -453,9 +453,9 @@ class _Job:
                 self._advance(end, ends)
 
     def _advance_one(self, end: dict[Partition, int], ends: Offsets) -> None:
-        """Try one record again, whose batch failed: that may have passed. Else it's to blame."""
+        """Try one record again, whose batch failed: that may have passed, or have been how it was read. Else it's to blame."""
         try:
-            self._batch(end, ends)
+            self._batch(end, ends, read_alone)
         except Exception as error:
             if not self._is_data(error):
                 raise
@@ -477,7 +477,7 @@ class _Job:
         if writer.position != position:
             raise JobError(f"the batch after {self.shown} failed, and yet it is committed, at {writer.position}: start the app again")
 
-    def _batch(self, end: dict[Partition, int], ends: Offsets) -> None:
+    def _batch(self, end: dict[Partition, int], ends: Offsets, read: Read) -> None:
         began = time.monotonic()
         assert self.position is not None
         self.group = f"{self.topology.app}@{self.position.epoch}.{self.position.seq + 1}"
@@ -487,7 +487,7 @@ class _Job:
             shuffled_by(self.spark, 1 if records_at_most <= ONE_TASK else None),
         ):
             failpoints.hit("job.batch.begin")
-            records = self._records(end)
+            records = self._records(end, read)
             since = {p: self.stream_times.get(p) for p in self.offsets}
             advances = self.advances.due(self.offsets, since)
             carry = since | {(a.topic, a.partition): a.stream_time for a in advances}
@@ -518,11 +518,11 @@ class _Job:
             )
         )  # fmt: skip
 
-    def _records(self, end: dict[Partition, int]) -> DataFrame:
+    def _records(self, end: dict[Partition, int], read: Read) -> DataFrame:
         """Read a batch; what is to be archived is, before anything is made of it."""
-        self.archives.keep(self.cluster, self.offsets, end, self.admin.earliest, self.pace.records)
+        self.archives.keep(self.cluster, self.offsets, end, self.admin.earliest, self.pace.records, read)
         kept, beside = self.archives.read(self.offsets, end), self.archives.beside(end)
-        live = [read_range(self.spark, self.cluster, self.offsets, beside)] if beside or not kept else []
+        live = [read(self.spark, self.cluster, self.offsets, beside)] if beside or not kept else []
         return reduce(DataFrame.unionByName, [*live, *kept])
 
     def _commit(self, batch: Batch, end: dict[Partition, int], advances: tuple[Advance, ...]) -> None:

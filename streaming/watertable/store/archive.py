@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame
 from watertable import failpoints
 from watertable.compiler.layout import literal
 from watertable.errors import Fenced, FormatError, StoreError
-from watertable.kafka.source import ONE_TASK, RECORDS, read_range
+from watertable.kafka.source import ONE_TASK, RECORDS, Read, read_range
 from watertable.records import Record, stamped
 from watertable.schema import quote
 from watertable.store.changelog import READERS, interval
@@ -136,7 +136,10 @@ class Archive:
         self.reach = Reach() if snapshot is None else Reach.of(snapshot.version, _known(snapshot, self.log.path), topic_id)
         return self
 
-    def keep(self, cluster: Cluster, begin: Offsets, end: Offsets, earliest: Callable[[Iterable[Partition]], Offsets], limit: int) -> None:
+    def keep(
+        self, cluster: Cluster, begin: Offsets, end: Offsets, earliest: Callable[[Iterable[Partition]], Offsets], limit: int,
+        read: Read = read_range,
+    ) -> None:  # fmt: skip
         """Append what a batch needs of this topic and isn't here, `limit` offsets at a time.
 
         Raises `Fenced` when others keep appending at the same time, `StoreError` where there is a gap.
@@ -145,7 +148,7 @@ class Archive:
         while missing := self._missing(begin, end, earliest):
             part = {p: (first, min(last, first + max(1, limit // len(missing)))) for p, (first, last) in missing.items()}
             try:
-                self._append(cluster, part)
+                self._append(cluster, part, read)
             except Fenced:  # another app has brought something: most likely the same
                 tries += 1
                 if tries == _TRIES:
@@ -194,13 +197,13 @@ class Archive:
                     found[partition[1]] = first
         return found
 
-    def _append(self, cluster: Cluster, part: Mapping[int, Stretch]) -> None:
+    def _append(self, cluster: Cluster, part: Mapping[int, Stretch], read: Read) -> None:
         if self._latest() is None:
             self._create()
         spark, reach = self.log.spark, self.reach
         begin = {(self.topic, p): first for p, (first, _) in part.items()}
         end = {(self.topic, p): last for p, (_, last) in part.items()}
-        rows = read_range(spark, cluster, begin, end).selectExpr(f"{literal(self.topic_id)} AS topic_id", *_COLUMNS)
+        rows = read(spark, cluster, begin, end).selectExpr(f"{literal(self.topic_id)} AS topic_id", *_COLUMNS)
         made = self.log.append(
             rows, line=LINE, number=reach.appends + 1, since=reach.version, also=reach.lines(self.topic_id, part),
             note=f"archive {self.topic}: {', '.join(f'{p}: {first} to {last}' for p, (first, last) in sorted(part.items()))}",
@@ -257,10 +260,13 @@ class Archives:
                 found[topic, number] = self._of[topic].reach.upto(number, offsets[topic, number]) or offsets[topic, number]
         return found
 
-    def keep(self, cluster: Cluster, begin: Offsets, end: Offsets, earliest: Callable[[Iterable[Partition]], Offsets], limit: int) -> None:
+    def keep(
+        self, cluster: Cluster, begin: Offsets, end: Offsets, earliest: Callable[[Iterable[Partition]], Offsets], limit: int,
+        read: Read = read_range,
+    ) -> None:  # fmt: skip
         """Append to the archives what a batch needs of them; see `Archive.keep`."""
         for archive in self._of.values():
-            archive.keep(cluster, begin, end, earliest, limit)
+            archive.keep(cluster, begin, end, earliest, limit, read)
 
     def read(self, begin: Offsets, end: Offsets) -> Sequence[DataFrame]:
         """Read what a batch needs of archived topics."""
