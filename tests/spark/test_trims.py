@@ -25,6 +25,7 @@ from watertable.errors import PlanOutdated, PositionGone, RewindRefused, StoreEr
 from watertable.store import bases, changelog, deltalog, fold
 from watertable.store.commits import GATHERED, CommitInfo, Position
 from watertable.store.fold import Folder
+from watertable.store.upkeep import Upkeep
 from watertable.tools import bisect
 
 if TYPE_CHECKING:
@@ -403,6 +404,13 @@ def test_a_replay_can_be_read_from_its_fork_on_until_it_is_folded_itself(ledger:
     two.store.upkeep.trim(now=four.commit_time + two.store.retention.horizon)
     forgotten(two)
     assert [read(two, f"shop@2.{n}") == told(n) for n in (4, 5, 6)] == [True] * 3
+
+
+def test_a_horizon_that_is_longer_than_the_calendar_keeps_all(ledger: Ledger) -> None:
+    tell(ledger)
+    ledger.store.fold_all()
+    assert Upkeep(ledger.store.reader, timedelta(days=1_000_000), ledger.store.retention.readers).trim() == 0
+    assert read(ledger, "shop@1.1") == told(1)
 
 
 @pytest.mark.slow

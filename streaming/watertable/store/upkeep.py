@@ -93,7 +93,7 @@ class Upkeep:
         app's own lineage has quarantined, whose bytes may be nowhere else. What begins while this is at work is nobody's to trim.
         """
         view = self._reader.view()
-        head, oldest = view.head, (now or datetime.now(UTC)) - self._horizon
+        head, oldest = view.head, _before(now or datetime.now(UTC), self._horizon)
         marks = [m for row in self._reader.changelog.rows(view.snapshot, "c.kind = 'fold'") for m in row.folds]
         own = min([self._limit(view, marks, oldest), *(p.seq + 1 for p in consumers)])
         limits = dict.fromkeys((row.epoch for row in (*head.forks, *head.shadows)), own) | {1: own}
@@ -187,6 +187,12 @@ class Upkeep:
     def _logs(self) -> list[DeltaLog]:
         logs = [self._reader.log(name) for t in self._reader.tables.values() for name in dict.fromkeys((base_name(t), t.name))]
         return [log for log in (self._reader.changelog.log, *logs) if log.exists()]
+
+
+def _before(now: datetime, horizon: timedelta) -> datetime:
+    """Give the time at which a horizon ends; the first that there is where it ends before that."""
+    first = datetime.min.replace(tzinfo=UTC)
+    return now - horizon if horizon < now - first else first
 
 
 @contextmanager
