@@ -413,6 +413,26 @@ def test_a_horizon_that_is_longer_than_the_calendar_keeps_all(ledger: Ledger) ->
     assert read(ledger, "shop@1.1") == told(1)
 
 
+def test_what_an_epoch_folds_where_it_forks_is_read_from_as_trims_go_by_it(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2))
+    ledger.store.fold_all()
+    tell(ledger, cuts=(3, 4, 5, 6))
+    ledger.store.fold_all()
+    two = rewound(ledger, "4")
+    two.store.fold_all()
+    batch(two, 4, 5)
+    five = two.store.head().last
+    assert five is not None
+    batch(two, 5, 6)
+    two.store.fold_all()
+    assert two.store.upkeep.trim(now=five.commit_time + two.store.retention.horizon) > 1
+    forgotten(two)
+    assert [read(two, f"shop@2.{n}") == told(n) for n in (5, 6)] == [True] * 2
+    assert planned(two, "5").refusals == ()
+    stock = two.table("stock")
+    assert bisect.find(two.store.reader, stock, bisect.condition_of(stock, "qty > 9")).since == Position("shop", 1, 4)
+
+
 @pytest.mark.slow
 def test_a_trim_looks_at_one_old_version_of_a_table_however_often_it_was_folded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []

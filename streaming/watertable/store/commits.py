@@ -424,6 +424,15 @@ class Lineage:
         """Give the epoch that made commit `seq` of this lineage."""
         return next((s.epoch for s in self.spans if s.after < seq and (s.upto is None or seq <= s.upto)), self.spans[0].epoch)
 
+    def of_folds(self) -> Lineage:
+        """Give the lineage along which folds are noted: an epoch may be folded where it forks, before it has a commit of its own.
+
+        >>> forked = Lineage((Span(1, 0, 500), Span(3, 500, None)))
+        >>> forked.made(3, 500), forked.of_folds().made(3, 500), forked.of_folds().made(1, 501)
+        (False, True, False)
+        """
+        return Lineage(tuple(Span(s.epoch, max(0, s.after - 1), s.upto) for s in self.spans), self.rebuilt)
+
     def common(self, other: Lineage) -> int:
         """Give the last seq that two lineages share; of one and the same, the greatest number there is.
 

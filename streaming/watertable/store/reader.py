@@ -318,7 +318,7 @@ class Reader:
         name, log = base_name(table), self.log(base_name(table))
         for after in dict.fromkeys((max(0, position.seq - NEAR), max(0, position.seq - 2 * BUCKET), 0)):
             marks = [
-                m for row in self.changelog.commits(snapshot, lineage, after, position.seq, "fold")
+                m for row in self.changelog.commits(snapshot, lineage.of_folds(), after, position.seq, "fold")
                 for m in row.folds if m.table == name and m.seq <= position.seq and lineage.passes(m.epoch, m.seq)
             ]  # fmt: skip
             for mark in sorted(marks, key=lambda m: (-m.seq, -m.version))[:1]:
@@ -362,7 +362,7 @@ class Reader:
         found = best([m for m in folds if m.seq == base.seq])
         for after in (base.seq - 1, 0):  # all of them, where the fold isn't confirmed because it died right after its merge
             if not found:
-                rows = self.changelog.commits(snapshot, lineage, after, base.seq, "fold")
+                rows = self.changelog.commits(snapshot, lineage.of_folds(), after, base.seq, "fold")
                 found = best([m for row in rows for m in row.folds])
         return Base(base.snapshot, base.epoch, base.seq, found)
 

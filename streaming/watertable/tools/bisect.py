@@ -252,7 +252,7 @@ def _from_the_beginning(view: View, reader: Reader, table: TableDef) -> View:
     if first > own.after + 1:
         base = view.bases[table.name]
         marks = [
-            m for row in reader.changelog.rows(snapshot, f"c.kind = 'fold' AND {lineage.where(max(0, first - 2), view.position.seq)}")
+            m for row in reader.changelog.commits(snapshot, lineage.of_folds(), max(0, first - 2), view.position.seq, "fold")
             for m in row.folds if m.table == base_name(table) and first - 1 <= m.seq < base.seq and own.holds(m.epoch, m.seq)
         ]  # fmt: skip
         whole = [m for m in marks if (m.tombstones_from or first) >= first]  # of the others, what they need is trimmed
