@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
 import pytest
+from pyspark.errors import PySparkException
 
 import watertable as wt
 from tests import buckets
@@ -23,7 +25,7 @@ from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.errors import PlanOutdated, PositionGone, RewindRefused, StoreError
 from watertable.store import bases, changelog, deltalog, fold
-from watertable.store.commits import GATHERED, CommitInfo, Position
+from watertable.store.commits import GATHERED, Advance, CommitInfo, Position
 from watertable.store.fold import Folder
 from watertable.store.upkeep import Upkeep
 from watertable.tools import bisect
@@ -431,6 +433,33 @@ def test_what_an_epoch_folds_where_it_forks_is_read_from_as_trims_go_by_it(ledge
     assert planned(two, "5").refusals == ()
     stock = two.table("stock")
     assert bisect.find(two.store.reader, stock, bisect.condition_of(stock, "qty > 9")).since == Position("shop", 1, 4)
+
+
+def test_a_trim_that_a_start_with_new_columns_is_quicker_than_leaves_all_to_the_next_one(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MetadataChangedException(PySparkException):
+        """Stand for Delta's."""
+
+    def overtaken(*_: object, **__: object) -> None:
+        raise MetadataChangedException("a column was added")
+
+    advance = Advance("moves", 0, 5, minute(7))
+    ledger.writer.commit({"stock": ledger.sums("stock", {"a": 1})}, replace(ledger.info(), advances=(advance,)))
+    again = ledger.restart()
+    for _ in range(3):
+        again.sell(a=1)
+    again.store.fold_all()
+    with monkeypatch.context() as patched:
+        patched.setattr(deltalog.DeltaLog, "append", overtaken)
+        again.store.upkeep.trim(now=LATER)
+    forgotten(again)
+    known, topics = again.store.changelog, {"moves": "id-m"}
+    head = again.store.head()
+    assert known.commit(known.snapshot(), head.lineage, 1) is not None
+    again.store.upkeep.trim(now=LATER)
+    forgotten(again)
+    assert (known.commit(known.snapshot(), head.lineage, 1), known.advances(topics)) == (None, (advance,))
 
 
 @pytest.mark.slow

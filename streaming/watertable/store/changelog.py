@@ -561,7 +561,7 @@ class Changelog:
 
     def note(self, info: CommitInfo, note: str, parts: Sequence[Part] = ()) -> bool:
         """Append a `__commit` row that takes no seq, and rows beside it; False where a start that adds columns has won, and nothing is."""
-        rows = self.append_rows(parts, info).coalesce(1)
+        rows = self.append_rows(parts, info, bucket=None if info.kind in _OF_BUCKETS else -1).coalesce(1)
         try:
             self.log.append(rows, note=note, tags=told(info))
         except JVM_ERRORS as error:

@@ -18,7 +18,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.store.archive import Archives
 from watertable.store.bases import BEFORE, Base, base_name, file_bytes, forgets
-from watertable.store.changelog import EPOCH_LINE, QUARANTINE_TABLE, past_of, told
+from watertable.store.changelog import EPOCH_LINE, QUARANTINE_TABLE, past_of
 from watertable.store.commits import BUCKET, CommitInfo, FoldMark, Head, Lineage, Position
 from watertable.store.deltalog import JVM_ERRORS, DeltaLog, conflict
 from watertable.store.reader import Reader
@@ -120,8 +120,8 @@ class Upkeep:
         if goes:
             spared = f"(`table` <> '{QUARANTINE_TABLE}' OR epoch NOT IN ({', '.join(map(str, sorted(ours)))}))"
             where = f"bucket >= 0 AND {spared} AND ({' OR '.join(goes)})"
-            self._keep_advances(view, where)
-            self._drop(where, head)
+            if self._keep_advances(view, where):
+                self._drop(where, head)
         failpoints.hit("trim.after_delete")
         return min(limits[epoch] for epoch in ours) // BUCKET
 
@@ -162,13 +162,15 @@ class Upkeep:
             if conflict(error) is None:
                 raise
 
-    def _keep_advances(self, view: View, goes: str) -> None:
-        """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon."""
+    def _keep_advances(self, view: View, goes: str) -> bool:
+        """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon.
+
+        False where a start that adds columns has won, and they are to stay until the next trim.
+        """
         changelog, ids = self._reader.changelog, view.commit.topic_ids if view.commit else {}
-        if advances := changelog.advances(ids, goes):
-            info = CommitInfo(kind="advances", epoch=view.position.epoch, seq=view.position.seq, topic_ids=ids, advances=advances)
-            rows = changelog.append_rows([], info, bucket=-1).coalesce(1)
-            changelog.log.append(rows, note="advances of what is trimmed", tags=told(info))
+        advances = changelog.advances(ids, goes)
+        info = CommitInfo(kind="advances", epoch=view.position.epoch, seq=view.position.seq, topic_ids=ids, advances=advances)
+        return not advances or changelog.note(info, "advances of what is trimmed")
 
     def _oldest_base(self, table: TableDef, base: Base, marks: Sequence[FoldMark], wanted: int, view: View) -> int | None:
         """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read.
