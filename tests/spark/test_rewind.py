@@ -182,6 +182,11 @@ def test_a_plan_to_earliest_counts_what_the_app_has_not_read_yet_of_new_partitio
     assert (plan.records, plan.refusals) == (27, ())
 
 
+def test_the_first_time_of_the_calendar_is_before_all_commits(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2))
+    assert planned(ledger, "0001-01-01").fork == "shop@1.0"
+
+
 def test_any_delta_reader_sees_the_left_epochs_table_until_the_first_fold_and_then_the_new_ones(
     ledger: Ledger, spark: SparkSession
 ) -> None:

@@ -32,6 +32,9 @@ _LOOKED_THROUGH: Final = 3
 _AGES: Final = 50 * 365.25 * 86400
 """Seconds that nobody's commits go back."""
 
+_FIRST: Final = datetime.min.replace(tzinfo=UTC) + timedelta(microseconds=1)
+"""The first time before which there is one."""
+
 Kind = Literal["earliest", "event", "offsets", "commit", "by", "shift", "undo"]
 
 
@@ -215,7 +218,8 @@ def _condition(app: str, last: CommitInfo, target: Target, topics: Collection[st
             if newest is None or newest < when:
                 furthest = "none has a time yet" if newest is None else f"the furthest is at {newest:%F %T}Z"
                 raise NothingToRewind(f"no partition of {app} has reached the event time {when:%F %T}Z: {furthest}. Name one before that")
-            return lambda info: info.is_by(when - timedelta(microseconds=1), topics), 0
+            before = max(when, _FIRST) - timedelta(microseconds=1)
+            return lambda info: info.is_by(before, topics), 0
         case "offsets":
             wanted = offsets_of(json.loads(target.value))
             if wrong := last.unread(wanted):
@@ -249,6 +253,6 @@ def _canonical_offsets(text: str) -> str:
         for (topic, partition), offset in offsets_of(json.loads(said)).items():  # of bytes, whichever of Unicode's encodings
             wanted.setdefault(topic, {})[str(partition)] = offset
         return json.dumps(wanted, sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         where = "" if said is text else f" of {text}"
         raise RewindRefused(f'offsets are written {{"topic": {{"0": 1200, "1": 1187}}}}, not {said[:80]!r}{where}') from None

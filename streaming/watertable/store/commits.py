@@ -280,7 +280,10 @@ def offsets_of(written: Mapping[Any, Any]) -> dict[Partition, int]:
     try:
         for name, value in written.items():
             topic, parts = (name, value) if isinstance(name, str) else (name[0], {name[1]: value})
-            found |= {(topic, _whole(part)): _whole(offset) for part, offset in parts.items()}
+            each = [((topic, _whole(part)), _whole(offset)) for part, offset in parts.items()]
+            if len({place for place, _ in each} - found.keys()) < len(each):
+                raise ValueError("a partition twice")
+            found |= each
         if not found or min(found.values()) < 0:
             raise ValueError("no offset, or one before the first")
     except (ValueError, TypeError, LookupError, AttributeError):
@@ -289,7 +292,9 @@ def offsets_of(written: Mapping[Any, Any]) -> dict[Partition, int]:
 
 
 def _whole(number: Any) -> int:
-    """Read a whole number, which JSON has as text where it is a key."""
+    """Read a whole number, which JSON has as text where it is a key; Python takes true for one."""
+    if isinstance(number, bool):
+        raise ValueError(f"{number} is no number")
     return int(number) if isinstance(number, str) else index(number)
 
 
