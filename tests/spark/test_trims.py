@@ -462,6 +462,27 @@ def test_a_trim_that_a_start_with_new_columns_is_quicker_than_leaves_all_to_the_
     assert (known.commit(known.snapshot(), head.lineage, 1), known.advances(topics)) == (None, (advance,))
 
 
+def test_what_an_app_never_read_is_no_loss_however_long_ago_it_began(ledger: Ledger) -> None:
+    def losses(ledger: Ledger, kept: int) -> list[tuple[str, int, int]]:
+        return [(r.name, r.begin, r.lost) for r in planned(ledger, "earliest", Kafka(moves=kept, names=5)).ranges]
+
+    ledger.offsets = {("moves", 0): 5, ("names", 0): 5}
+    ledger.sell(a=1)
+    assert losses(ledger, 5) == [("moves/0", 5, 0), ("names/0", 5, 0)]
+    for _ in range(2):
+        for _ in range(5):
+            ledger.sell(a=1)
+        ledger.store.fold_all()
+        assert ledger.store.upkeep.trim(now=LATER) > 0
+        forgotten(ledger)
+        assert losses(ledger, 5) == [("moves/0", 5, 0), ("names/0", 5, 0)]
+        assert losses(ledger, 20) == [("moves/0", 5, 15), ("names/0", 5, 0)]
+    two = rewound(ledger, "earliest")
+    two.offsets = {("moves", 0): 30, ("names", 0): 30}
+    two.sell(a=1)
+    assert losses(two, 5) == [("moves/0", 30, 0), ("names/0", 30, 0)], "an epoch from nothing has begun anew"
+
+
 @pytest.mark.slow
 def test_a_trim_looks_at_one_old_version_of_a_table_however_often_it_was_folded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []

@@ -32,7 +32,7 @@ from watertable.acts.compaction import lacks
 from watertable.acts.estimates import Disk, Estimate, disk_text, estimate, eta_text, written
 from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebuilt, unfilled
 from watertable.acts.targets import Target as Target
-from watertable.acts.targets import first_begins, fork_of, measured, unkept, until_of
+from watertable.acts.targets import fork_of, measured, unkept, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.plan.deployment import Kind, Outline, classify
 from watertable.plan.lineage import topics_of
@@ -403,7 +403,7 @@ def survey(
         # a fork at the parent's own end goes on behind the parent's gaps
         begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
     else:
-        begins = first_begins(changelog, snapshot, head, last)
+        begins = dict.fromkeys(last.next, 0) | store.reader.begins(snapshot, head.lineage, "true")[0]
     begins = {p: offset for p, offset in begins.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:

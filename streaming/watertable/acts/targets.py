@@ -234,12 +234,6 @@ def _condition(app: str, last: CommitInfo, target: Target, topics: Collection[st
             return lambda info: True, int(target.value)
 
 
-def first_begins(changelog: Changelog, snapshot: Snapshot, head: Head, last: CommitInfo) -> dict[tuple[str, int], int]:
-    """Give the offsets at which the app began: as its first commit says; 0 where that isn't kept any more."""
-    found = changelog.commits(snapshot, head.lineage, 0, 1)
-    return dict.fromkeys(last.next, 0) | (dict(found[0].begin) if found else {})
-
-
 def _canonical_offsets(text: str) -> str:
     """Read offsets by topic and partition, from a file or as they stand, and write them in one way."""
     said: str | bytes = text

@@ -124,7 +124,8 @@ class CommitInfo:
     `begin` and `next` are offsets by (topic, partition): this commit read [begin, next). `stream_times` are those after it. Kinds:
     `batch` (takes a seq), `fence` (a writer begins), `fold` (tables were folded), `days` (it is noted which were touched), `epoch` (one
     becomes current; `parent`, `fork`), `shadow` (one begins beside the current one; `parent`, `fork`), `abandoned` (a shadow is given
-    up), `hold` (the app's writer is asked to wait for what comes next), `advances` (those of commits that were trimmed).
+    up), `hold` (the app's writer is asked to wait for what comes next), `advances` (those of commits that were trimmed, and where the app
+    began to read).
     """
 
     kind: str = "batch"

@@ -8,6 +8,7 @@ then takes base ⊕ (folded, position] for every table of the app. Folds may run
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,8 +28,8 @@ from watertable.plan.plan import TableDef, Topology, history_of, topics_above
 from watertable.schema import OWN, Column, Type, quote
 from watertable.sql.spark_sql import comparable
 from watertable.store.bases import EMPTY, FOLD_LINE, ROWS_PROPERTY, STATE_PROPERTY, Base, base_name, forgets, split_number
-from watertable.store.changelog import DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
-from watertable.store.commits import BUCKET, LEFT, CommitInfo, FoldMark, Head, Lineage, Offsets, Position, offsets_of
+from watertable.store.changelog import COMMIT_TABLE, DROPPED_TABLE, NEAR, QUARANTINE_TABLE, Changelog, Extent
+from watertable.store.commits import BUCKET, LEFT, CommitInfo, FoldMark, Head, Lineage, Offsets, Partition, Position, offsets_of
 from watertable.store.deltalog import DeltaLog, Snapshot
 from watertable.store.hands import refuse_changed
 from watertable.store.views import Known, View, materialise, shown
@@ -200,6 +201,21 @@ class Reader:
     def _shown(self, name: str, base: Base) -> Snapshot | None:
         """Pin a table as others see it, which where its states are kept beside it isn't its base; None where there is none yet."""
         return base.snapshot if base_name(self.tables[name]) == name else self.log(name).latest()
+
+    def begins(self, snapshot: Snapshot, lineage: Lineage, where: str) -> tuple[dict[Partition, int], bool]:
+        """Give the offsets at which the app began to read, of the commits of a lineage under a condition and those that trims took.
+
+        And tell whether trims have noted all of it. Nothing is known where a release that noted none has trimmed the first commit.
+        """
+        noted = f"c.kind = 'advances' AND bucket = -1 AND epoch = {lineage.epoch_of(1)}"
+        rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}'").withColumnRenamed("commit_v1", "c")
+        rows = rows.where(f"({noted}) OR (c.kind = 'batch' AND {lineage.where(0, sys.maxsize)} AND {where})")
+        each = rows.selectExpr("seq", "c.kind = 'advances' AS noted", "explode(c.partitions) AS p").where("p.begin IS NOT NULL")
+        found = each.groupBy("p.topic", "p.partition").agg(
+            F.min("p.begin").alias("begin"), F.min("seq").alias("seq"), F.expr("bool_or(noted) AS noted")
+        ).collect()  # fmt: skip
+        known = {(r["topic"], r["partition"]): r["begin"] for r in found} if 1 in (r["seq"] for r in found) else {}
+        return known, all(r["noted"] for r in found)
 
     def begun(self, table: TableDef, lineage: Lineage, upto: int, snapshot: Snapshot) -> int:
         """Give the last commit up to one of a table's lineage that has nothing of it: by code from before the table was ever kept.

@@ -120,7 +120,7 @@ class Upkeep:
         if goes:
             spared = f"(`table` <> '{QUARANTINE_TABLE}' OR epoch NOT IN ({', '.join(map(str, sorted(ours)))}))"
             where = f"bucket >= 0 AND {spared} AND ({' OR '.join(goes)})"
-            if self._keep_advances(view, where):
+            if self._note_what_goes(view, where):
                 self._drop(where, head)
         failpoints.hit("trim.after_delete")
         return min(limits[epoch] for epoch in ours) // BUCKET
@@ -162,15 +162,19 @@ class Upkeep:
             if conflict(error) is None:
                 raise
 
-    def _keep_advances(self, view: View, goes: str) -> bool:
-        """Write the advances of commits that go where no trim takes them: a replay of an archive reaches back further than the horizon.
+    def _note_what_goes(self, view: View, goes: str) -> bool:
+        """Write where no trim takes it what of the commits that go is needed for longer: advances, and where the app began to read.
 
-        False where a start that adds columns has won, and they are to stay until the next trim.
+        A replay of an archive reaches back further than the horizon, and what the app never read can't be lost to it. False where a start
+        that adds columns has won, and they are to stay until the next trim.
         """
         changelog, ids = self._reader.changelog, view.commit.topic_ids if view.commit else {}
         advances = changelog.advances(ids, goes)
-        info = CommitInfo(kind="advances", epoch=view.position.epoch, seq=view.position.seq, topic_ids=ids, advances=advances)
-        return not advances or changelog.note(info, "advances of what is trimmed")
+        begins, noted = self._reader.begins(view.snapshot, view.lineage, goes)
+        info = CommitInfo(
+            kind="advances", epoch=view.lineage.epoch_of(1), seq=1, begin={} if noted else begins, topic_ids=ids, advances=advances
+        )  # fmt: skip
+        return not (info.advances or info.begin) or changelog.note(info, "what is trimmed")
 
     def _oldest_base(self, table: TableDef, base: Base, marks: Sequence[FoldMark], wanted: int, view: View) -> int | None:
         """Give the seq of the newest base at or below the first commit wanted, else of the oldest that can still be read.
