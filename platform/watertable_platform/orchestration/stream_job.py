@@ -1,9 +1,9 @@
 """Deploy an app's live stream as a Dagster job: one op that keeps `watertable run` as its child and tells Dagster how it goes.
 
 The run is the deployment. It begins by taking the app's lease; it ends when a person terminates it, when the driver ends, when it hands
-over to new code, which the sensor asks for or a rewind has brought in, or by itself, to be recycled; and it never leaves a process
-behind. Spark lives in the child: neither the code server nor the run's worker ever holds a JVM. Nothing here decides whether to start
-again; see `supervisor`.
+over to new code, which the sensor asks for or a rewind has brought in, or by itself, to be recycled, but not while it is held back from the
+code that is loaded; and it never leaves a process behind. Spark lives in the child: neither the code server nor the run's worker ever holds
+a JVM. Nothing here decides whether to start again; see `supervisor`.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
@@ -143,8 +143,6 @@ class _Stream:
             if now - self.heard > self.config.silence_seconds:
                 self.failed = {"error": "Silence", "message": f"the driver said nothing for {now - self.heard:.0f} s"}
                 return None
-            if self.reporter.count >= self.config.recycle_events or now - self.began > self.config.recycle_hours * 3600:
-                return Ended.RECYCLE
             if now - self.looked > LOOK:
                 self.looked = now
                 run = self.instance.get_run_by_id(self.context.run_id)
@@ -156,6 +154,12 @@ class _Stream:
                     self._judge_code()
                 if run.tags.get(Tag.HAND_OVER):
                     return Ended.HAND_OVER
+                if not held and self._is_old(now):  # held: the next run would begin with the code that is refused
+                    return Ended.RECYCLE
+
+    def _is_old(self, now: float) -> bool:
+        """Tell whether it is time to end and start again."""
+        return self.reporter.count >= self.config.recycle_events or now - self.began > self.config.recycle_hours * 3600
 
     def _take(self, event: Event) -> None:
         """Take in one event: remember where the app stands, and tell Dagster what is worth it."""
