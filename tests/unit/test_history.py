@@ -186,6 +186,27 @@ def test_a_run_of_a_persons_that_is_refused_hides_nothing_of_the_one_that_runs(t
         assert run.tags[Tag.HELD] == "", "the code that runs is the one that is loaded again"
 
 
+def test_a_second_copy_that_is_terminated_before_it_begins_hides_nothing_of_the_one_that_runs(tmp_path: Path) -> None:
+    settings, app, sensor = supervised(tmp_path)
+    with dg.DagsterInstance.ephemeral() as instance:
+        tags = {Tag.FINGERPRINT: app.topology.fingerprint, Tag.HELD: "stock: a filter was put in"}
+        ran = instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="live", status=STARTED, tags=tags))
+        leases.renew(settings, Lease(app="shop", run_id="live", environment="here"))
+        copy = instance.add_run(dg.DagsterRun(job_name=job_name("shop"), run_id="copy", status=dg.DagsterRunStatus.STARTING))
+        held = json.dumps({"shop": {"held": "live stock: a filter was put in"}})
+        instance.report_run_canceling(copy)
+        sensor(dg.build_sensor_context(instance=instance, cursor=held))
+        kept = instance.get_run_by_id("live")
+        assert kept is not None
+        assert kept.tags[Tag.HELD] == "", "the code that runs is the one that is loaded again"
+        instance.report_run_canceled(copy)
+        instance.add_run_tags("live", {Tag.ENDED: str(Ended.RECYCLE)})
+        instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, ran.job_name), "live")
+        result = sensor(dg.build_sensor_context(instance=instance))
+        assert isinstance(result, dg.SensorResult)
+        assert [request.tags[Tag.REASON] for request in result.run_requests or ()] == ["recycle"]
+
+
 @pytest.mark.parametrize("lease", [{"released": True}, {"run_id": "another"}, {}], ids=["gave its lease back", "another's lease", "lives"])
 def test_a_run_that_failed_by_itself_is_no_ghost(tmp_path: Path, lease: dict[str, object]) -> None:
     settings = Settings.load(tmp_path, kafka="127.0.0.1:1")

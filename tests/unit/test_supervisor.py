@@ -151,6 +151,22 @@ def test_a_refused_second_run_disturbs_nothing() -> None:
     assert isinstance(act(second, Attempt("never began", Status.CANCELED, ended_at=NOW - 10), stopped), Leave)
 
 
+@pytest.mark.parametrize("end", [Ended.RECYCLE, Ended.CRASH, Ended.HAND_OVER, Ended.SHUTDOWN])
+def test_a_second_copy_that_is_terminated_before_it_begins_stops_nothing_but_itself(end: Ended) -> None:
+    copy = Attempt("d", Status.CANCELED, started_at=NOW - 60, ended_at=NOW - 50, begun=False)
+    ran = Attempt("l", Status.DONE, ended=end, fingerprint="f1", started_at=NOW - 100, ended_at=NOW - 10)
+    assert act(copy, live()) == Leave("running")
+    assert isinstance(act(copy, ran), Launch)
+    after = replace(copy, started_at=NOW - 5, ended_at=NOW - 4)
+    assert isinstance(act(after, ran), Leave), "one that was to come after it is what is terminated"
+    assert isinstance(act(replace(copy, begun=True), ran), Leave)
+    assert isinstance(act(copy, replace(ran, status=Status.CANCELED, ended=None)), Leave)
+
+
+def test_a_second_copy_that_is_yet_to_be_refused_is_not_taken_for_the_run_whose_code_is_judged() -> None:
+    assert act(Attempt("d", Status.LIVE), live(), loaded="f2") == HandOver("l")
+
+
 SHUT_DOWN = Attempt("s", Status.CANCELED, ended=Ended.SHUTDOWN, ended_at=NOW - 1000)
 
 
@@ -235,7 +251,9 @@ def test_there_is_never_a_second_run_and_never_one_after_a_persons_stop(history:
 def test_a_second_copy_that_a_person_launched_while_one_ran_changes_no_decision(history: list[Attempt], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(history)))
     ran = data.draw(attempts.filter(lambda a: a.ended is not Ended.REFUSED))
-    second = refused(by_person=True, started_at=NOW - 501)  # before any has ended
+    end = NOW if ran.status is Status.LIVE else ran.ended_at
+    terminated = Attempt("d", Status.CANCELED, ended_at=data.draw(st.floats(NOW - 501, end, exclude_max=True)), begun=False)
+    second = data.draw(st.sampled_from([refused(by_person=True, started_at=NOW - 501), terminated]))  # launched before any has ended
     later = data.draw(st.integers(0, place))
     without = [*history[:place], ran, *history[place:]]
     assert act(*without[:later], second, *without[later:]) == act(*without)

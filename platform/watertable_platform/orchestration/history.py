@@ -94,7 +94,7 @@ def _attempt(record: dg.RunRecord, held: Lease | None) -> Attempt:
         started_at=record.start_time or record.create_timestamp.timestamp(),
         ended_at=record.end_time or 0.0,
         crash=Crash.from_tag(crash) if crash else None,
-        begun=run.is_finished or run.status in _RUNNING,
+        begun=run.status is dg.DagsterRunStatus.STARTED or record.start_time is not None,
         handing_over=Tag.HAND_OVER in tags,
         worker_gone=_worker_gone(record, held),
     )

@@ -133,8 +133,9 @@ def _carry_out(
         case Hold(run_id=run_id, reason=reason) if now.get("held") != f"{run_id} {reason}":
             now["held"] = f"{run_id} {reason}"
             instance.add_run_tags(run_id, {Tag.HELD: reason})
-        case Leave(reason="running") if now.pop("held", ""):
-            instance.add_run_tags(last_id, {Tag.HELD: ""})
+        case Leave(reason="running") if held := now.pop("held", ""):
+            if instance.has_run(run_id := held.partition(" ")[0]):  # the last one may be a second copy of it, that waits
+                instance.add_run_tags(run_id, {Tag.HELD: ""})
         case HandOver(run_id=run_id):
             instance.add_run_tags(run_id, {Tag.HAND_OVER: app.topology.fingerprint})
         case Bury(run_id=run_id):

@@ -4,8 +4,9 @@ Dagster's run history is the desired state. Nobody ever launched the stream: sto
 stopped. Whatever else ended it (a crash, a dead machine, a hand-over to new code, recycling, a shutdown) is no decision, so it comes back,
 a crash with exponential backoff. Five crashes at one position, or at one record, are one: stopped, and the way out is a person's. A run
 that was refused, for another holds the app, decides nothing either way: what was wanted before it still is, and is tried again with
-backoff. One that a person launched while none ran is itself what is wanted. What a run's status can't tell, its tags do: they are written
-by the run itself, or by the sensor that buries one whose worker is gone.
+backoff. One that a person launched while none ran is itself what is wanted. A second copy of a run, terminated before it
+begins, stops nothing but itself. What a run's status can't tell, its tags do: they are written by the run itself, or by the sensor that
+buries one whose worker is gone.
 """
 
 from __future__ import annotations
@@ -126,6 +127,11 @@ class Attempt:
     worker_gone: bool = False
 
     @property
+    def never_began(self) -> bool:
+        """Tell whether somebody terminated this run before it began."""
+        return self.status is Status.CANCELED and self.ended is None and not self.begun
+
+    @property
     def crashed(self) -> bool:
         """Tell whether this run counts as a crash; one that was refused has failed, and doesn't."""
         return self.ended is not Ended.REFUSED and (self.status is Status.FAILED or self.ended in (Ended.CRASH, Ended.GHOST))
@@ -229,14 +235,15 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
         return Bury(gone.run_id)
     runs = [a for a in known if a.status is Status.LIVE and a.ended is not Ended.REFUSED]
     if runs:
-        live = next((a for a in runs if a.begun), None)
+        live = max((a for a in runs if a.begun), key=lambda a: bool(a.fingerprint), default=None)  # one that is yet to be refused has none
         if live is None:
             return Queued(runs[-1].run_id, now - runs[-1].started_at)
         if live.fingerprint not in ("", loaded) and live.started_at < loaded_at and not live.handing_over:
             return Hold(live.run_id, breaking) if breaking else HandOver(live.run_id)
         return Leave("running")
     # Only what is to run is started by the supervisor: so its refused runs say that, even where they have pushed all others out of sight.
-    refused = [a for a in takewhile(lambda a: a.ended is Ended.REFUSED, attempts) if not a.by_person or a in known]
+    tried = (a for a in attempts if a.ended is Ended.REFUSED or a in known)
+    refused = [a for a in takewhile(lambda a: a.ended is Ended.REFUSED, tried) if not a.by_person or a in known]
     last = next(iter(known or refused), None)
     if last is None:
         return Leave("stopped: nobody has launched it yet")
@@ -259,14 +266,21 @@ def decide(attempts: Sequence[Attempt], *, loaded: str, loaded_at: float, now: f
 
 
 def telling(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Leave out the refused runs that tell nothing of what is wanted: the supervisor's, and a person's that was launched while one ran."""
+    """Leave out the runs that tell nothing of what is wanted.
+
+    They are the supervisor's that were refused, and second copies: a person's that was launched while one ran, and was refused; and one
+    that was terminated before it began, while one ran. What a person wants of that one they say to that one.
+    """
     kept: list[Attempt] = []
     ended = 0.0
     for attempt in reversed(attempts):
-        if attempt.ended is not Ended.REFUSED:
-            ended = max(ended, inf if attempt.status is Status.LIVE else attempt.ended_at)
-        elif not attempt.by_person or attempt.started_at < ended:
+        if attempt.ended is Ended.REFUSED:
+            if not attempt.by_person or attempt.started_at < ended:
+                continue
+        elif attempt.never_began and 0 < attempt.ended_at < ended:
             continue
+        else:
+            ended = max(ended, inf if attempt.status is Status.LIVE else attempt.ended_at)
         kept.append(attempt)
     return kept[::-1]
 
