@@ -29,7 +29,7 @@ from watertable_platform.orchestration.assembly import build_definitions
 from watertable_platform.orchestration.child import Child, alive, birth
 from watertable_platform.orchestration.history import attempts, job_name
 from watertable_platform.orchestration.lease import Lease
-from watertable_platform.orchestration.supervisor import Ended, Status, Tag
+from watertable_platform.orchestration.supervisor import Ended, GiveUp, Status, Tag, decide
 
 APP = """
 import watertable as wt
@@ -394,6 +394,30 @@ def test_a_re_executed_run_counts_as_a_persons_from_the_moment_that_it_begins(
 def test_it_recycles_itself_after_so_many_events(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
     assert run("started()\nfor n in range(4, 9999): batch(n, stock=1); time.sleep(0.05)", recycle_events=20).success
     assert attempts(instance, settings, "shop")[0].ended is Ended.RECYCLE
+
+
+def test_it_is_never_recycled_where_that_is_after_0_events_or_hours(
+    run: Run, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_job, "LOOK", 0.1)
+    script = "started()\nfor n in range(4, 24): batch(n, stock=1); time.sleep(0.05)\nsys.exit(1)"
+    run(script, recycle_events=0, recycle_hours=0.0)
+    [attempt] = attempts(instance, settings, "shop")
+    assert (attempt.ended, attempt.position) == (Ended.CRASH, "shop@1.23")
+
+
+@pytest.mark.parametrize(
+    "config", [{"silence_seconds": 0.0}, {"silence_seconds": -1.0}, {"recycle_hours": -1.0}, {"recycle_events": -1}], ids=str
+)
+def test_a_configuration_that_would_end_every_run_is_refused_once_and_says_which(
+    run: Run, settings: Settings, instance: dg.DagsterInstance, config: Mapping[str, Any]
+) -> None:
+    assert not run("started(); sys.exit(1)", **config).success
+    [attempt] = attempts(instance, settings, "shop")
+    decision = decide([attempt], loaded="", loaded_at=0.0, now=time.time())
+    assert isinstance(decision, GiveUp)
+    assert next(iter(config)) in decision.reason
+    assert not leases.read(settings, "shop").is_held  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("instance", ["disk"], indirect=True)

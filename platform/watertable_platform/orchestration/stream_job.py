@@ -17,7 +17,7 @@ import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
-from watertable.errors import CodeReplaced, KafkaError, WatertableError
+from watertable.errors import CodeReplaced, KafkaError, SettingsError, WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics
@@ -45,10 +45,19 @@ class StreamConfig(dg.Config):
     """Configure a run of a live stream; the defaults are right for most."""
 
     report_seconds: float = Field(30.0, description="least seconds between two reports of a table")
-    recycle_hours: float = Field(24.0, description="end and start again after so many hours")
-    recycle_events: int = Field(5000, description="end and start again after so many events in this run's log")
-    silence_seconds: float = Field(300.0, description="a driver that says nothing for so long is taken for dead")
+    recycle_hours: float = Field(24.0, description="end and start again after so many hours; 0: never")
+    recycle_events: int = Field(5000, description="end and start again after so many events in this run's log; 0: never")
+    silence_seconds: float = Field(300.0, description="a driver that says nothing for so long is taken for dead; above 0")
     take_over: bool = Field(False, description="ignore another environment's lease on this app")
+
+    @property
+    def wrong(self) -> str:
+        """Say what can't be meant; "" for nothing. As constraints of the fields it would be an error of pydantic's, five times over."""
+        if not self.silence_seconds > 0:
+            return f"silence_seconds is {self.silence_seconds:g}: every driver says nothing for so long; give more than 0"
+        if not (self.recycle_hours >= 0 and self.recycle_events >= 0):
+            return "recycle_hours and recycle_events can't be below 0, which means never"
+        return ""
 
 
 def build_stream_job(app: LoadedApp, settings: Settings, watched: Sequence[Watched]) -> dg.JobDefinition:
@@ -100,6 +109,10 @@ class _Stream:
         self._tag({Tag.POSITION: last.position if last else ""})
         if last is not None:
             self._beat(**last.handed_on)
+        if wrong := self.config.wrong:
+            self._tag({Tag.CRASH: Crash(SettingsError.__name__, wrong, final=True).as_tag(), Tag.ENDED: Ended.CRASH})
+            self._beat(released=True)
+            raise dg.Failure(wrong, allow_retries=False)
         child = Child(
             run_command(self.app.name),
             env={"WATERTABLE_PROJECT": str(self.settings.project)},
@@ -159,7 +172,8 @@ class _Stream:
 
     def _is_old(self, now: float) -> bool:
         """Tell whether it is time to end and start again."""
-        return self.reporter.count >= self.config.recycle_events or now - self.began > self.config.recycle_hours * 3600
+        events, hours = self.config.recycle_events, self.config.recycle_hours
+        return (events > 0 and self.reporter.count >= events) or (hours > 0 and now - self.began > hours * 3600)
 
     def _take(self, event: Event) -> None:
         """Take in one event: remember where the app stands, and tell Dagster what is worth it."""
