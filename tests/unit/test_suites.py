@@ -13,7 +13,7 @@ from watertable.errors import DefinitionError
 from watertable.project import load_apps
 from watertable.settings import Settings
 from watertable_platform.cli import rewinding
-from watertable_platform.orchestration import suites
+from watertable_platform.orchestration import checks, suites
 from watertable_platform.orchestration.assembly import build_definitions
 from watertable_quality import Expectation, Severity, Suite, between, in_set, not_null, row_count, unique
 
@@ -110,6 +110,16 @@ def test_two_suites_that_expect_different_things_under_one_name_break_their_fold
     says = why_broken(write(tmp_path, APP, rules=RULES))
     assert "rules.py:3: Suite('shop.stock'): another on_hand_between is expected of it at" in says
     assert "app.py:7; make them one" in says
+
+
+@pytest.mark.parametrize("name", sorted(checks.BUILT_IN))
+def test_an_expectation_named_as_a_check_that_every_table_has_breaks_its_folder_alone(tmp_path: Path, name: str) -> None:
+    rules = RULES.replace("between(", f'Expectation("{name}", "ExpectTableRowCountToBeBetween", (("min_value", 1),)), between(')
+    (tmp_path / "assets" / "desk").mkdir(parents=True)
+    (tmp_path / "assets" / "desk" / "app.py").write_text(APP.replace("shop", "desk"))
+    definitions = write(tmp_path, APP, rules=rules.replace("import Sev", "import Expectation, Sev").replace("on_hand", "item"))
+    assert f"rules.py:3: Suite('shop.stock'): every table has a check '{name}' of ours" in why_broken(definitions)
+    assert dg.AssetKey(["desk", "stock"]) in definitions.resolve_asset_graph().materializable_asset_keys
 
 
 def test_two_suites_that_expect_the_same_are_one_check(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ _DESCRIPTIONS: Final = {
     QUARANTINE: "No run in Dagster has had a record refused for an hour. What is refused, by any run, `watertable quarantine` shows.",
     PARITY: "The table has the rows that its records make, read anew in other batches, as the job `parity__<app>` has found last.",
 }
+BUILT_IN: Final = frozenset(_DESCRIPTIONS)
+"""The names that no suite can have for a check of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import dagster as dg
 from watertable.errors import DefinitionError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
+from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
 
@@ -34,7 +35,7 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
     """Collect what a folder's suites say of its apps' tables, by the app's name: each expectation once, however many suites say it.
 
     Raises `DefinitionError` for a suite on what isn't there: an app of the folder, a table of the app, a column of the table; and for two
-    expectations of one name on a table, of which one check could tell but one.
+    expectations of one name on a table, or one named as a check that every table has: one check could tell but one.
     """
     own = {settings.own_name(app.name): app for app in apps}
     found: dict[str, dict[str, dict[str, tuple[Expectation, Suite]]]] = {app.name: {} for app in apps}
@@ -47,6 +48,8 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
             raise DefinitionError(f"{where}: {suite.app} has {', '.join(tables)}")
         have = tables[suite.name].columns.names
         for expectation in suite.expectations:
+            if expectation.name in checks.BUILT_IN:
+                raise DefinitionError(f"{where}: every table has a check {expectation.name!r} of ours: give the expectation another name")
             missing = ", ".join(sorted(_columns(expectation) - set(have)))
             if missing:
                 raise DefinitionError(f"{where}: {expectation.name} wants {missing}; it has {', '.join(have)}")
