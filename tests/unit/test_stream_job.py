@@ -29,6 +29,7 @@ from watertable_platform.orchestration.assembly import build_definitions
 from watertable_platform.orchestration.child import Child, alive, birth
 from watertable_platform.orchestration.history import attempts, job_name
 from watertable_platform.orchestration.lease import Lease
+from watertable_platform.orchestration.sensors import build_topics_sensor
 from watertable_platform.orchestration.supervisor import Ended, GiveUp, Status, Tag, decide
 
 APP = """
@@ -314,6 +315,38 @@ def test_a_killed_driver_is_a_crash_that_says_so(run: Run, settings: Settings, i
     attempt = attempts(instance, settings, "shop")[0]
     assert attempt.crash
     assert "killed by signal 9" in attempt.crash.message
+
+
+def test_a_secret_that_is_not_set_is_told_by_the_driver_and_is_final(
+    app: LoadedApp, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"kafka_options": {"sasl.password": "env:NOPE"}})
+    says = "say('failed', error='SettingsError', message='NOPE is not set in the environment'); sys.exit(2)"
+    monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", SAY + says])
+    watched = [topics.Watched("sales", {"shop": app.topology.topics[0]})]
+    stream_job.build_stream_job(app, settings, watched).execute_in_process(instance=instance, raise_on_error=False)
+    [attempt] = attempts(instance, settings, "shop")
+    assert attempt.crash
+    assert (attempt.crash.error, attempt.crash.message, attempt.crash.final) == (
+        "SettingsError", "NOPE is not set in the environment", True,
+    )  # fmt: skip
+    skipped = build_topics_sensor(watched, settings)(dg.build_sensor_context())
+    assert isinstance(skipped, dg.SkipReason)
+    assert "NOPE is not set in the environment" in str(skipped.skip_message)
+
+
+def test_a_driver_that_ends_before_its_first_event_is_told_in_its_own_last_words(
+    run: Run, settings: Settings, instance: dg.DagsterInstance
+) -> None:
+    words = "no app 'shop'; there are: none\nbroken: assets/shop/app.py:7: SyntaxError: invalid syntax"
+    run(f"print('a warning'); print({f'DefinitionError {words}'!r}, file=sys.stderr); sys.exit(2)")
+    [attempt] = attempts(instance, settings, "shop")
+    assert attempt.crash
+    assert (attempt.crash.error, attempt.crash.message, attempt.crash.final) == ("DefinitionError", words, True)
+    run("print('what no error of ours begins with', file=sys.stderr); sys.exit(1)")
+    crash = attempts(instance, settings, "shop")[0].crash
+    assert crash
+    assert crash.message == "the driver ended by itself with exit code 1"
 
 
 def test_a_driver_that_says_nothing_is_taken_for_dead(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:

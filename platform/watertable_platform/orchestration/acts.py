@@ -342,7 +342,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
                     reporter.touched(event)
             code = child.exit_code()
         if code != 0:
-            raise dg.Failure(_why(last, code), metadata={"exit code": code, "log": str(log), "driver's last words": child.tail()})
+            raise dg.Failure(_why(last, code, child), metadata={"exit code": code, "log": str(log), "driver's last words": child.tail()})
         held = leases.renew(settings, held, unfolded_since=0.0)
         reporter.check(checks.QUARANTINE, lambda _: checks.quarantine(held), always=True)
         reporter.close_days(most=sys.maxsize)
@@ -352,8 +352,8 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
         leases.renew(settings, held, released=True)
 
 
-def _why(last: Event, code: int) -> str:
+def _why(last: Event, code: int, child: Child) -> str:
     if last.get("event") == "failed":
         record = f" ({last['topic']}, partition {last['partition']}, offset {last['offset']})" if last.get("topic") else ""
         return f"{last['error']}: {last['message']}{record}"
-    return obituary(code)
+    return (child.refusal() if code > 0 else "") or obituary(code)

@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -22,11 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from watertable import errors
+
 Event = dict[str, Any]
 """One line of `watertable run --json`: `event` names its kind."""
 
 TAIL: Final = 40
 WIDTH: Final = 400
+_ERRORS: Final = frozenset(name for name, of in vars(errors).items() if isinstance(of, type) and issubclass(of, errors.WatertableError))
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -97,6 +101,12 @@ class Child:
             file.seek(max(self._log_start, self.log.stat().st_size - 16_384))
             lines = file.read().decode(errors="replace").splitlines()
         return (lines or list(self._other))[-TAIL:]
+
+    def refusal(self) -> str:
+        """Give the command's own words of why it ended: all from the last line on that begins with an error's name; "" where none does."""
+        lines = self.last_lines()
+        begins = [n for n, line in enumerate(lines) if re.split(r"\W", line, maxsplit=1)[0] in _ERRORS]
+        return "\n".join(lines[begins[-1] :]) if begins else ""
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,6 @@ What a parity comes to, it reports as the check `parity` of every table.
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -18,7 +17,6 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from watertable import errors
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, workers
@@ -29,7 +27,6 @@ from watertable_platform.orchestration.translator import table_key
 
 GRACE = 40.0
 SHOWN = ("plan", "diff")
-_ERRORS = frozenset(name for name, of in vars(errors).items() if isinstance(of, type) and issubclass(of, errors.WatertableError))
 _DONE = ("rewound", "promoted", "abandoned", "shadow", "parity")
 
 
@@ -253,18 +250,12 @@ def carry_out(
     finds = done is not None and done["event"] == "parity"  # which ends with 1 where it finds something
     undone = done is None and (act == "parity" or "--apply" in options)
     if (code != 0 and not finds) or undone:
-        why = _refusal(child.last_lines()) if code > 0 else ""
+        why = (child.refusal() or "".join(child.last_lines()[-1:])) if code > 0 else ""
         why = why or f"{obituary(code, 'the command')}: asked for again, it says whether it was done"
         raise dg.Failure(why, metadata=_all_shown(said), allow_retries=False)
     if done is not None and done["event"] in ("rewound", "promoted"):
         leases.record_code(settings, app.topology)  # what somebody has put in place under it goes on under it
     return said, done
-
-
-def _refusal(lines: Sequence[str]) -> str:
-    """Pick the command's own words from its last lines: all from the last one on that begins with an error's name; else the last."""
-    begins = [n for n, line in enumerate(lines) if re.split(r"\W", line, maxsplit=1)[0] in _ERRORS]
-    return "\n".join(lines[(begins or [-1])[-1] :])
 
 
 def _all_shown(said: Mapping[str, Event]) -> dict[str, dg.MetadataValue]:

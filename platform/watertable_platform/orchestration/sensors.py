@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from watertable.errors import KafkaError
+from watertable.errors import WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics, workers
@@ -101,7 +101,7 @@ def build_topics_sensor(watched: Sequence[Watched], settings: Settings) -> dg.Se
         seen: dict[str, str] = json.loads(context.cursor or "{}")
         try:
             found = topics.observe(settings, watched)
-        except KafkaError as error:
+        except WatertableError as error:  # a cluster that isn't there, or a secret
             return dg.SkipReason(str(error))
         now = {o.asset_key.path[-1]: topics.fingerprint(o) for o in found}
         moved = [o for o in found if seen.get(o.asset_key.path[-1]) != now[o.asset_key.path[-1]]]

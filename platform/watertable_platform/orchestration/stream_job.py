@@ -17,7 +17,7 @@ import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
-from watertable.errors import CodeReplaced, KafkaError, SettingsError, WatertableError
+from watertable.errors import CodeReplaced, SettingsError, WatertableError
 from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics
@@ -239,8 +239,8 @@ class _Stream:
         """Record what the topics are before a table names them as its inputs; the topics sensor does the rest."""
         try:
             self.reporter.observe(topics.unseen(self.instance, topics.observe(self.settings, self.watched)))
-        except KafkaError as error:
-            self.context.log.warning(str(error))  # the driver will say it too, and wait
+        except WatertableError as error:
+            self.context.log.warning(str(error))  # the driver will say it too, and wait, or end with it
 
     def _beat(self, **changes: Any) -> None:
         self.lease = leases.renew(self.settings, self.lease, **changes)
@@ -264,7 +264,8 @@ class _Stream:
     def _crashed(self, child: Child) -> NoReturn:
         """Say why the driver ended, on the run and on every table, and raise it."""
         code = child.exit_code()
-        failed = self.failed or {"error": "Crash", "message": obituary(code)}
+        error, _, message = child.refusal().partition(" ") if code > 0 else ("", "", "")  # said before there was a run to say it as JSON
+        failed = self.failed or {"error": error or "Crash", "message": message or obituary(code)}
         crash = Crash(
             failed["error"], failed["message"], failed.get("position") or self.lease.position, failed.get("topic"),
             failed.get("partition"), failed.get("offset"), failed.get("location"), final=code in _FINAL,
