@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from watertable.errors import KafkaError, QueryRefused, TableNotFound, UnknownPosition
+from watertable.errors import KafkaError, QueryRefused, StoreError, TableNotFound, UnknownPosition
 from watertable.plan.plan import WINDOW_KEY, TableDef, Topology
 from watertable.plan.windows import typed_time
 from watertable.project import Project
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
     from watertable.store.reader import AppStatus, At, Reader
 
 Lag = Mapping[str, int] | None
-Standing = Mapping[str, tuple["AppStatus | None", Lag]]
-"""By app, where it stands and how far it is behind in each topic; None for one that never ran, and where Kafka doesn't answer."""
+Standing = Mapping[str, tuple["AppStatus | StoreError | None", Lag]]
+"""By app, where it stands and how far it is behind in each topic; None for one that never ran, and where Kafka doesn't answer.
+
+Of one whose store can't be read, e.g. since other code made it, the error stands there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +230,14 @@ def dropped(reader: Reader, at: At | None = None, *, each: bool = False) -> Ques
 
 def standing(project: Project, readers: Callable[[Topology], Reader]) -> Standing:
     """Tell where each app of a project stands."""
-    found: dict[str, tuple[AppStatus | None, Lag]] = {}
+    found: dict[str, tuple[AppStatus | StoreError | None, Lag]] = {}
     for name, loaded in sorted(project.apps.items()):
         try:
             now = readers(loaded.topology).status()
         except TableNotFound:
             found[name] = (None, None)
+        except StoreError as error:
+            found[name] = (error, None)
         else:
             found[name] = (now, lag_of(project.settings, loaded.topology, now))
     return found
@@ -270,22 +276,30 @@ def answer_json(answer: Answer, **more: object) -> str:
     return plain_json({"position": answer.position, "rows": answer.objects(), "more": answer.more, **more})
 
 
-def status_json(found: Standing) -> str:
-    """Write where apps and their tables stand."""
-    return plain_json(
-        {
-            name: None if status is None else {
-                "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
-                "quarantined": status.quarantined,
-                "tables": {
-                    table: {
-                        "version": t.version, "folded": str(t.folded), "rows": t.folded_rows, "commits_behind": t.commits_behind,
-                        "behind_s": t.behind.total_seconds(),
-                    } for table, t in status.tables.items()
-                },
-            } for name, (status, lag) in found.items()
-        }
-    )  # fmt: skip
+def status_json(project: Project, found: Standing) -> str:
+    """Write where a project's apps and their tables stand; of what can't be read, or doesn't load, `error` says why.
+
+    What doesn't load goes by its path, which no app is called.
+    """
+    broken = {os.path.relpath(b.folder, project.settings.project): {"error": str(b)} for b in project.broken.values()}
+    return plain_json({name: _standing(status, lag) for name, (status, lag) in found.items()} | broken)
+
+
+def _standing(status: AppStatus | StoreError | None, lag: Lag) -> dict[str, object] | None:
+    if status is None:
+        return None
+    if isinstance(status, StoreError):
+        return {"error": f"{type(status).__name__}: {status}"}
+    return {
+        "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
+        "quarantined": status.quarantined,
+        "tables": {
+            table: {
+                "version": t.version, "folded": str(t.folded), "rows": t.folded_rows, "commits_behind": t.commits_behind,
+                "behind_s": t.behind.total_seconds(),
+            } for table, t in status.tables.items()
+        },
+    }  # fmt: skip
 
 
 def plain_json(value: object) -> str:

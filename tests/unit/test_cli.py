@@ -18,13 +18,13 @@ import pytest
 from rich.console import Console
 
 from tests.apps import retail
-from watertable.errors import TableNotFound, UnknownPosition
+from watertable.errors import OtherCode, TableNotFound, UnknownPosition
 from watertable.kafka.admin import Admin
 from watertable.project import load_apps
 from watertable.runtime.events import BatchCommitted, Failed, Folded, Idle, Rewound, Started, Stopped
 from watertable.settings import Settings
 from watertable.store.commits import Position
-from watertable.store.reader import EventTime
+from watertable.store.reader import AppStatus, EventTime
 from watertable_platform import answers
 from watertable_platform.cli import show, terminal
 from watertable_platform.cli.main import main
@@ -128,6 +128,29 @@ def test_a_broken_folder_is_named_with_its_line_beside_the_apps_that_run(project
     assert "assets/broken/app.py:2" in capsys.readouterr().err
     with pytest.raises(TableNotFound, match=r"no table 'x'; there are: wordcount\.counts\nbroken: assets/broken/app\.py:2"):
         answers.find_table(load_apps(Settings.load(project)), "x")
+
+
+def test_the_standing_of_apps_is_told_beside_one_that_cannot_be_read_and_a_folder_that_does_not_load(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("other", WORDCOUNT.replace('"wordcount"', '"other"')), ("torn", "1 / 0")):
+        (project / "assets" / name).mkdir()
+        (project / "assets" / name / "app.py").write_text(text)
+
+    def status(app: str) -> AppStatus:
+        if app == "other":
+            raise OtherCode("counts was made by other code")
+        return AppStatus(Position("wordcount", 1, 7), None, {}, 0)
+
+    monkeypatch.setattr(terminal, "begin_session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(answers, "reader_of", lambda _, __, topology: SimpleNamespace(status=lambda: status(topology.app)))
+    assert main(["status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["wordcount"]["position"] == "wordcount@1.7"
+    assert told["other"] == {"error": "OtherCode: counts was made by other code"}
+    assert "torn/app.py:1: ZeroDivisionError" in told["assets/torn"]["error"]
+    assert main(["status"]) == 0
+    assert "other  OtherCode counts was made by other code" in capsys.readouterr().out
 
 
 def test_the_broker_is_told_apart_for_programs_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -362,7 +362,7 @@ def status(as_json: AsJson = False) -> None:
     with terminal.begin_session(settings, brief=True) as spark:
         found = answers.standing(project, lambda topology: answers.reader_of(spark, settings, topology))
     if as_json:
-        print(answers.status_json(found))
+        print(answers.status_json(project, found))
     else:
         show.print_status(terminal.out, found)
     for broken in project.broken.values():

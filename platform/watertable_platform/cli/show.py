@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from watertable.errors import StoreError
 from watertable.settings import Settings
 from watertable_platform.answers import Answer, Standing, answer_json, plain, plain_json
 
@@ -140,6 +141,10 @@ def print_csv(answer: Answer) -> None:
 def print_status(console: Console, found: Standing) -> None:
     """Print each app with its position and lag, and below it its tables with how far each is folded."""
     for name, (status, lag) in found.items():
+        if isinstance(status, StoreError):
+            told = Text.assemble((name, "bold"), (f"  {type(status).__name__} ", "bold red"), str(status))
+            console.print(told, soft_wrap=True)
+            continue
         if status is None or status.last is None:
             console.print(Text.assemble((name, "bold"), ("  never ran", "dim")))
             continue

@@ -80,7 +80,8 @@ def openapi(project: Project, *, token: bool) -> dict[str, Any]:
     rows = [{"$ref": f"#/components/schemas/{name}"} for name in tables]
     changes = [{"$ref": f"#/components/schemas/{name}.change"} for name in tables]
     alive = {"type": "object", "required": ["spark"], "properties": {"spark": {"const": "running"}}}
-    standing = {"type": "object", "additionalProperties": {"type": ["object", "null"]}}
+    why = {"type": "string", "description": "why an app can't be read, or a folder, which goes by its path, doesn't load"}
+    standing = {"type": "object", "additionalProperties": {"type": ["object", "null"], "properties": {"error": why}}}
     known = {"name": "If-None-Match", "in": "header", "required": False, "schema": {"type": "string"},
              "description": "the ETag of an answer: while it stays the same, 304 comes in its place"}  # fmt: skip
     paths = {

@@ -116,7 +116,7 @@ class Service:
 
     async def _apps(self, request: Request) -> Response:
         found = await self._desk.compute(_gone(request), lambda: answers.standing(self._project, self._readers))
-        return Response(answers.status_json(found), media_type="application/json", headers={"Cache-Control": "no-store"})
+        return Response(answers.status_json(self._project, found), media_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _tables(self, _: Request) -> Response:
         return JSONResponse({name: _described(table) for name, table in contract.tables_of(self._project).items()})
