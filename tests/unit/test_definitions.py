@@ -198,6 +198,77 @@ def test_each_app_has_a_stream_and_each_table_its_checks(definitions: dg.Definit
         assert definitions.get_repository_def().get_sensor_def(sensor).default_status is dg.DefaultSensorStatus.RUNNING
 
 
+DAILY = """
+    import dagster as dg
+    @dg.asset
+    def daily() -> None: ...
+"""
+HELPER = """
+    import dagster as dg
+
+    def make(name: str) -> dg.AssetsDefinition:
+        @dg.asset(name=name)
+        def made() -> None: ...
+        return made
+"""
+WHOLE = """
+    import dagster as dg
+    from assets.shop.report import report
+
+    @dg.asset
+    def inner() -> None: ...
+    @dg.asset_check(asset=inner)
+    def inner_is_whole() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+    job = dg.define_asset_job("pay", selection=["inner"])
+    defs = dg.Definitions(
+        assets=[inner, report, dg.AssetSpec("elsewhere")], asset_checks=[inner_is_whole], jobs=[job],
+        schedules=[dg.ScheduleDefinition(name="at_noon", job=job, cron_schedule="0 12 * * *")], resources={"till": 7},
+    )
+"""
+"""What Dagster's own pages put at the end of a file: some of it is in the modules' own names, too."""
+
+
+def test_what_dagster_takes_is_found_beside_an_app_and_where_a_helper_made_it(tmp_path: Path) -> None:
+    made = "from assets.helped._helper import make\nweekly = make('weekly')\nmonthly = [make('monthly')]"
+    settings = write(tmp_path, shop__app=f"{SHOP}{DAILY}", helped___helper=HELPER, helped__made=made)
+    found = specs(build_definitions(load_apps(settings)))
+    groups = {key: spec.group_name for key, spec in found.items()}
+    assert groups | {"daily": "shop", "weekly": "helped", "monthly": "helped", "shop/stock": "shop"} == groups
+    assert not [key for key in found if key.endswith("failed_to_load")]
+
+
+def test_what_a_module_puts_into_definitions_is_found_once_and_as_it_is_there(tmp_path: Path) -> None:
+    definitions = build_definitions(load_apps(write(tmp_path, shop__app=SHOP, shop__report=REPORT, shop__whole=WHOLE)))
+    found = specs(definitions)
+    inside = ("inner", "report", "elsewhere")
+    assert [found[key].group_name for key in inside] == ["shop"] * 3
+    assert not [key for key in found if key.endswith("failed_to_load")]
+    repository = definitions.get_repository_def()
+    assert "pay" in {job.name for job in repository.get_all_jobs()}
+    assert "at_noon" in {schedule.name for schedule in repository.schedule_defs}
+    assert {"inner_is_whole", "report_is_whole"} <= {key.name for key in definitions.resolve_asset_graph().asset_check_keys}
+    assert {"till", "pyspark"} <= set(definitions.resources or {})
+
+
+def test_definitions_that_take_a_name_of_ours_break_their_folder_alone(tmp_path: Path) -> None:
+    settings = write(tmp_path, shop__app=SHOP, own__whole="import dagster as dg\ndefs = dg.Definitions(resources={'pyspark': 7})")
+    found = specs(build_definitions(load_apps(settings)))
+    assert "different resources with same key 'pyspark'" in found["own_batch/failed_to_load"].metadata["reason"]
+    assert "shop/stock" in found
+
+
+def test_a_schedule_of_a_partitioned_job_is_found(tmp_path: Path) -> None:
+    daily = """
+    import dagster as dg
+    @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
+    def daily() -> None: ...
+    nightly = dg.build_schedule_from_partitioned_job(dg.define_asset_job("night", selection=["daily"]))
+    """
+    definitions = build_definitions(load_apps(write(tmp_path, shop__app=SHOP, shop__daily=daily)))
+    assert "night_schedule" in {schedule.name for schedule in definitions.get_repository_def().schedule_defs}
+
+
 @pytest.mark.parametrize("owner", [
     "team:shop", "team:", "a@b.co", "a+b%c@b.c.info", "data@corp.internal", "a@b.c", "a@b_c.com", "-a@b.com", "_a@b.com", "ü@b.com",
 ])  # fmt: skip
@@ -243,13 +314,6 @@ def test_an_asset_page_says_how_far_behind_other_readers_are_here(settings: Sett
 
     assert "at most the fold lag behind (30 s and the fold itself)" in says()
     assert "at most the fold lag behind (2.5 s and the fold itself)" in says(fold_seconds=2.5)
-
-
-DAILY = """
-    import dagster as dg
-    @dg.asset
-    def daily() -> None: ...
-"""
 
 
 @pytest.mark.parametrize(

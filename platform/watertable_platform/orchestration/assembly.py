@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import dagster as dg
+from dagster._core.definitions.partitions.partitioned_schedule import UnresolvedPartitionedAssetScheduleDefinition
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
 
 from watertable.errors import DefinitionError, SettingsError
@@ -58,7 +59,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
     for folder, files in project.batch.items():
         try:
             inside = [app for app in project.apps.values() if app.folder == files.folder]
-            expected |= find_suites([*project.modules[folder], *loaded.get(folder, ())], inside, settings)
+            expected |= find_suites(loaded.get(folder, project.modules[folder]), inside, settings)
         except DefinitionError as error:
             broken[folder] = Broken(files.folder, str(error).partition(": ")[0], str(error))  # which begins with the suite's line
     for app in [app for app in project.apps.values() if app.name in expected]:
@@ -170,7 +171,10 @@ def _watched(apps: Mapping[str, LoadedApp]) -> list[Watched]:
 
 
 def _load_batch(project: Project) -> tuple[dict[str, tuple[ModuleType, ...]], dict[str, Broken]]:
-    """Import the folders' files of batch assets; a folder of which one can't be is broken as far as those go."""
+    """Give all modules of each folder, those of batch assets imported now; a folder of which one can't be is broken as far as those go.
+
+    An app's file may hold batch assets, too, and a file may have its own from a helper: what Dagster takes is looked for in all of them.
+    """
     made: dict[str, tuple[ModuleType, ...]] = {}
     failed: dict[str, Broken] = {}
     for folder, files in project.batch.items():
@@ -179,20 +183,50 @@ def _load_batch(project: Project) -> tuple[dict[str, tuple[ModuleType, ...]], di
         if isinstance(modules, Broken):
             failed[f"{folder}_batch"] = modules
         else:
-            made[folder] = modules
+            made[folder] = (*project.modules[folder], *modules)
     return made, failed
 
 
 def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Definitions:
+    """Collect what modules define, loose or in a `dg.Definitions`; what is in both is as it is in that."""
     kept = list(modules)
     own = [value for module in kept for value in vars(module).values()]
-    return dg.Definitions(
-        assets=[_in_group(asset, folder) for asset in dg.load_assets_from_modules(kept)],
-        asset_checks=dg.load_asset_checks_from_modules(kept),
-        jobs=_unique(own, (dg.JobDefinition, UnresolvedAssetJobDefinition)),
-        schedules=_unique(own, (dg.ScheduleDefinition,)),
-        sensors=_unique(own, (dg.SensorDefinition,)),
+    whole = [_whole_in_group(made, folder) for made in _unique(own, (dg.Definitions,))]
+    fields = ("assets", "asset_checks", "jobs", "schedules", "sensors")
+    parts = {id(part): part for made in whole for name in fields for part in getattr(made, name) or ()}
+    named = {key for part in parts.values() for key in _keys(part)}
+    loose = [value for value in own if id(value) not in parts]
+    schedules = (dg.ScheduleDefinition, UnresolvedPartitionedAssetScheduleDefinition)
+    return dg.Definitions.merge(
+        dg.Definitions(
+            assets=[_in_group(asset, folder) for asset in dg.load_assets_from_modules(kept) if named.isdisjoint(_keys(asset))],
+            asset_checks=[check for check in dg.load_asset_checks_from_modules(kept) if named.isdisjoint(_keys(check))],
+            jobs=_unique(loose, (dg.JobDefinition, UnresolvedAssetJobDefinition)),
+            schedules=_unique(loose, schedules),
+            sensors=_unique(loose, (dg.SensorDefinition,)),
+        ),
+        *whole,
     )
+
+
+def _whole_in_group(made: dg.Definitions, group: str) -> dg.Definitions:
+    """Put the assets of a user's `Definitions` that have no group of their own into one."""
+    return dg.Definitions(
+        assets=[_in_group(asset, group) for asset in made.assets or ()], asset_checks=made.asset_checks, jobs=made.jobs,
+        schedules=made.schedules, sensors=made.sensors, resources=made.resources, executor=made.executor, loggers=made.loggers,
+        metadata=made.metadata, component_tree=made.component_tree,
+    )  # fmt: skip
+
+
+def _keys(part: object) -> set[dg.AssetKey | dg.AssetCheckKey]:
+    """Name the assets and checks that a definition makes."""
+    match part:
+        case dg.AssetsDefinition():
+            return {*part.keys, *part.check_keys}
+        case dg.AssetSpec() | dg.SourceAsset():
+            return {part.key}
+        case _:
+            return set()
 
 
 def _in_group(asset: Any, group: str) -> Any:
