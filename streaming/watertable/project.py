@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import importlib
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -111,7 +112,12 @@ def load_apps(settings: Settings) -> Project:
     for root in settings.assets:
         package = _package(Path(settings.project, root), packages)
         for file in _python_files(Path(settings.project, root)):
-            _tell_misplaced(project, file, f"{file.stem}_py", f"{root}/{file.stem}/app.py")
+            _tell_misplaced(project, file, f"{file.stem}_py", f"an app is in a folder of its own: move it to {root}/{file.stem}/app.py")
+        for file in _misnamed(Path(settings.project, root)):
+            path = file.relative_to(Path(settings.project, root)).with_suffix("")
+            wrong = ", ".join(repr(part) for part in path.parts if not part.isidentifier())
+            why = f"nothing can be imported from {wrong}: rename it, letters, digits and _ make a name"
+            _tell_misplaced(project, file, re.sub(r"\W", "_", f"{path}_py"), why)
         for folder in sorted(p for p in Path(settings.project, root).iterdir() if p.is_dir() and p.name.isidentifier()):
             if folder.name in project.batch or folder.name in project.broken:
                 raise SettingsError(f"two assets folders hold a folder {folder.name!r}: rename {folder}")
@@ -127,7 +133,8 @@ def load_apps(settings: Settings) -> Project:
                 for file in _files_below(folder):
                     module = ".".join((package, *file.relative_to(folder.parent).with_suffix("").parts))
                     if module not in sys.modules:  # else a file of the folder has what it makes
-                        _tell_misplaced(project, file, "_".join((*module.split(".")[1:], "py")), f"{root}/{file.parent.name}/{file.name}")
+                        why = f"an app is in a folder of its own: move it to {root}/{file.parent.name}/{file.name}"
+                        _tell_misplaced(project, file, "_".join((*module.split(".")[1:], "py")), why)
     _refuse_duplicates(project, found)
     project.apps.update((app.name, app) for app in found if app.folder.name not in project.broken)
     for name in sorted(settings.days):
@@ -167,10 +174,21 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from _files_below(inner)
 
 
-def _tell_misplaced(project: Project, file: Path, name: str, wanted: str) -> None:
+def _misnamed(folder: Path, *, within: bool = False) -> Iterator[Path]:
+    """List the files that would be loaded, or imported, if their name, or that of a folder on the way, could be a module's."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "_", "test")):
+            continue
+        if path.is_dir():
+            yield from _misnamed(path, within=within or not path.name.isidentifier())
+        elif path.suffix == ".py" and (within or not path.stem.isidentifier()):
+            yield path
+
+
+def _tell_misplaced(project: Project, file: Path, name: str, why: str) -> None:
     """Note a file that makes an app, where none is looked for, as broken."""
     if (line := _makes_app(_parsed(file))) is not None:
-        project.broken[name] = Broken(file, f"{_shown(file)}:{line}", f"an app is in a folder of its own: move it to {wanted}")
+        project.broken[name] = Broken(file, f"{_shown(file)}:{line}", why)
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterator[str]:
@@ -221,9 +239,19 @@ def _package(root: Path, taken: set[str]) -> str:
 
 
 def _topologies(modules: Iterable[ModuleType], settings: Settings) -> list[Topology]:
-    """Freeze the apps of a folder, each once however many modules name it."""
-    apps = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, App)}
+    """Freeze the apps of a folder, each once however many modules name it, be it in a list, a tuple or by a key."""
+    apps = {id(app): app for module in modules for value in vars(module).values() for app in _apps(value)}
     return [_in_environment(app.topology(), settings) for app in apps.values()]
+
+
+def _apps(value: object) -> Iterator[App]:
+    match value:
+        case App():
+            yield value
+        case list() | tuple():
+            yield from (part for part in value if isinstance(part, App))
+        case dict():
+            yield from (part for part in value.values() if isinstance(part, App))
 
 
 def _in_environment(topology: Topology, settings: Settings) -> Topology:

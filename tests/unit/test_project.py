@@ -93,6 +93,34 @@ def test_an_app_in_a_sub_folder_is_told_where_to_go_unless_a_file_of_the_folder_
         project.app("other")
 
 
+def test_an_app_whose_file_or_folder_no_import_can_name_is_told_to_be_renamed(tmp_path: Path) -> None:
+    settings = write(tmp_path, good__app=APP.format(name="good"))
+    for path in ("web-shop/app", "good/my-app", "good/sub/2nd", "good/tests/an-app", "_old-ones/app", ".git-x/app", "no-app/helper"):
+        file = tmp_path / "assets" / f"{path}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x = 1" if file.stem == "helper" else textwrap.dedent(APP.format(name="other")))
+    project = load_apps(settings)
+    assert list(project.apps) == ["good"]
+    assert sorted(project.broken) == ["good_my_app_py", "good_sub_2nd_py", "web_shop_app_py"]
+    with pytest.raises(DefinitionError, match=r"web-shop/app.py:3: nothing can be imported from 'web-shop': rename it"):
+        project.app("other")
+
+
+def test_apps_are_found_in_lists_and_by_keys_too(tmp_path: Path) -> None:
+    made = """
+        import watertable as wt
+        def make(name):
+            app = wt.App(name, owner="team:test")
+            app.topic("lines", value="word STRING").stream().group_by("word").agg(n=wt.count()).materialized_as("counts")
+            return app
+        apps = [make("one"), make("two")]
+        by_name = {"three": make("three"), "one": apps[0]}
+        first = apps[0]
+    """
+    project = load_apps(write(tmp_path, made__app=made))
+    assert (sorted(project.apps), project.broken) == (["one", "three", "two"], {})
+
+
 def test_a_folder_that_is_called_as_a_file_is_none(tmp_path: Path) -> None:
     settings = write(tmp_path, good__app=APP.format(name="good"))
     for name in ("app.py", "good/more.py"):
