@@ -137,7 +137,7 @@ def demo(
     from watertable.kafka.config import Cluster
     from watertable.project import load_apps
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     settings = Settings.load()
     script = Script.of(load_apps(settings).apps.values())
     with stop_on_signals(at_once=False) as stop, _broker(settings, console) as broker_pid, _no_orphans(broker_pid):

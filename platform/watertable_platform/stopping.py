@@ -37,7 +37,7 @@ def stop_on_signals(within: float | None = None, unfinished: str = "", *, at_onc
     def cut_short() -> None:
         try:
             if unfinished:
-                Console(stderr=True).print(unfinished, style="bold red", markup=False, highlight=False, soft_wrap=True)
+                Console(stderr=True, emoji=False).print(unfinished, style="bold red", markup=False, highlight=False, soft_wrap=True)
         finally:
             os._exit(1 if unfinished else 0)
 

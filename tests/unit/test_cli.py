@@ -30,6 +30,7 @@ from watertable_platform.cli import show, terminal
 from watertable_platform.cli.main import main
 from watertable_platform.cli.progress import JsonLines, Progress
 
+PLATFORM = Path(__file__).parents[2] / "platform"
 WORDCOUNT = """
 import watertable as wt
 
@@ -321,6 +322,16 @@ def _shown(view: Progress) -> str:
     console.print(view._render())
     time.sleep(0)
     return out.getvalue()
+
+
+def test_a_place_in_a_file_is_shown_as_it_is_and_as_no_picture() -> None:
+    for console in (terminal.out, terminal.err):
+        with console.capture() as shown:
+            console.print("[red]broken[/] app.py:100: x")
+        assert "app.py:100: x" in shown.get()
+    made = [line for file in sorted(PLATFORM.rglob("*.py")) for line in file.read_text().splitlines() if " Console(" in line]
+    assert len(made) >= 3
+    assert [line for line in made if line.count("Console(") != line.count("emoji=False")] == []
 
 
 def test_a_time_of_no_zone_is_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

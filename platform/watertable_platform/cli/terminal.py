@@ -28,7 +28,7 @@ Limit = Annotated[int, typer.Option(help="Rows to show.", min=1, max=1 << 30)]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name; app.table where two apps have one of that name.")]
 Key = Annotated[str | None, typer.Option(help="Only this key; a JSON array for several key columns.")]
 Window = Annotated[str | None, typer.Option(help="Of a windowed table, only the window that begins then.", metavar="TIME")]
-out, err = Console(), Console(stderr=True)
+out, err = Console(emoji=False), Console(stderr=True, emoji=False)  # "app.py:100:" is a place, and no picture
 
 
 def find_app(name: str) -> tuple[Settings, LoadedApp]:
