@@ -96,7 +96,26 @@ def test_the_sensor_is_there_where_an_asset_asks_for_it_and_no_folder_brings_one
     assert made.name == SENSOR
     assert made.default_status is dg.DefaultSensorStatus.RUNNING
     assert build_automation_sensor([dg.Definitions([hourly])]) is None
+
+
+@dg.asset(automation_condition=dg.AutomationCondition.eager(), group_name="other")
+def watched() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "left"),
+    [
+        (dg.AssetSelection.all(), set()),
+        (dg.AssetSelection.assets("watched", "nowhere"), {"revenue"}),
+        (dg.AssetSelection.groups("other"), {"revenue"}),
+        (dg.AssetSelection.assets("hourly").downstream(), {"watched"}),
+    ],
+    ids=str,
+)
+def test_what_a_sensor_of_a_folders_own_looks_at_is_left_to_it_and_nothing_else(target: dg.AssetSelection, left: set[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        own = dg.AutomationConditionSensorDefinition("own", target=dg.AssetSelection.all())
-    assert build_automation_sensor([dg.Definitions([revenue], sensors=[own])]) is None
+        own = dg.AutomationConditionSensorDefinition("own", target=target)
+    made = build_automation_sensor([dg.Definitions([revenue]), dg.Definitions([watched], sensors=[own])], [hourly])
+    graph = dg.Definitions([hourly, revenue, watched]).resolve_asset_graph()
+    assert {key.to_user_string() for key in (made.asset_selection.resolve(graph) if made else ())} == left

@@ -85,7 +85,7 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
 
     def whole(folders: Iterable[str]) -> dg.Definitions:
         batch = [_module_definitions(loaded[folder], dagster_name(folder)) for folder in folders]
-        changed_days = build_automation_sensor(batch)
+        changed_days = build_automation_sensor(batch, [*topics, *tables])
         own = dg.Definitions(
             assets=[*topics, *tables, *(_broken_spec(dagster_name(name), b) for name, b in broken.items())],
             asset_checks=[*judged, *(_broken_check(dagster_name(name), b) for name, b in broken.items())],

@@ -6,7 +6,7 @@ when late data or a rewind has touched it. So a batch asset with the same daily 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import dagster as dg
@@ -30,20 +30,28 @@ def on_changed_days() -> dg.AutomationCondition[Any]:
     return (told.since(condition.newly_requested()) & ready).with_label("on_changed_days")
 
 
-def build_automation_sensor(batches: Iterable[dg.Definitions]) -> dg.AutomationConditionSensorDefinition | None:
-    """Make the sensor that looks at such conditions, on by default; None where no asset has one, or a folder brings a sensor of its own."""
-    keys: list[dg.AssetKey] = []
+def build_automation_sensor(
+    batches: Sequence[dg.Definitions], others: Iterable[dg.AssetsDefinition | dg.SourceAsset] = ()
+) -> dg.AutomationConditionSensorDefinition | None:
+    """Make the sensor that looks at such conditions, on by default; None where no asset has one.
+
+    What a sensor of the users' own looks at is left to that: two would each ask for a run. `others` are the assets around the batches',
+    by which such a sensor may choose.
+    """
+    kinds = (dg.AssetsDefinition, dg.SourceAsset)
+    assets = [asset for batch in batches for asset in batch.assets or () if isinstance(asset, kinds)]
+    made = [asset for asset in assets if isinstance(asset, dg.AssetsDefinition)]
+    keys = {key for asset in made for key, of in asset.specs_by_key.items() if of.automation_condition is not None}
     for batch in batches:
-        if any(isinstance(sensor, dg.AutomationConditionSensorDefinition) for sensor in batch.sensors or ()):
-            return None
-        assets = [asset for asset in batch.assets or () if isinstance(asset, dg.AssetsDefinition)]
-        keys += [key for asset in assets for key, of in asset.specs_by_key.items() if of.automation_condition is not None]
+        for sensor in batch.sensors or ():
+            if isinstance(sensor, dg.AutomationConditionSensorDefinition):
+                keys -= sensor.asset_selection.resolve([*others, *assets], allow_missing=True)
     if not keys:
         return None
     with beta():
         return dg.AutomationConditionSensorDefinition(
             SENSOR,
-            target=dg.AssetSelection.assets(*keys),
+            target=dg.AssetSelection.assets(*sorted(keys)),
             minimum_interval_seconds=_SECONDS,
             default_status=dg.DefaultSensorStatus.RUNNING,
             description="Runs the days of batch assets whose inputs have changed: they closed, or were touched by late data or a rewind.",
