@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     Spark, the admin and the Python client alike. `spark` are `spark.*` settings and win over ours, but for what tables go by.
     """
 
-    model_config = SettingsConfigDict(env_prefix="WATERTABLE_", frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(env_prefix="WATERTABLE_", frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     project: Path = Field(default_factory=lambda: Path.cwd(), description="the folder that relative paths are relative to")
     assets: tuple[str, ...] = Field(default=("assets",), description="folders whose apps and assets are loaded")
@@ -121,7 +121,7 @@ class Settings(BaseSettings):
         default=5.0, gt=0, description="a shadow begins no batch while its app has committed nothing for so long though records wait"
     )
     tidy_seconds: float = Field(default=600.0, gt=0, description="time between two rounds of OPTIMIZE, trims and VACUUM")
-    horizon_days: float = Field(default=7.0, gt=0, description="how far back tables can be read and rewound")
+    horizon_days: float = Field(default=7.0, gt=0, le=36_500, description="how far back tables can be read and rewound; a century at most")
     days: dict[str, str] = Field(
         default_factory=dict, description="days an app's data spans, first/last or first/..: partitions in Dagster"
     )
@@ -144,10 +144,7 @@ class Settings(BaseSettings):
         return name.removeprefix(self.in_environment(""))
 
     def span(self, app: str) -> tuple[date, date | None] | None:
-        """Give the first and the last day of an app's data, None where it goes on; None where they aren't declared.
-
-        Raises `SettingsError` for what is no span.
-        """
+        """Give the first and the last day of an app's data, None where it goes on; None where they aren't declared."""
         text = self.days.get(self.own_name(app))
         return None if text is None else span(text)
 
@@ -184,6 +181,36 @@ class Settings(BaseSettings):
         """Order the sources: what the caller says, the environment, the project's table."""
         project = init_settings().get("project") or find_project()
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=_table(Path(project)))
+
+    @field_validator("assets", mode="after")
+    @classmethod
+    def _each_folder_once(cls, assets: tuple[str, ...]) -> tuple[str, ...]:
+        folders = [os.path.normpath(folder) for folder in assets]
+        if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):
+            raise ValueError(f"{', '.join(twice)} is named twice")
+        return assets
+
+    @field_validator("days", mode="after")
+    @classmethod
+    def _spans(cls, days: dict[str, str]) -> dict[str, str]:
+        for app, text in days.items():
+            try:
+                span(text)
+            except SettingsError as error:
+                raise ValueError(f"{app}: {error}") from None
+        return days
+
+    @field_validator("kafka_options", "spark", mode="before")
+    @classmethod
+    def _names_are_quoted(cls, options: object) -> object:
+        for name, value in options.items() if isinstance(options, dict) else ():
+            whole = [str(name)]
+            while isinstance(value, dict) and value:
+                inner, value = next(iter(value.items()))
+                whole.append(inner)
+            if len(whole) > 1:
+                raise ValueError(f'quote the name, "{".".join(whole)}" = …: in TOML a dot outside of quotes makes a table')
+        return options
 
     @field_validator("kafka_options", "spark", mode="after")
     @classmethod
@@ -319,6 +346,8 @@ def project_around(folder: Path) -> Path | None:
 
 def _table(project: Path) -> dict[str, Any]:
     table = _tools(project).get("watertable", {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{project / 'pyproject.toml'}: tool.watertable is no table; write [tool.watertable], once")
     if "project" in table:
         raise SettingsError(f"{project / 'pyproject.toml'}: `project` is where this file stands; it is no setting of [tool.watertable]")
     return dict(table)
@@ -329,9 +358,12 @@ def _tools(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return dict(tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}))
+        tools = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{file}: {error}") from None
+    if not isinstance(tools, dict):
+        raise SettingsError(f"{file}: `tool` is no table; write [tool.watertable], and the settings below it")
+    return tools
 
 
 def span(text: str) -> tuple[date, date | None]:
@@ -340,7 +372,7 @@ def span(text: str) -> tuple[date, date | None]:
     try:
         found = (date.fromisoformat(first), None if last == ".." else date.fromisoformat(last))
     except ValueError:
-        raise SettingsError(f"days: {text!r} is no span; write 2010-12-01/2011-12-09, or 2026-01-01/.. for live data") from None
+        raise SettingsError(f"{text!r} is no span of days; write 2010-12-01/2011-12-09, or 2026-01-01/.. for live data") from None
     if found[1] is not None and found[1] < found[0]:
-        raise SettingsError(f"days: {text!r} ends before it begins")
+        raise SettingsError(f"the days {text!r} end before they begin")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,32 @@ def test_unknown_and_wrong_settings_are_named_with_their_file(project: Path) -> 
     (project / "pyproject.toml").write_text("[tool.watertable\n")
     with pytest.raises(SettingsError, match=r"pyproject\.toml: "):
         Settings.load(project)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[tool.watertable]]\nkafka = 'a:1'", r"pyproject\.toml: tool\.watertable is no table"),
+        ("tool.watertable = 3", r"pyproject\.toml: tool\.watertable is no table"),
+        ("tool = 3", r"pyproject\.toml: `tool` is no table"),
+        ("[tool.watertable.spark]\nspark.sql.shuffle.partitions = '7'", 'spark: quote the name, "spark.sql.shuffle.partitions" = '),
+        ("[tool.watertable.kafka_options]\nsecurity.protocol = 'SSL'", 'kafka_options: quote the name, "security.protocol" = '),
+        ("[tool.watertable]\nassets = ['a', './a']", "assets: a is named twice"),
+        ("[tool.watertable.days]\nshop = 'foo'", "days: shop: 'foo' is no span of days"),
+        ("[tool.watertable.days]\nshop = '2026-02-01/2026-01-01'", "days: shop: the days '2026-02-01/2026-01-01' end before they begin"),
+        ("[tool.watertable]\nhorizon_days = 1000000", "horizon_days: .*less than or equal to 36500"),
+        ("[tool.watertable]\nhorizon_days = inf", "horizon_days: .*finite"),
+        ("[tool.watertable]\ntidy_seconds = inf", "tidy_seconds: .*finite"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_settings_are_read(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(SettingsError, match=says):
+        Settings.load(tmp_path)
+
+
+def test_a_horizon_of_a_century_is_a_span_of_time(tmp_path: Path) -> None:
+    assert timedelta(days=Settings.load(tmp_path, horizon_days=36_500).horizon_days).days == 36_500
 
 
 @pytest.mark.parametrize(("name", "value"), [("ASSETS", "apps"), ("DAYS", "x"), ("SPARK", "a=b")])
