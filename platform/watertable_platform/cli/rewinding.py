@@ -105,9 +105,10 @@ def rewind(
     span = None if days is None else parse_days(days)
     if span is not None and (not table or not untold):
         raise RewindRefused("--days go with --table, and say where to")
-    stop = None if until is None else Target.parse(until)
+    stop = None if until is None else Target.parse(until, option="--until")
     if abandon_shadow:
-        if not untold or plan is not None or shadow or emit or stop:
+        loose = (plan, table, days, stop, accept_loss, shadow, emit, follow, keep_old_code_before, despite_disk)
+        if not untold or any(loose):
             raise RewindRefused("a shadow is given up by --abandon-shadow alone, with --apply and --reason")
         _abandon(name, apply=apply, reason=reason, as_json=as_json)
         return

@@ -52,8 +52,8 @@ class Target:
     value: str = ""
 
     @classmethod
-    def parse(cls, to: str | None = None, *, by: str | None = None, shift_by: int | None = None) -> Self:
-        """Read a target as people write it: exactly one of the three.
+    def parse(cls, to: str | None = None, *, by: str | None = None, shift_by: int | None = None, option: str = "--to") -> Self:
+        """Read a target as people write it: exactly one of the three. `option` is what `to` is called where it was written.
 
         `to` is `earliest`, a time (event time), a JSON file of offsets ({"sales": {"0": 1200}}) or such text, a commit's number, or a
         position (retail@1.481). `by` is a duration of commit time (10 min), `shift_by` a number of records. Raises `RewindRefused`.
@@ -86,8 +86,8 @@ class Target:
             when = typed_time(wanted)
         except ValueError:
             raise RewindRefused(
-                f"--to {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a position "
-                "(retail@1.481)"
+                f"{option} {to!r}: write earliest, a time (2011-06-01T00:00Z), a file of offsets (offsets.json), a commit (481) or a "
+                "position (retail@1.481)"
             ) from None
         return cls("event", when.isoformat())
 
