@@ -136,7 +136,8 @@ def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
     ("at", "why"),
     [("shop@1.9", "isn't there yet"), ("other@1.1", "app 'other'"), ("nonsense", "no position"), (datetime(2026, 1, 1), "no time zone"),
      (datetime(2999, 1, 1, tzinfo=UTC), "in the future"),
-     (date(2026, 1, 1), r"no position: write one \(shop@1.481\)"), (77, "no version 77"), (1.5, "no position"),
+     (date(2026, 1, 1), r"no position: write one \(shop@1.481\)"), (77, "no version 77; it is at 1"),
+     (1 << 63, "no version 9223372036854775808"), (-1, "no version -1"), (1.5, "no position"),
      ({("mvoes", 0): 3}, "reads no partition 0 of topic 'mvoes'"), ({"moves": {1: 3}}, "reads no partition 1 of topic 'moves'"),
      ({"moves": {0: 1000}}, "up to offset 10; 1,000 is in its future"), ({"moves": {0: -3}}, "offsets are written"),
      ({"moves": 3}, "offsets are written"),
@@ -144,8 +145,10 @@ def test_at_takes_positions_versions_times_and_offsets(ledger: Ledger) -> None:
 )  # fmt: skip
 def test_a_position_that_never_was_is_refused_with_the_reason(ledger: Ledger, at: object, why: str) -> None:
     ledger.sell(a=1)
-    with pytest.raises(UnknownPosition, match=why):
+    ledger.store.fold("stock")
+    with pytest.raises(UnknownPosition, match=why) as refused:
         ledger.read("stock", at)
+    assert type(refused.value) is UnknownPosition, "what never was isn't gone"
 
 
 def test_before_the_first_commit_of_an_app_that_keeps_it_there_is_nothing(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -36,9 +36,6 @@ from watertable.store.views import Known, View, materialise, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_VERSIONS: Final = 1 << 63
-"""Delta counts versions in so many numbers; no other can be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,8 +393,10 @@ class Reader:
                 if len(names) != 1:
                     raise UnknownPosition(f"version {at} is one table's; name one table, or give a position")
                 log = self.log(names[0])  # the one that others see: where states are kept beside it, their versions are others
-                there = at < _VERSIONS and log.at(at) is not None
-                number = log.transaction_at(FOLD_LINE, at) if there else None
+                newest = log.latest()
+                if newest is None or not 0 <= at <= newest.version:
+                    raise UnknownPosition(f"{log.path} has no version {at}; it is at {'none' if newest is None else newest.version}")
+                number = log.transaction_at(FOLD_LINE, at) if log.at(at) is not None else None
                 if number is None:
                     raise PositionGone(f"{log.path} has no version {at} that holds a fold and that Delta can still read")
                 return Position(app, *split_number(number))
