@@ -131,7 +131,7 @@ def demo(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Don't open Dagster's page in a browser.")] = False,
     speed: Annotated[float, typer.Option(min=0, help="Seconds of the data's time that pass in a second; 0: as fast as it goes.")] = SPEED,
     days: Annotated[int | None, typer.Option(min=1, help="Replay the first so many days only.")] = None,
-    port: Annotated[int, typer.Option(help="The port of Dagster's web page.")] = 3000,
+    port: Annotated[int, typer.Option(help="The port of Dagster's web page.", min=1, max=65535)] = 3000,
 ) -> None:
     """Replay real data into topics and watch the tables follow, until Ctrl-C; the next start goes on where this one ended."""
     from watertable.kafka.config import Cluster

@@ -134,9 +134,9 @@ def classpath(*sets: JarSet, cache: Path | None = None, lock: Path = LOCK) -> tu
     jars = pinned(*sets, lock=lock)
     missing = [jar for jar in jars if not (folder / jar.path).is_file()]
     if missing:
+        fetches = "watertable jars fetch" if "bench" not in sets else f"python -m watertable.jars {' '.join(sets)}"
         raise SettingsError(
-            f"{len(missing)} of {len(jars)} jars are not in {folder} (first: {missing[0].name}). "
-            f"Fetch them once: python -m watertable.jars {' '.join(sets)}"
+            f"{len(missing)} of {len(jars)} jars are not in {folder} (first: {missing[0].name}). Fetch them once: {fetches}"
         )
     for jar in jars:
         _verify(jar, folder / jar.path)

@@ -58,7 +58,7 @@ def test_a_line_that_is_no_jar_is_named(tmp_path: Path) -> None:
 
 def test_jars_are_fetched_once_from_the_mirror_named(tmp_path: Path, lock: Path, mirror: Path) -> None:
     cache = tmp_path / "cache"
-    with pytest.raises(SettingsError, match=r"1 of 1 jars are not in .*org\.example:one:1\.0.*python -m watertable\.jars spark"):
+    with pytest.raises(SettingsError, match=r"1 of 1 jars are not in .*org\.example:one:1\.0.*Fetch them once: watertable jars fetch$"):
         jars.classpath("spark", cache=cache, lock=lock)
     fetched = jars.fetch("spark", "broker", cache=cache, mirror=mirror.as_uri(), lock=lock)
     assert [path.read_bytes() for path in fetched] == [BYTES, BYTES]

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 AppName = Annotated[str, typer.Argument(metavar="APP", help="The app's name, as in wt.App(name).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+
+
+def _in_one_form(context: typer.Context, option: typer.CallbackParam, value: bool) -> bool:
+    if value and any(context.params.get(other) for other in {"as_json", "as_csv"} - {option.name}):
+        raise typer.BadParameter("--json and --csv are two forms of one answer: choose one")
+    return value
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", callback=_in_one_form)]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.", callback=_in_one_form)]
 At = Annotated[str | None, typer.Option(help="An earlier position: retail@1.17, a version, a commit time, or event:TIME.")]
 AtOfApp = Annotated[str | None, typer.Option(help="An earlier position of the app: retail@1.17, a commit time, or event:TIME.")]
 Limit = Annotated[int, typer.Option(help="Rows to show.", min=1, max=1 << 30)]
