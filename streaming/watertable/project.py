@@ -56,7 +56,11 @@ class Broken:
             return cls(folder, f"{_shown(error.filename)}:{error.lineno}", f"{type(error).__name__}: {error.msg}")
         frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
         location = f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else _shown(folder)
-        return cls(folder, location, str(error) if isinstance(error, DefinitionError) else f"{type(error).__name__}: {error}")
+        try:
+            said = str(error)
+        except Exception:  # it is the user's, too
+            said = "an error that can't be shown"
+        return cls(folder, location, said if isinstance(error, DefinitionError) else f"{type(error).__name__}: {said}")
 
     def __str__(self) -> str:
         return self.reason if self.reason.startswith(self.location) else f"{self.location}: {self.reason}"
@@ -206,7 +210,7 @@ def _parsed(file: Path) -> ast.Module:
     """Parse a file; one that can't be is as good as empty here, and fails when it is imported."""
     try:
         return ast.parse(file.read_bytes())
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # zero bytes, or nested too deeply
         return ast.Module(body=[], type_ignores=[])
 
 

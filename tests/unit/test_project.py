@@ -51,6 +51,22 @@ def test_a_folder_is_an_app_and_a_broken_one_leaves_the_others_running(tmp_path:
         project.app("column")
 
 
+def test_a_file_that_python_cannot_read_or_say_an_error_of_breaks_its_folder_alone(tmp_path: Path) -> None:
+    settings = write(
+        tmp_path,
+        good__app=APP.format(name="good"),
+        deep__app=f"x = {'-' * 100_000}1",
+        nested__app=f"x = {'(' * 150}1{')' * 150}{'.a' * 50_000}",
+        zero__app="x = 1\0",
+        silent__app="class Silent(Exception):\n    def __str__(self):\n        raise self\nraise Silent",
+    )
+    (tmp_path / "assets" / "deep.py").write_text(f"x = {'-' * 100_000}1")
+    project = load_apps(settings)
+    assert list(project.apps) == ["good"]
+    assert sorted(project.broken) == ["deep", "nested", "silent", "zero"]
+    assert "silent/app.py:4: Silent: an error that can't be shown" in str(project.broken["silent"])
+
+
 def test_days_of_an_app_that_is_not_there_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = write(tmp_path, good__app=APP.format(name="good"))
     load_apps(settings.model_copy(update={"days": {"good": "2026-01-01/.."}}))
