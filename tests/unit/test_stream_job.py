@@ -455,7 +455,7 @@ def test_a_configuration_that_would_end_every_run_is_refused_once_and_says_which
 
 @pytest.mark.parametrize("instance", ["disk"], indirect=True)
 def test_it_is_not_recycled_while_it_is_held_back_from_other_code_and_is_once_it_no_longer_is(
-    run: Run, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    run: Run, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(stream_job, "LOOK", 0.2)
     held_at = ""
@@ -465,13 +465,14 @@ def test_it_is_not_recycled_while_it_is_held_back_from_other_code_and_is_once_it
         while not (runs := instance.get_runs(dg.RunsFilter(job_name=job_name("shop")))) or not runs[0].tags.get(Tag.FINGERPRINT):
             time.sleep(0.05)
         instance.add_run_tags(runs[0].run_id, {Tag.HELD: "stock: a filter was put in"})
+        (tmp_path / "held").touch()
         while int((at := leases.read(settings, "shop").position or "@1.0").rpartition(".")[2]) < 60:  # type: ignore[union-attr]
             time.sleep(0.05)
         held_at = at
         instance.add_run_tags(runs[0].run_id, {Tag.HELD: ""})
 
     threading.Thread(target=hold, daemon=True).start()
-    wait = "started(); time.sleep(1)"  # until it is held
+    wait = f"started()\nwhile not os.path.exists({str(tmp_path / 'held')!r}): time.sleep(0.05)"
     assert run(f"{wait}\nfor n in range(4, 9999): batch(n, stock=1); time.sleep(0.05)", recycle_events=20).success
     assert (held_at != "", attempts(instance, settings, "shop")[0].ended) == (True, Ended.RECYCLE)
 
