@@ -183,7 +183,9 @@ def next_streams(draw: st.DrawFn, pool: Sequence[Stream], number: int) -> list[S
             return [stream.repartition()]
         case "python":
             made = draw(basic(stream))
-            return [stream.map_values(**made | {"x": _tenth(made["x"]), "g": _shown(made["g"])})]
+            tenth = _tenth(made["x"])
+            shown = draw(st.sampled_from([_shown(made["g"]), f"CAST({tenth} AS STRING)"]))
+            return [stream.map_values(**made | {"x": tenth, "g": shown})]
         case "merge":
             return [stream.merge(*draw(st.lists(st.sampled_from(alike), min_size=1, max_size=2)))]
     return [stream.filter(draw(conditions(stream)))]

@@ -51,7 +51,9 @@ sums = rich.group_by("who").agg(paid=wt.sum("paid"), most=wt.max(f"{number}(name
 sums.materialized_as("byname")
 totals = rich.filter(f"{number}(name) > 0").group_by(p=number("name")).windowed_by(wt.tumbling(seconds=10)).agg(n=wt.count())
 totals.materialized_as("totals").to_stream().map_values(n=f"{number}(CAST(new.n AS STRING))").to("out")
-other.group_by(p=number("name")).count().materialized_as("others")
+others = other.group_by(p=number("name")).agg(n=wt.count(), sum=wt.sum(f"CAST({number}(name) AS DECIMAL(9,2))"))
+others.materialized_as("others")
+other.map_values(text=f"CAST({number}(name) AS STRING)").to_table().materialized_as("texts")
 '''
 
 

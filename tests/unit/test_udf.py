@@ -133,11 +133,26 @@ def test_calls_are_checked_where_they_are_written() -> None:
         stream.filter(tripled("qty"))
 
 
+def test_a_cast_of_a_call_is_of_what_the_function_gives_and_fails_where_it_raises() -> None:
+    app, stream = sales()
+    made = stream.map_values(text=f"CAST({number('name')} AS STRING)", wide=f"CAST({number}(name) AS DECIMAL(9,2))")
+    made.to_table().materialized_as("t")
+    stream.group_by_key().agg(n=wt.sum(f"CAST({number}(name) AS DECIMAL(9,2))")).materialized_as("sums")
+    driver = TopologyTestDriver(app)
+    for n, name in enumerate(["1", "many", "2"]):
+        driver.pipe_input("sales", "k", {"name": name}, timestamp=n)
+    assert driver.table("t") == {"k": {"id": "k", "text": "2", "wide": Decimal("2.00")}}
+    assert driver.table("sums") == {"k": {"id": "k", "n": Decimal("3.00")}}
+    assert [(refused.record.offset, "raises ValueError" in refused.reason) for refused in driver.quarantine()] == [(1, True)] * 2
+    assert {udf.name for udf in called_in(app.topology())} == {"number"}
+
+
 def test_no_function_is_called_where_rows_are_read() -> None:
     _, stream = sales()
     table = stream.to_table().materialized_as("t")
     for act in (
         lambda: table.map_values(n=tripled("qty")),
+        lambda: table.map_values(n=f"CAST({tripled('qty')} AS STRING)"),
         lambda: table.filter(f"{tripled}(qty) > 1"),
         lambda: table.join(table, n=tripled("left.qty")),
         lambda: table.group_by(n=tripled("qty")),

@@ -310,8 +310,10 @@ class Binder:
             if isinstance(node.this, exp.Literal):
                 return suffixed(node)
             raise ExpressionError("`::` is not supported; write CAST(... AS type)")
-        if isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() not in _KNOWN and not isinstance(node, exp.TryCast):
-            return self.opaque(node.this, kind)
+        if isinstance(node.this, exp.Anonymous) and not isinstance(node, exp.TryCast):
+            known = str(node.this.this).lower() in _KNOWN or defined(_function_name(node.this)) is not None
+            if not known:
+                return self.opaque(node.this, kind)
         value = self.bind(node.this)
         constant = isinstance(value, Lit) and value.type == STRING and kind in (DATE, TIMESTAMP)
         if constant and not isinstance(node, exp.TryCast):
