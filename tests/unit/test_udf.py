@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,6 +109,38 @@ def test_how_many_elements_a_call_has_changes_no_result(over: str) -> None:
     assert [one["made"] for one in whole] == [10, None, None, 2, None, 3, None]
     raised = {n: one["raised"].partition(":")[0] for n, one in enumerate(whole) if one["raised"]}
     assert raised == {2: "halved raises ZeroDivisionError", 4: "halved raises ValueError"}
+
+
+GIVEN = (1, -3, 0, 2**53 + 1, 2**60 + 1, 16777217, None, 2.0, 1.5, -0.0, 1e17, math.inf, Decimal("1.50"), Decimal("2"), True, "7", "x")
+
+
+@pytest.mark.parametrize("returns", ["TINYINT", "INT", "BIGINT", "DECIMAL(9,2)", "DECIMAL(20,0)", "FLOAT", "DOUBLE", "STRING", "BOOLEAN"])
+def test_what_a_function_gives_for_an_element_is_the_same_whatever_it_gives_beside_it(returns: str) -> None:
+    kind, places = arrow_type(Type.parse(returns)), pa.array(range(len(GIVEN)))
+
+    def found(some: pa.Array) -> list[str]:
+        columns = caught_columns(lambda places: places.map(GIVEN.__getitem__), "given", "pandas", False, kind, [some])
+        return [repr(one) for one in columns.to_pylist()]
+
+    alone = [found(places[n : n + 1])[0] for n in range(len(GIVEN))]
+    for n, m in product(range(len(GIVEN)), repeat=2):
+        assert found(pa.array([n, m])) == [alone[n], alone[m]], f"{GIVEN[n]!r} beside {GIVEN[m]!r}"
+    assert found(places) == alone
+
+
+def test_a_null_beside_a_large_number_changes_it_in_no_batch() -> None:
+    app, stream = sales()
+    known = wt.udf(returns="BIGINT", version="1")(_known)
+    stream.map_values(n=known("qty")).to_table().materialized_as("t")
+    driver = TopologyTestDriver(app)
+    driver.pipe_input("sales", "a", {"qty": 1}, timestamp=1)
+    assert driver.table("t") == {"a": {"id": "a", "n": 2**60 + 1}}
+    batch = caught_columns(_known, "known", "pandas", False, pa.int64(), [pa.array([1, -1, 2], pa.int32())])
+    assert [one["made"] for one in batch.to_pylist()] == [2**60 + 1, None, 2**60 + 2]
+
+
+def _known(column: Any) -> Any:
+    return column.map(lambda n: 2**60 + n if n > 0 else None)
 
 
 @pytest.mark.parametrize("made", [7, "seven", None, [1, 2, 3], pa.array([1.5]), pa.array(["x"])])

@@ -203,7 +203,10 @@ def udf(*, returns: str, version: str | None = None, over: str = "pandas", nulls
 
 
 def call_columns(function: Callable[..., Any], over: str, returns: pa.DataType, columns: Sequence[pa.Array]) -> pa.Array:
-    """Call a function with columns, and bring what it returns to its type; raise what it raises, or `ValueError` for another length."""
+    """Call a function with columns, and bring what it returns to its type; raise what it raises, or `ValueError` for another length.
+
+    Also where elements are no longer what each would be alone: then they are to be asked for apart.
+    """
     import pyarrow as pa
 
     if over == "pandas":
@@ -218,9 +221,33 @@ def call_columns(function: Callable[..., Any], over: str, returns: pa.DataType, 
     if isinstance(made, pa.ChunkedArray):
         made = made.combine_chunks()
     if not isinstance(made, pa.Array):
+        guessed = not hasattr(getattr(made, "dtype", None), "pyarrow_dtype")
         made = pa.Array.from_pandas(made, type=returns if pa.types.is_nested(returns) else None)
         made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        if guessed and length > 1 and not _is_each_its_own(made, returns):
+            raise ValueError("numbers that may be others beside each other than alone")  # so each of them is asked for alone
+    if pa.types.is_decimal(returns):  # Arrow refuses whole numbers by what their type could hold, not by what they are
+        made = made.cast(pa.int8()) if pa.types.is_boolean(made.type) else made
+        made = made.cast(pa.decimal128(20, 0)) if pa.types.is_integer(made.type) else made
+    elif pa.types.is_floating(returns) and pa.types.is_integer(made.type):
+        made = made.cast(pa.float64(), safe=False)
     return made if made.type.equals(returns) else made.cast(returns)
+
+
+def _is_each_its_own(made: pa.Array, returns: pa.DataType) -> bool:
+    """Tell whether each element is what it would be alone, where the column's type was guessed from all of them.
+
+    To pandas whole numbers beside a null or a fraction are floats, which from 2^53 on are other numbers; to Arrow decimals have one scale.
+    As text both are always written otherwise.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string(returns):
+        return not (pa.types.is_floating(made.type) or pa.types.is_decimal(made.type))
+    if not pa.types.is_floating(made.type) or pa.types.is_floating(returns):
+        return True
+    return bool(pc.all(pc.less(pc.abs(made), float(1 << 53)), min_count=0).as_py())
 
 
 def caught_columns(
