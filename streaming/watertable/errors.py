@@ -11,6 +11,7 @@ what was wanted and what came, and what to do. The tree:
     │   └── DuplicateName          two tables, topics or apps of one name           (ValueError)
     ├── EvaluationError            an expression fails on a record, as it would in Spark's ANSI mode  (ValueError)
     │   └── DecodeError            bytes that are no value of their schema
+    │       └── BeyondTime         bytes of a date or time that Python hasn't
     ├── UnsupportedFunction        outside the interpreter's subset of Spark SQL    (NotImplementedError)
     ├── SettingsError              a setting that is missing or wrong               (ValueError)
     ├── KafkaError                 the cluster said no, or isn't there
@@ -66,6 +67,10 @@ class EvaluationError(WatertableError, ValueError):
 
 class DecodeError(EvaluationError):
     """Report bytes that are no value of their schema."""
+
+
+class BeyondTime(DecodeError):
+    """Report bytes of a date or time outside the years 1 to 9999, which Python and the readers of tables have no value for."""
 
 
 class UnsupportedFunction(WatertableError, NotImplementedError):

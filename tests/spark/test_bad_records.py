@@ -10,7 +10,8 @@ import pytest
 
 import watertable as wt
 from tests.properties.engines import CompilerRun, Result, run_interpreter, tiny
-from watertable.plan.windows import EPOCH
+from watertable.interpreter import Interpreter
+from watertable.plan.windows import BEYOND, EPOCH
 from watertable.records import Record
 
 if TYPE_CHECKING:
@@ -49,6 +50,48 @@ def test_an_event_time_after_which_no_time_would_be_left_stops_nothing(spark: Sp
     )  # fmt: skip
     assert refused(found) == [("t", 1, "topic"), ("t", 2, "topic"), ("u", 1, "topic")]
     assert found.tables["sums"] == {("a",): {"key": "a", "n": 1}}
+
+
+def test_a_date_or_time_that_python_has_not_is_refused_where_it_is_read_wherever_it_stands(spark: SparkSession) -> None:
+    def seen(record: wt.Record, context: wt.Context) -> None:
+        context.forward(record.value)
+
+    app = wt.App("far")
+    nested = "box STRUCT<day: DATE, n: INT>, days ARRAY<DATE>, by MAP<STRING, ARRAY<TIMESTAMP>>"
+    value = f"n INT, at TIMESTAMP, sent TIMESTAMP, day DATE, {nested}"
+    read = app.topic("t", value=value, timestamp="at").stream()
+    read.process_values(seen, value=value).to("seen")
+    read.to_table().materialized_as("rows")
+    app.topic("u", key="day DATE", value="n INT").stream().to_table().materialized_as("days")
+    millis, day = 1_709_294_400_000, "12345-01-01"  # milliseconds, which are read as seconds, of the year 56135
+    far = [
+        {"sent": millis}, {"day": day}, {"day": "-0044-03-15"}, {"day": "0000-12-31"}, {"sent": "0001-01-01T00:00:00+00:01"},
+        {"sent": "10000-01-01T00:30:00"}, {"sent": "0000-06-01T00:00:00Z"},
+        {"box": {"day": day}}, {"days": [None, "2024-01-01", day]}, {"by": {"a": None, "b": [1, millis]}},
+    ]  # fmt: skip
+    near = [
+        {"day": "0001-01-01"}, {"day": "9999-12-31"}, {"sent": "0001-01-01T00:00:00Z"}, {"sent": "9999-12-31T23:59:59.999999Z"},
+        {"sent": "10000-01-01T00:30:00+01:00"}, {"sent": "0000-12-31T23:30:00-01:00"},
+        {"box": {"day": None}, "days": [None, "9999-12-31"], "by": {"a": [None, 1]}}, {"box": None, "days": [], "by": {}},
+    ]  # fmt: skip
+    records = [record(n, at=n, **part) for n, part in enumerate([*near, *far])]
+    last = len(records)
+    records += [record(last, at=millis, day=day), record(last + 1, at=None, day=day), record(last + 2, n="one", day=day, at=millis)]
+    records += [Record("t", 0, last + 3, EPOCH, b"a", f'{{"day": "{day}", "at": 9, "day": "2024-01-01"}}'.encode())]
+    keys = ["2024-01-01", day]
+    records += [Record("u", 0, n, EPOCH, json.dumps({"day": key}).encode(), b'{"n": 1}') for n, key in enumerate(keys)]
+    topology = app.topology()
+    run, engine = CompilerRun(tiny(spark), topology), Interpreter(topology)
+    found = run.run([records])
+    engine.read(records)
+    assert run_interpreter(topology, [records]).differences(found) == []
+    assert refused(found) == [("t", n, "topic") for n in range(len(near), last + 3)] + [("u", 1, "topic")]
+    assert len(found.outputs["seen"]) == len(near) + 1
+    why = {(q.record.topic, q.record.offset): q.reason for q in engine.quarantine}
+    beyond = {(topic, offset) for (topic, _, offset, _, _), reason in run.reasons if reason == BEYOND}
+    assert beyond == {place for place, reason in why.items() if reason == BEYOND}
+    assert beyond == {("t", n) for n in range(len(near), last)} | {("t", last + 1), ("u", 1)}
+    assert why["t", last].startswith("the event time"), "an event time that is none counts for more"
 
 
 def test_a_branch_that_takes_a_record_spares_it_the_conditions_of_the_later_ones(spark: SparkSession) -> None:

@@ -21,6 +21,7 @@ from watertable.plan.plan import Sink, Topology
 from watertable.plan.rules import OnFail
 from watertable.plan.stages import How, Named
 from watertable.plan.windows import (
+    BEYOND,
     END_OF_TIME,
     EPOCH,
     UNTIMED,
@@ -30,7 +31,7 @@ from watertable.plan.windows import (
     Windows,
     microseconds,
 )
-from watertable.schema import Schema, quote
+from watertable.schema import Schema, Type, quote
 from watertable.sql.expressions import Expr
 
 Origin = (
@@ -248,13 +249,13 @@ class Layout:
 
     def _source(self, base: Segment, topic: Topic) -> Flow:
         here = f"(topic = {literal(topic.name)})"
-        key, bad_key = self._decoded(base, "raw_key", topic.key, topic.key_format, here)
+        key, bad_key, why_key = self._decoded(base, "raw_key", topic.key, topic.key_format, here)
         headers = {h: base.add(_last(h), 0) for h in topic.headers}
         more = [(h.column.name, column) for h, column in headers.items()]
-        value, bad_value = self._decoded(base, "raw_value", topic.value, topic.value_format, here, more)
-        for flag, part, schema in ((bad_key, "key", topic.key), (bad_value, "value", topic.value)):
-            reason = f"the {part} can't be decoded as ({schema.sql().replace('`', '')})"
-            base.failures.append((flag, "topic", topic.location, literal(reason)))
+        value, bad_value, why_value = self._decoded(base, "raw_value", topic.value, topic.value_format, here, more, topic.timestamp)
+        for flag, why, part, schema in ((bad_key, why_key, "key", topic.key), (bad_value, why_value, "value", topic.value)):
+            reason = literal(f"the {part} can't be decoded as ({schema.sql().replace('`', '')})")
+            base.failures.append((flag, "topic", topic.location, f"COALESCE({why}, {reason})" if why else reason))
         well = f"{here} AND NOT {bad_key} AND NOT {bad_value}"
         if texts := [column for h, column in headers.items() if h.column.type.kind == "string"]:
             broken = base.add(f"({here} AND NOT ({' AND '.join(f'coalesce(is_valid_utf8({text}), TRUE)' for text in texts)}))", 1)
@@ -271,22 +272,31 @@ class Layout:
         return Flow(base, 5, present, {"key": key, "value": value, "ts": time_ok})
 
     def _decoded(
-        self, base: Segment, raw: str, schema: Schema, form: Format, here: str, more: Sequence[tuple[str, str]] = ()
-    ) -> tuple[str, str]:
-        """Decode bytes into a struct column, with more columns; the flag says where there were bytes and no value could be made of them."""
+        self, base: Segment, raw: str, schema: Schema, form: Format, here: str, more: Sequence[tuple[str, str]] = (), at: str | None = None
+    ) -> tuple[str, str, str]:
+        """Decode bytes into a struct column, with more columns; the flag says where there were bytes and no value could be made of them.
+
+        Nor is one made that holds a date or time which Python hasn't: then the last, if there is any such SQL, says so. An event time
+        `at` is judged as such.
+        """
         also = "".join(f", '{name}', {column}" for name, column in more)
         there = f"{here} AND {raw} IS NOT NULL"
         if form is not Format.JSON:
             text = raw if form is Format.BYTES else f"CAST({raw} AS STRING)"
             bad = base.add("FALSE" if form is Format.BYTES else f"({there} AND NOT is_valid_utf8(CAST({raw} AS STRING)))", 0)
             struct = f"CASE WHEN {there} AND NOT {bad} THEN named_struct('{schema.columns[0].name}', {text}{also}) END"
-            return base.add(struct, 1), bad
+            return base.add(struct, 1), bad, ""
         ddl = f"{schema.sql()}, `{_CORRUPT}` STRING".replace("'", "\\'")
         options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{_CORRUPT}')"
         read = base.add(f"CASE WHEN {there} THEN from_json(CAST({raw} AS STRING), '{ddl}', {options}) END", 0)
-        bad = base.add(f"({there} AND ({read} IS NULL OR {read}.{_CORRUPT} IS NOT NULL))", 1)
+        beyond = _beyond(read, Type("struct", fields=tuple(c for c in schema if c.name != at)))
+        if beyond and at:
+            beyond = f"({beyond}) AND NOT {_beyond(f'{read}.{quote(at)}', schema[at])}"
+        bad = base.add(f"({there} AND ({read} IS NULL OR {read}.{_CORRUPT} IS NOT NULL{f' OR ({beyond})' if beyond else ''}))", 1)
         parts = ", ".join(f"'{c.name}', {read}.{quote(c.name)}" for c in schema)
-        return base.add(f"CASE WHEN {read} IS NOT NULL AND {read}.{_CORRUPT} IS NULL THEN named_struct({parts}{also}) END", 1), bad
+        whole = f"{read} IS NOT NULL AND {read}.{_CORRUPT} IS NULL{f' AND NOT ({beyond})' if beyond else ''}"
+        why = f"CASE WHEN {read}.{_CORRUPT} IS NULL AND ({beyond}) THEN {literal(BEYOND)} END" if beyond else ""
+        return base.add(f"CASE WHEN {whole} THEN named_struct({parts}{also}) END", 1), bad, why
 
     def flow(self, node: nodes.Stream) -> Flow:
         """Give the columns of a stream, laid out once however many operators read it."""
@@ -630,6 +640,20 @@ def _last(header: Header) -> str:
     """Find the last header of a name, as a text or as bytes."""
     found = f"try_element_at(filter(raw_headers, h -> h.key = {literal(header.name)}), -1).value"
     return f"CAST({found} AS STRING)" if header.column.type.kind == "string" else found
+
+
+def _beyond(text: str, kind: Type, depth: int = 0) -> str:
+    """Write whether a value holds a date or time outside the years 1 to 9999; nothing for a type that holds none."""
+    match kind:
+        case Type(kind="timestamp"):
+            return f"COALESCE({text} < TIMESTAMP '0001-01-01 00:00:00Z' OR {text} > TIMESTAMP '9999-12-31 23:59:59.999999Z', FALSE)"
+        case Type(kind="date"):
+            return f"COALESCE({text} < DATE '0001-01-01' OR {text} > DATE '9999-12-31', FALSE)"
+        case Type(kind="array" | "map", element=Type() as element):
+            each = _beyond(f"e{depth}", element, depth + 1)
+            values = text if kind.kind == "array" else f"map_values({text})"
+            return f"COALESCE(exists({values}, e{depth} -> {each}), FALSE)" if each else ""
+    return " OR ".join(found for part in kind.fields if (found := _beyond(f"{text}.{quote(part.name)}", part.type, depth)))
 
 
 def literal(text: str) -> str:

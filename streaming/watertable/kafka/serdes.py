@@ -23,8 +23,9 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, Final
 
-from watertable.errors import DecodeError, EvaluationError, UnsupportedFunction
+from watertable.errors import BeyondTime, DecodeError, EvaluationError, UnsupportedFunction
 from watertable.plan.nodes import Format, Topic
+from watertable.plan.windows import BEYOND
 from watertable.records import Record
 from watertable.schema import Schema, Type
 from watertable.sql.casts import EPOCH, java_float, plus_micros, read_date, read_timestamp
@@ -68,7 +69,7 @@ class _Object(list[tuple[str, Any]]):
 
 
 def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
-    """Read a key or value; None for None. Raises `DecodeError` saying what doesn't fit, and where."""
+    """Read a key or value; None for None. Raises `DecodeError` saying what doesn't fit, and where; `BeyondTime` where that is all."""
     if data is None:
         return None
     match form:
@@ -90,6 +91,8 @@ def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
                 raise
             except (EvaluationError, ValueError) as error:
                 raise DecodeError(str(error)) from None
+            except UnsupportedFunction:
+                raise BeyondTime(BEYOND) from None
             except RecursionError:
                 raise DecodeError("JSON is nested too deeply") from None
             return row
@@ -111,11 +114,11 @@ def event_time_of(record: Record, topic: Topic, value: Row | None, now: datetime
 def columns_of(record: Record, topic: Topic) -> Row | None:
     """Read a record's value, and those of its headers that its topic names; None for a tombstone. Raises `DecodeError`.
 
-    An event time that Python hasn't is none: such a record is refused, whatever else is in it.
+    An event time that Python hasn't is none: such a record is refused for that, whatever else is in it.
     """
     try:
         row = decode(record.value, topic.value, topic.value_format)
-    except UnsupportedFunction:
+    except BeyondTime:
         if topic.timestamp is None or not _is_beyond(record, topic, topic.timestamp):
             raise
         row = dict.fromkeys(topic.value.names)
@@ -135,7 +138,7 @@ def _is_beyond(record: Record, topic: Topic, column: str) -> bool:
     """Tell whether it is this column that holds a time which Python hasn't."""
     try:
         decode(record.value, Schema.of([(column, topic.value[column])]), topic.value_format)
-    except UnsupportedFunction:
+    except BeyondTime:
         return True
     return False
 
@@ -234,17 +237,18 @@ def _struct_reader(kind: Type, readers: Mapping[str, Reader]) -> Reader:
         if type(value) is not _Object:
             raise _wrong(value, kind)
         row: Row = dict.fromkeys(readers)
-        beyond: UnsupportedFunction | None = None
+        beyond: dict[str, UnsupportedFunction] = {}
         for name, field in value:
             if (reader := readers.get(name)) is not None:
+                beyond.pop(name, None)
                 try:
                     row[name] = reader(field)
                 except EvaluationError as error:
                     raise DecodeError(f"{name}: {error}") from None
                 except UnsupportedFunction as error:  # what is no value of its type counts for more, wherever it stands
-                    beyond = error
-        if beyond is not None:
-            raise beyond
+                    beyond[name] = error
+        if beyond:
+            raise next(iter(beyond.values()))
         return row
 
     return read

@@ -31,6 +31,8 @@ END_OF_TIME = datetime(9000, 1, 1, tzinfo=UTC)
 """Ends the event times that are believed: a thousand years are left in which windows, their grace and all that waits end, too."""
 UNTIMED = f"the event time is null, before {EPOCH.year}, or not before {END_OF_TIME.year}"
 """Says why a record isn't placed in time."""
+BEYOND = "a date or time is outside the years 1 to 9999"
+"""Says why a record isn't read that holds one: Spark has it, but no user's function, and no reader of a table, does."""
 LONGEST = timedelta(days=36_525)
 """Bounds every duration, at 100 years: a sum of several, after any event time, is still a time that there is."""
 MILLISECOND = timedelta(milliseconds=1)

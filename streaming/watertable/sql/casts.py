@@ -328,11 +328,14 @@ def read_timestamp(text: str) -> dt.datetime:
     offset = _zone(zone.strip(_SPACE)) if zone is not None else UTC
     if offset is None or int(hour or 0) > 23 or int(minute or 0) > 59 or int(second or 0) > 59:
         raise fail(f"{text!r} is not a TIMESTAMP")
-    date = _calendar(text, -int(year) if sign == "-" else int(year), int(month or 1), int(day or 1))
+    named = -int(year) if sign == "-" else int(year)
+    aside = 0 if 1 <= named <= 9999 else 400 if named < 1 else -400  # in UTC it may be a time that Python has, and the calendar repeats
+    date = _calendar(text, named + aside, int(month or 1), int(day or 1))
     clock = dt.time(int(hour or 0), int(minute or 0), int(second or 0), int((fraction or "")[:6].ljust(6, "0")))
     try:
-        return dt.datetime.combine(date, clock, offset).astimezone(UTC)
-    except OverflowError:
+        when = dt.datetime.combine(date, clock, offset).astimezone(UTC)
+        return when.replace(year=when.year - aside)
+    except (OverflowError, ValueError):
         raise beyond() from None
 
 
