@@ -94,6 +94,20 @@ def test_a_date_or_time_that_python_has_not_is_refused_where_it_is_read_wherever
     assert why["t", last].startswith("the event time"), "an event time that is none counts for more"
 
 
+def test_bytes_that_are_no_text_are_refused_by_a_cast_to_one_and_null_to_a_try(spark: SparkSession) -> None:
+    app = wt.App("raw")
+    read = app.topic("t", value="raw BINARY", value_format="bytes").stream()
+    made = read.map_values(text="CAST(raw AS STRING)", size="length(CAST(raw AS STRING))")
+    made.to_table().materialized_as("texts")
+    read.map_values(text="try_cast(raw AS STRING)").to("tried")
+    raw = [b"fine", b"\xff", "ü😀".encode(), b"a\xc3", b"\xed\xa0\x80", b""]
+    found = both(spark, app, *(Record("t", 0, n, EPOCH, str(n).encode(), data) for n, data in enumerate(raw)))
+    assert refused(found) == [("t", n, "map_values") for n in (1, 3, 4)]
+    assert {key: row["text"] for (key,), row in found.tables["texts"].items()} == {"0": "fine", "2": "ü😀", "5": ""}
+    tried = [json.loads(value or b"")["text"] for _, value, _, _ in found.outputs["tried"]]
+    assert tried == ["fine", None, "ü😀", None, None, ""]
+
+
 def test_a_branch_that_takes_a_record_spares_it_the_conditions_of_the_later_ones(spark: SparkSession) -> None:
     """Also where the condition that fails is the last, and where one fails before any is true: that one is refused."""
     app = wt.App("branches")

@@ -64,7 +64,7 @@ EDGES: dict[str, tuple[str, list[Any]]] = {
     "d3838": ("DECIMAL(38,38)", [None, D("0E-38"), D("0." + "9" * 38), D("-0." + "1" * 38), D("1E-38")]),
     "s": ("STRING", [None, "", "a", "A", "abc", "aXbXc", "Ünïcødé", "ß", "日本語", "a,b,,c,", " pad ", "e\u0301", "😀b", "a.b.c"]),
     "u": ("STRING", [None, "", "b", "X", ",", "c", "ø", "bc", "%", "a_b", "日", " ", "😀", "."]),
-    "b": ("BINARY", [None, b"", b"a", b"abc", "ü".encode()]),
+    "b": ("BINARY", [None, b"", b"a", b"abc", "ü".encode(), b"\xff", b"a\xc3", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"]),
     "da": ("DATE", [None, dt.date(1970, 1, 1), dt.date(1969, 12, 31), dt.date(2000, 2, 29), dt.date(2021, 12, 31), dt.date(2020, 1, 31),
                     dt.date(1900, 3, 1), dt.date(1582, 10, 15), dt.date(2024, 12, 30), dt.date(1, 1, 2), dt.date(9999, 12, 30)]),
     "ts": ("TIMESTAMP", [None, at(1970, 1, 1), at(1969, 12, 31, 23, 59, 59, 999999), at(2000, 2, 29, 12, 30, 45, 123456),
@@ -197,7 +197,7 @@ def casts() -> Iterator[str]:
     for (column, ddl), target in itertools.product(sources.items(), CAST_TARGETS):
         if castable(Type.parse(ddl), Type.parse(target)) is not None:
             yield f"CAST({column} AS {target})"
-            if column in ("num", "tim", "i_a", "d_a", "d3810_a"):
+            if column in ("num", "tim", "i_a", "d_a", "d3810_a", "b_a"):
                 yield f"try_cast({column} AS {target})"
 
 

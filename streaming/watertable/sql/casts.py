@@ -163,8 +163,15 @@ def to_string(source: Type) -> Cast:
         case "date":
             return lambda v: f"{v.year:04}-{v.month:02}-{v.day:02}"
         case "binary":
-            return lambda v: v.decode("utf-8", "replace")
+            return _read_text
     return str
+
+
+def _read_text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise fail(f"not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def java_float(value: float, shortest: str) -> str:

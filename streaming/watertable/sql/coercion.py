@@ -198,6 +198,8 @@ def castable(source: Type, target: Type) -> str | None:
             for f, g in zip(source.fields, target.fields, strict=True):
                 found = _both(found, castable(f.type, g.type))
             return found
+        case ("binary", "string"):
+            return "maybe"
         case (kind, "string"):
             return "always" if kind in _ATOMIC else None
         case ("string", "binary"):

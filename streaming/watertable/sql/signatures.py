@@ -384,14 +384,16 @@ def cast_function(target: Type, how: str) -> Function:
             raise ExpressionError(f"a cast from {source.sql()} to {target.sql()} may fail inside; cast its parts")
         # text that holds a time and no date would get today's; null in its place
         value = f"if({{0}} RLIKE '{_DATELESS}', NULL, {{0}})" if (source, target) == (STRING, TIMESTAMP) else "{0}"
-        tried = f"TRY_CAST({value} AS {target.sql()})"
+        tried, sql = f"TRY_CAST({value} AS {target.sql()})", None
+        if (source, target) == (BINARY, STRING):  # Spark takes any bytes for text, and no reader of tables takes such text
+            tried, sql = "try_validate_utf8(CAST({0} AS STRING))", "validate_utf8(CAST({0} AS STRING))"
         python = casts.cast(source, target)
         if how == "try_cast":
             return Signature(target, (source,), casts.attempt(python), sql=tried)
         fails = None
         if target.kind == "decimal" and source.kind in ("float", "double"):  # NaN and infinity become null, even in ANSI mode
             fails = f"{tried} IS NULL AND NOT isnan({{0}}) AND abs({{0}}) <> CAST('Infinity' AS DOUBLE)"
-        return Signature(target, (source,), python, tried if possible == "maybe" else None, fails)
+        return Signature(target, (source,), python, tried if possible == "maybe" else None, fails, sql)
 
     word = "TRY_CAST" if how == "try_cast" else "CAST"
     return Function(how, f"{word}(a AS type)", rule, tight=False, sql="{0}" if how == "coerce" else f"CAST({{0}} AS {target.sql()})")
