@@ -70,3 +70,41 @@ def test_both_engines_take_from_rows_what_is_exact_in_them(spark: SparkSession) 
         found = CompilerRun(session, sensors()).run(cut(given, *places)).tables
         for name in READING:
             assert found[name] == wanted[name], name
+
+
+def zeros() -> Topology:
+    """Keep a floating point number in each way in which one of equals stays, and group by how it is written."""
+    app = wt.App("zeros")
+    by_site = app.topic("volts", key="sensor STRING", value="site STRING, volts DOUBLE").stream().group_by("site")
+    bounds = by_site.agg(low=wt.min("volts"), high=wt.max("volts")).materialized_as("bounds")
+    bounds.group_by(low="CAST(low AS STRING)", high="CAST(high AS STRING)").count().materialized_as("by_bounds")
+    rows = app.topic("rows", key="sensor STRING", value="site STRING, volts FLOAT").table().materialized_as("rows")
+    held = rows.group_by("site").agg(volts=wt.first("volts"), each=wt.collect_list("volts"), top=wt.top_k(1, "volts"))
+    texts = ", ".join(f"CAST({volts} AS STRING)" for volts in ("volts", "get(each, 0)", "get(top, 0)"))
+    held.materialized_as("held").group_by(of=f"concat_ws('/', {texts})").count().materialized_as("by_held")
+    sites = app.topic("sites", key="site STRING", value="name STRING").table().materialized_as("sites")
+    joined = rows.join(sites, on="site", volts="left.volts").materialized_as("joined")
+    joined.group_by(volts="CAST(volts AS STRING)").count().materialized_as("by_joined")
+    return app.topology()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("places", [(), (3, 4), (3, 4, 5, 6, 7)])
+def test_the_two_zeros_are_one_number_so_that_no_row_stays_in_the_group_of_the_other(spark: SparkSession, places: tuple[int, ...]) -> None:
+    given = [Record("sites", 0, 0, START, b"x", b'{"name": "X"}')]
+    told = [
+        ("volts", 0, 100, 0.0), ("rows", 0, 0, 0.0), ("rows", 0, 1, -0.0), ("volts", 1, 50, -0.0),
+        ("volts", 0, 200, 5.0), ("rows", 0, 2, 5.0),
+    ]  # fmt: skip
+    offsets = dict.fromkeys([(topic, partition) for topic, partition, *_ in told], 0)
+    for topic, partition, seconds, volts in told:
+        data = json.dumps({"site": "x", "volts": volts}).encode()
+        given.append(Record(topic, partition, offsets[topic, partition], START + timedelta(seconds=seconds), b"s", data))
+        offsets[topic, partition] += 1
+    for end, bounds, row in ((len(given) - 2, ("0.0", "0.0"), "0.0"), (len(given), ("0.0", "5.0"), "5.0")):
+        batches = cut(given[:end], *(place for place in places if place < end))
+        wanted = run_interpreter(zeros(), batches)
+        assert wanted.differences(CompilerRun(tiny(spark), zeros()).run(batches)) == []
+        assert set(wanted.tables["by_bounds"]) == {bounds}
+        assert set(wanted.tables["by_joined"]) == {(row,)}
+        assert set(wanted.tables["by_held"]) == {("/".join([row] * 3),)}

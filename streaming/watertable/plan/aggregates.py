@@ -22,8 +22,9 @@ The rows of a table come and go. There (`bind_rows`) sums take back what a row b
 multiset of what the rows hold, to which a row adds one and from which it takes one. Rows have no place in log order; where order matters
 (first, last, collect_list, equals in top_k) it is that of the rows' key. Every such state counts its rows, and is zero when they are gone.
 
-As in SQL, null inputs are skipped. Sums of whole numbers are BIGINT, of DECIMAL(p,s) DECIMAL(p+10,s), exact under any order; of DOUBLE
-they depend on it, and parity checks hold them to a tolerance only.
+As in SQL, null inputs are skipped, and the two zeros of floating point are equals: where one of them stays, it is 0.0. Sums of whole
+numbers are BIGINT, of DECIMAL(p,s) DECIMAL(p+10,s), exact under any order; of DOUBLE they depend on it, and parity checks hold them to a
+tolerance only.
 """
 
 from __future__ import annotations
@@ -284,7 +285,8 @@ def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Bound
             total, number = _sum(f"{name}__sum", text, kind, scope, where), _counter(f"{name}__count", text, scope, where)
             fields, value = (total, number), _ratio(total, number, kind)
         case "min" | "max":
-            fields, value = (StateField(name, kind, Merge(aggregation.function), argument),), f"state.`{name}`"
+            lift = parse(_one_zero(f"({text})", kind), scope, where)  # of equals either one might stay, and as text they are two
+            fields, value = (StateField(name, kind, Merge(aggregation.function), lift),), f"state.`{name}`"
         case "first" | "last":
             fields = (StateField(name, placed(kind), Merge(aggregation.function), argument),)
             value = f"state.`{name}`.value"
@@ -361,7 +363,7 @@ def held_row(name: str, row: Schema, users: Sequence[Expr], scope: Scope, where:
     for column in columns:
         if not sortable(column.type):
             raise ExpressionError(f"{where}: {side}.{column.name}: a {column.type.sql()} can't be told from others among rows")
-    member = "named_struct(" + ", ".join(f"'{c.name}', value.`{c.name}`" for c in columns) + ")"
+    member = "named_struct(" + ", ".join(f"'{c.name}', {_one_zero(f'value.`{c.name}`', c.type)}" for c in columns) + ")"
     plus, minus = (parse(f"named_struct('value', {member}, 'n', CAST({n} AS BIGINT))", scope, where) for n in (1, -1))
     return SignedField(name, _array(plus.type), Merge.BAG, plus, minus)
 
@@ -458,7 +460,8 @@ def _bag(name: str, aggregation: Aggregation, kind: Type, key: Schema, scope: Sc
     """Keep what the rows of a group hold, and write the aggregate's value of it."""
     text, bag = aggregation.argument, f"state.`{name}`"
     order = "named_struct(" + ", ".join(f"'{c}', key.`{c}`" for c in key.names) + ")"
-    there, member, values = text, _one_zero(f"({text})", kind), f"transform({bag}, e -> e.value)"
+    there, held, values = text, _one_zero(f"({text})", kind), f"transform({bag}, e -> e.value)"
+    member = held
     if not sortable(kind):
         raise ExpressionError(f"{where}: {name}={aggregation.function}({text!r}): a {kind.sql()} can't be told from others among rows")
     match aggregation.function:
@@ -473,11 +476,11 @@ def _bag(name: str, aggregation: Aggregation, kind: Type, key: Schema, scope: Sc
         case "top_k":
             ranked = _ranked(name, aggregation, scope, where)
             there, by = aggregation.by, _one_zero(f"({aggregation.by})", ranked)
-            member = f"named_struct('by', {by}, 'order', {order}, 'value', ({text}))"
+            member = f"named_struct('by', {by}, 'order', {order}, 'value', {held})"
             greatest = f"slice(reverse({bag}), 1, {aggregation.limit})"
             value = _or_empty(f"transform({greatest}, e -> e.value.value)", kind)
         case function:
-            member = f"named_struct('order', {order}, 'value', ({text}))"
+            member = f"named_struct('order', {order}, 'value', {held})"
             value = {
                 "first": f"get({bag}, 0).value.value",
                 "last": f"try_element_at({bag}, -1).value.value",
@@ -485,8 +488,8 @@ def _bag(name: str, aggregation: Aggregation, kind: Type, key: Schema, scope: Sc
             }[function]
 
     def counted(n: int) -> Expr:
-        held = f"named_struct('value', {member}, 'n', CAST({n} AS BIGINT))"
-        return parse(f"CASE WHEN ({there}) IS NOT NULL THEN {held} END", scope, where)
+        one = f"named_struct('value', {member}, 'n', CAST({n} AS BIGINT))"
+        return parse(f"CASE WHEN ({there}) IS NOT NULL THEN {one} END", scope, where)
 
     return SignedField(name, _array(counted(1).type), Merge.BAG, counted(1), counted(-1)), value
 
