@@ -179,6 +179,7 @@ class TimedStore(Entries):
             self._write(entry, None)
 
     def _expired(self) -> list[Entry]:
+        """List what is too old, in the order of the keys: its deletions are told one after the other."""
         raise NotImplementedError
 
     def _timed(self, key: Entry, at: datetime | None) -> Entry:
@@ -215,7 +216,7 @@ class WindowStore(TimedStore):
         return [(at, copy.deepcopy(row)) for at, row in found]
 
     def _expired(self) -> list[Entry]:
-        return [entry for entry in self._held if entry[-1] < self._since]
+        return sorted(entry for entry in self._held if entry[-1] < self._since)
 
 
 class VersionedStore(TimedStore):
@@ -253,7 +254,7 @@ class VersionedStore(TimedStore):
         held = sorted(self._held)
         over = {before for before, after in pairwise(held) if before[:-1] == after[:-1] and after[-1] < self._since}
         last = {entry[:-1]: entry for entry in held}.values()
-        return [*over, *(entry for entry in last if self._held[entry][DELETED] and entry[-1] < self._since)]
+        return sorted({*over, *(entry for entry in last if self._held[entry][DELETED] and entry[-1] < self._since)})
 
 
 STORES: Final[dict[str, type[Entries]]] = {"key_value": KeyValueStore, "window": WindowStore, "versioned": VersionedStore}

@@ -13,7 +13,7 @@ import watertable as wt
 from tests.properties.engines import CompilerRun, run_interpreter, tiny
 from tests.spark.runs import Run, apart, by, cut, survives
 from tests.unit import test_wall_clock as wall
-from tests.unit.test_processors import baskets, clocked, shopping, site, tale
+from tests.unit.test_processors import KEPT, TIMED, baskets, clocked, shopping, site, tale, timed
 from watertable.plan.plan import Topology
 from watertable.plan.windows import EPOCH
 from watertable.records import Advance, Record
@@ -93,6 +93,28 @@ def test_the_jobs_of_a_batch_are_as_many_whatever_the_records_and_the_keys(spark
             [Record("views", 0, begin + n, EPOCH + wt.seconds(begin + n), f"k{n % 50}".encode(), b'{"page": "home"}') for n in range(size)]
         )
     assert run.jobs[1] == run.jobs[2] <= 12, f"{run.jobs} Spark jobs"
+
+
+def test_what_expires_in_one_call_is_told_in_the_order_of_its_keys(spark: SparkSession) -> None:
+    app = wt.App("site")
+    views = app.topic("views", key="who STRING", value="n INT, ago INT").stream()
+    made = views.process(timed, children={"told": TIMED}, stores=KEPT)
+    for name, table in made.tables.items():
+        table.to_stream().to(name)
+    seconds = [100 + n for n in range(12)] + [400]
+    agos = random.Random(3).sample(range(50), 13)
+    records = [
+        Record("views", 0, n, EPOCH + wt.seconds(second), b"ann", json.dumps({"n": 1 + n, "ago": ago}).encode())
+        for n, (second, ago) in enumerate(zip(seconds, agos, strict=True))
+    ]
+    batches = [records[:5], records[5:12], records[12:]]
+    wanted = run_interpreter(app.topology(), batches)
+    assert wanted.differences(CompilerRun(tiny(spark), app.topology()).run(batches)) == []
+    for name in made.tables:
+        gone = [json.loads(key or b"") for key, value, _, _ in wanted.outputs[name] if value is None]
+        times = [part.get("at", part.get("valid_from")) for part in gone]
+        assert len(times) > 9
+        assert times == sorted(times), name
 
 
 @pytest.mark.slow

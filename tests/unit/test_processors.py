@@ -6,10 +6,12 @@ import random
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import watertable as wt
 from tests.spark.runs import cut
+from watertable import processing
 from watertable.dsl.streams import Processed, Stream
 from watertable.errors import DefinitionError, DuplicateName, ExpressionError, SchemaError
 from watertable.interpreter import Interpreter, visits
@@ -17,6 +19,7 @@ from watertable.plan import nodes, plan
 from watertable.plan.lineage import column_lineage, describe, mermaid
 from watertable.plan.purity import Purity, purity_of
 from watertable.plan.windows import EPOCH
+from watertable.processing import Entries, StoreType, VersionedStore, WindowStore
 from watertable.records import Record
 from watertable.testing import TopologyTestDriver
 
@@ -336,6 +339,19 @@ def test_window_stores_keep_by_time_and_versioned_ones_as_of_a_time_for_as_long_
     assert [(row["at"].timestamp(), row["n"]) for row in driver.table("recent").values()] == [(230, 6)]
     versions = sorted((row["valid_from"].timestamp(), row["price"], row["deleted"]) for row in driver.table("prices").values())
     assert versions == [(230, 6, False)]
+
+
+@pytest.mark.parametrize("store", [WindowStore, VersionedStore])
+def test_what_expires_in_one_call_is_told_in_the_order_of_its_keys_however_it_lies(store: type[Entries]) -> None:
+    keys = [(of, EPOCH + wt.seconds(n)) for of in "ab" for n in range(9)]
+    over = [key for key in keys if store is WindowStore or key[1] < EPOCH + wt.seconds(8)]
+    now = EPOCH + wt.seconds(100)
+    record, rng = processing.Record({"who": "ann"}, None, now, now, "views", 0, 1), random.Random(4)
+    for _ in range(5):
+        rng.shuffle(keys)
+        held = {key: {"n": 1, "deleted": False} for key in keys}
+        kind = StoreType("recent", (("of", pa.string()), ("at", pa.timestamp("us", "UTC"))), pa.struct([]), "", wt.seconds(10))
+        assert store(kind, dict(held), record)._expired() == sorted(over)
 
 
 @pytest.mark.parametrize(
