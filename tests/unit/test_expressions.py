@@ -169,6 +169,14 @@ def test_a_function_that_only_spark_knows_is_allowed_inside_a_cast() -> None:
     assert found.type.sql() == "STRING"
 
 
+@pytest.mark.parametrize("text", ["and()", "or()", "or(ok)", "and(ok, ok, ok)", "or(ok, qty > 1, name = 'a')", "not(ok, ok)", "`not`()",
+                                  "coalesce()", "`case`(ok)", "`case`(ok, 1, ok, 2)"])  # fmt: skip
+def test_an_operator_called_as_a_function_takes_as_many_operands_as_spark_gives_it(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        expr(text)
+    assert expr("or(ok, not(and(ok, ok)))").sql == expr("ok OR NOT (ok AND ok)").sql
+
+
 @pytest.mark.parametrize(
     "text",
     ["qty * price", "qty / 2", "qty % 7", "price * 2 + 1", "name = 'x'", "name || id", "upper(name)", "coalesce(qty, 0)", "qty IS NULL",

@@ -341,7 +341,7 @@ class Binder:
             return self.struct(node)
         if name in _CASTS and len(node.expressions) == 1:
             return self.apply(cast_function(_CASTS[name], "cast"), self.bind(node.expressions[0]))
-        if name in FUNCTIONS and name.isidentifier() and name != "extract_second":
+        if name in FUNCTIONS and name.isidentifier() and name not in _ONLY_WRITTEN:
             return self.call(name, *map(self.bind, node.expressions))
         if (udf := defined(name)) is not None:
             return self.of_user(udf, [self.bind(a) for a in node.expressions])
@@ -479,6 +479,8 @@ _EXTRACTS: Final = {
     "dayofweek": "dayofweek", "doy": "dayofyear", "hour": "hour", "hours": "hour", "minute": "minute", "minutes": "minute",
     "second": "extract_second", "seconds": "extract_second",
 }  # fmt: skip
+_ONLY_WRITTEN: Final = frozenset({"case", "extract_second"})
+"""What the table has a name for, and Spark only a syntax."""
 _KNOWN: Final = frozenset({*FUNCTIONS, *REWRITES, *ALIASES, *_UNITS, *_CASTS, "struct", "if", "date_part", "datepart"})
 
 REFUSED: Final[dict[str, tuple[str, ...]]] = {

@@ -287,13 +287,13 @@ def in_rule(args: Args) -> Signature:
     return Signature(BOOLEAN, (kind,) * len(args), scalars.is_in(kind))
 
 
-def logic(name: str) -> Rule:
-    """Type AND, OR and NOT."""
+def logic(name: str, operands: int) -> Rule:
+    """Type AND, OR and NOT, which Spark lets be called as functions too: of just these operands."""
 
     def rule(args: Args) -> Signature:
         if any(not implicit(a.type, BOOLEAN) or a.type.is_numeric for a in args):
             raise refuse(name.upper(), args, "BOOLEAN")
-        return Signature(BOOLEAN, (BOOLEAN,) * len(args), lambda a: not a)
+        return Signature(BOOLEAN, (BOOLEAN,) * operands, lambda a: not a)
 
     return rule
 
@@ -319,7 +319,7 @@ def case_rule(args: Args) -> Signature:
 def coalesce(args: Args) -> Signature:
     """Type coalesce."""
     kind = common_of(a.type for a in args)
-    if kind is None:
+    if kind is None or not args:
         raise refuse("COALESCE", args, "arguments of one common type")
     return Signature(kind, (kind,) * len(args), None)
 
