@@ -257,6 +257,22 @@ def test_what_a_definition_gets_wrong_is_said_where_it_is() -> None:
         views.process(unknown, children={"c": "n INT"})
 
 
+@pytest.mark.parametrize(
+    ("define", "part"),
+    [
+        (lambda views: views.process(visit, children={"c": ""}), "child 'c'"),
+        (lambda views: views.process_values(visit, value=" "), "child 'values'"),
+        (lambda views: wt.key_value_store(""), "value"),
+        (lambda views: wt.key_value_store("n INT", key=""), "key"),
+        (lambda views: wt.window_store("", retention=wt.seconds(1)), "value"),
+        (lambda views: wt.versioned_store("", history=wt.seconds(1)), "value"),
+    ],
+)
+def test_a_child_and_a_store_have_columns_for_delta_keeps_no_rows_of_none(define: Any, part: str) -> None:
+    with pytest.raises(SchemaError, match=rf"test_processors.py:\d+: {part} wants at least one column"):
+        define(site()[1])
+
+
 def test_a_plan_knows_a_processor_by_its_version_or_closure_and_draws_it() -> None:
     def mark(topology: plan.Topology) -> str:
         return topology.fingerprint

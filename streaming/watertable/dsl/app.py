@@ -116,13 +116,8 @@ class App:
                 raise DefinitionError(
                     f"{where}: idle_after must be longer than zero; got {idle_after}; leave it out to wait for every partition"
                 )
-        keys, values = declared(key, where, "key"), declared(value, where, "value")
-        for part, columns, instead in (
-            ("key", keys, "leave key= out where records have none: a STRING may be null"),
-            ("value", values, "value='body BINARY', value_format='bytes' reads whatever there is"),
-        ):
-            if not columns:
-                raise SchemaError(f"{where}: {part}= wants at least one column; {instead}")
+        keys = declared(key, where, "key", "leave key= out where records have none: a STRING may be null")
+        values = declared(value, where, "value", "value='body BINARY', value_format='bytes' reads whatever there is")
         read = declared_headers({} if headers is None else headers, values, where)
         if timestamp is not None and (timestamp not in values or values[timestamp].kind != "timestamp"):
             have = ", ".join(f"{c.name} {c.type.sql()}" for c in values)

@@ -45,10 +45,13 @@ def check_text(given: object, what: str, where: str) -> None:
         raise DefinitionError(f"{where}: {what}= wants a text; got {given!r}")
 
 
-def declared(ddl: str, where: str, part: str) -> Schema:
-    """Read a DDL column list; raise `SchemaError`, with the place and the part, for a bad one."""
+def declared(ddl: str, where: str, part: str, instead: str = "write e.g. 'n BIGINT'") -> Schema:
+    """Read a DDL column list; raise `SchemaError`, with the place and the part, for a bad one, and for one of no columns."""
     with placed(f"{where}: {part}"):
-        return Schema.parse(ddl)
+        columns = Schema.parse(ddl)
+    if not columns:  # Delta has no rows, nor structs, of none
+        raise SchemaError(f"{where}: {part} wants at least one column; {instead}")
+    return columns
 
 
 def declared_headers(headers: Mapping[str, str], value: Schema, where: str) -> tuple[Header, ...]:
