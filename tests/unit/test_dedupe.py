@@ -39,7 +39,17 @@ def test_records_without_value_or_key_do_not_pass() -> None:
     for value in [None, {"id": None, "name": "x"}, {"id": 1, "name": "x"}, {"id": 1, "name": "X"}, {"id": 2, "name": "x"}]:
         driver.pipe_input("orders", None, value, timestamp=1)
     assert [s.value["id"] for s in driver.read_output("once") if s.value] == [1, 2]
-    assert [d.reason for d in driver.dropped()] == ["null_key", "null_key"]
+    assert [d.reason for d in driver.dropped()] == ["null_key"], "without a value a record is left out, whatever it is deduplicated by"
+
+
+def test_of_a_record_without_a_value_nothing_is_kept() -> None:
+    app, stream = orders()
+    stream.dedupe(name="seen", within=wt.seconds(10)).to("once")
+    driver = TopologyTestDriver(app)
+    for who, value in [("a", None), ("b", {"id": 1, "name": "x"}), ("b", None)]:
+        driver.pipe_input("orders", who, value, timestamp=1)
+    assert [row["first"]["value"]["id"] for row in driver.table("seen").values()] == [1]
+    assert [(s.key, s.value) for s in driver.read_output("once")] == [("b", {"id": 1, "name": "x"})]
 
 
 def test_a_record_passes_whatever_its_columns_are_called() -> None:

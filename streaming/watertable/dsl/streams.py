@@ -279,9 +279,11 @@ class Stream:
             group = grouped_by((), named, self._scope(), where, "dedupe")
         spaces = (("key", self.key), ("value", self.value))
         parts = (f"'{space}', named_struct(" + ", ".join(f"'{c}', {space}.`{c}`" for c in row.names) + ")" for space, row in spaces)
-        seen = first(f"CASE WHEN value IS NOT NULL THEN named_struct({', '.join(parts)}) END")
+        seen = first(f"named_struct({', '.join(parts)})")
         qualified = Scope(self._scope().namespaces)  # a column may be called `value`, as the record is
-        kept = _aggregate(self, group, TimeWindows(within, within, grace), {"first": seen}, where, qualified).materialized_as(name)
+        there = nodes.Filter(parent=self.node, condition=parse_predicate("value IS NOT NULL", qualified, where), location=where)
+        windows = TimeWindows(within, within, grace)
+        kept = _aggregate(self._with(there), group, windows, {"first": seen}, where, qualified).materialized_as(name)
         fresh = kept.to_stream().filter("old.first IS NULL AND new.first IS NOT NULL")
         key, value = ({c: f"new.first.`{space}`.`{c}`" for c in row.names} for space, row in spaces)
         return fresh.map(key=key, value=value)
