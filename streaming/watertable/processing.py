@@ -237,10 +237,9 @@ class VersionedStore(TimedStore):
         return True
 
     def delete(self, *key: object, at: datetime | None = None) -> Row | None:
-        """Delete from a time on, and give the row that was valid then."""
+        """Delete from a time on, and give the row that was valid then; of a time that is too old nothing is deleted, or given."""
         before = self.get(*key, as_of=self._record.timestamp if at is None else at)
-        self.put(None, *key, at=at)
-        return before
+        return before if self.put(None, *key, at=at) else None
 
     def get(self, *key: object, as_of: datetime | None = None) -> Row | None:
         """Give the version that is valid last, or was valid as of a time; None where there was none, or it is forgotten."""

@@ -370,6 +370,23 @@ def test_what_expires_in_one_call_is_told_in_the_order_of_its_keys_however_it_li
         assert store(kind, dict(held), record)._expired() == sorted(over)
 
 
+def test_a_deletion_that_is_older_than_the_history_deletes_nothing_and_gives_nothing() -> None:
+    deleted = []
+
+    def prune(record: wt.Record, context: wt.Context) -> None:
+        prices = context.store("prices")
+        deleted.append([prices.delete(at=record.stream_time - ago) for ago in (wt.seconds(50), wt.seconds(5))])
+        prices.put({"price": record.offset})
+
+    app = wt.App("site")
+    prices = {"prices": wt.versioned_store("price INT", history=wt.seconds(10))}
+    app.topic("views", value="n INT").stream().process(prune, stores=prices, version="1")
+    driver = TopologyTestDriver(app)
+    for second in (0, 100):
+        driver.pipe_input("views", "ann", {"n": 1}, timestamp=second * 1000)
+    assert deleted == [[None, None], [None, {"price": 0}]]
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
