@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
@@ -186,6 +186,16 @@ def test_every_type_of_value_comes_back_as_it_went_in(app: wt.App) -> None:
     driver.pipe_input("types", None, row, timestamp=1)
     (copy,) = driver.read_output("copy")
     assert copy == Published(None, row, datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC))
+
+
+def test_a_map_that_is_published_is_read_whatever_its_keys_are() -> None:
+    app = wt.App("shop")
+    stream = app.topic("sales", value="qty INT").stream()
+    stream.map_values(n="map(1, 'a')", day="map(DATE '2024-03-01', qty)", sold="map(TRUE, qty)").to("maps")
+    driver = TopologyTestDriver(app)
+    driver.pipe_input("sales", "tea", {"qty": 2}, timestamp=0)
+    (sent,) = driver.read_output("maps")
+    assert sent.value == {"n": {1: "a"}, "day": {date(2024, 3, 1): 2}, "sold": {True: 2}}
 
 
 def test_broken_bytes_go_to_quarantine_with_the_topics_place_and_the_rest_goes_on(app: wt.App) -> None:

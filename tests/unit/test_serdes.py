@@ -126,6 +126,26 @@ SCHEMA = Schema.parse(
 )
 
 
+KEYS = {
+    "INT": st.integers(-(2**31), 2**31 - 1),
+    "BIGINT": st.integers(-(2**63), 2**63 - 1),
+    "DECIMAL(12,3)": st.decimals(-(10**8), 10**8, places=3),
+    "FLOAT": st.floats(allow_nan=False, width=32),
+    "DOUBLE": st.floats(allow_nan=False),
+    "BOOLEAN": st.booleans(),
+    "DATE": st.dates(),
+    "TIMESTAMP": st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@given(data=st.data())
+def test_keys_of_maps_are_read_back_of_every_type_that_is_written(kind: str, data: st.DataObject) -> None:
+    schema = Schema.parse(f"m MAP<{kind}, INT>, a ARRAY<MAP<{kind}, STRING>>")
+    row = {"m": data.draw(st.dictionaries(KEYS[kind], st.none() | st.integers(0, 9))), "a": [{data.draw(KEYS[kind]): "x"}, None]}
+    assert decode(encode(row, schema, JSON), schema, JSON) == row
+
+
 @given(VALUES)
 def test_what_is_written_is_read_back(row: dict[str, Any]) -> None:
     assert decode(encode(row, SCHEMA, JSON), SCHEMA, JSON) == row

@@ -201,9 +201,9 @@ def _reader(kind: Type) -> Reader:
         case Type(kind="array", element=Type() as element):
             each = _optional(element)
             return lambda value: [each(e) for e in value] if type(value) is list else _fail(value, kind)
-        case Type(kind="map", map_key=Type(kind="string"), element=Type() as element):
-            one = _optional(element)
-            return lambda value: {_clean(n): one(e) for n, e in value} if type(value) is _Object else _fail(value, kind)
+        case Type(kind="map", map_key=Type() as key_kind, element=Type() as element):
+            key, one = _key_reader(key_kind), _optional(element)
+            return lambda value: {key(n): one(e) for n, e in value} if type(value) is _Object else _fail(value, kind)
         case Type(kind="string"):
             return lambda value: _clean(value) if type(value) is str else _text(value)
         case Type(kind="boolean"):
@@ -264,6 +264,31 @@ def _whole_reader(kind: Type) -> Reader:
         return number - wraps if wraps and number > 127 else number
 
     return read
+
+
+def _key_reader(kind: Type) -> Reader:
+    """Return the function that makes a map's key of a field's name: `_namer` the other way round, of what it can name.
+
+    Topics are read with keys of text alone. Others are in what an app has published.
+    """
+    match kind.kind:
+        case "string":
+            return _clean
+        case "boolean":
+            return lambda name: name == "true"
+        case "date":
+            return lambda name: EPOCH.date() + timedelta(days=int(name))
+        case "timestamp":
+            return lambda name: plus_micros(EPOCH, int(name))
+        case "float":
+            return lambda name: single(float(name))
+        case "double":
+            return float
+        case "decimal":
+            return Decimal
+        case _ if kind.kind in _BOUNDS:
+            return int
+    raise DecodeError(f"{kind.sql()} can't be read from a name in JSON")
 
 
 def _float_reader(kind: Type) -> Reader:
