@@ -244,8 +244,10 @@ def from_sqlglot(kind: exp.DataType) -> Type:
         return Type(_SIMPLE[name])
     match name:
         case "DECIMAL":
-            numbers = [int(p.name) for p in inner]
-            precision, scale = (numbers + [10, 0][len(numbers) :])[:2] if numbers else (10, 0)
+            digits = [p.name for p in inner]
+            if len(digits) > 2 or not all(number.isdecimal() for number in digits):
+                raise SchemaError(f"DECIMAL({', '.join(digits)}): wanted a precision, or a precision and a scale: DECIMAL(12,2)")
+            precision, scale = [*map(int, digits), *(10, 0)[len(digits) :]]
             if not (1 <= precision <= 38 and 0 <= scale <= precision):
                 raise SchemaError(f"DECIMAL({precision},{scale}): precision is 1 to 38, scale 0 to precision")
             return Type("decimal", precision=precision, scale=scale)

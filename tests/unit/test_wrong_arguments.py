@@ -54,6 +54,12 @@ def act(record: wt.Record, context: wt.Context) -> None:
     """Do nothing, as a processor may."""
 
 
+@wt.udf(returns="BIGINT", version="1")
+def doubled(numbers: Any) -> Any:
+    """Double numbers."""
+    return numbers * 2
+
+
 CALLS: Final[Mapping[str, tuple[Callable[..., Any], Mapping[str, Any]]]] = {
     "App": (lambda s, **k: wt.App(**k), {"name": "x", "owner": "team:x", "description": "what for"}),
     "topic": (
@@ -156,6 +162,16 @@ def test_an_argument_of_another_kind_is_refused_in_our_words(operator: str) -> N
         (lambda s: s.app.topic("new", value=5), "value: not a DDL column list: 5"),
         (lambda s: s.app.topic("new", value="a INT", headers=[]), "headers= wants a column for each header"),
         (lambda s: wt.window_store("n INT", retention=None), "how long it keeps wants a duration"),
+        (lambda s: s.app.topic("new", value="d DECIMAL(a)"), "value: DECIMAL(A): wanted a precision, or a precision and a scale"),
+        (lambda s: s.app.topic("new", value="d DECIMAL(9,2,3)"), "value: DECIMAL(9, 2, 3): wanted a precision"),
+        (lambda s: s.sales.map_values(d="CAST(a AS DECIMAL(a))"), "in 'CAST(a AS DECIMAL(a))': DECIMAL(A): wanted a precision"),
+        (lambda s: wt.udf(returns="DECIMAL(x)"), "returns: DECIMAL(X): wanted a precision"),
+        (lambda s: wt.key_value_store("d DECIMAL(x)"), "value: DECIMAL(X): wanted a precision"),
+        (lambda s: s.grouped.count(["n"]), "column name ['n'] is not an identifier"),
+        (lambda s: s.grouped.windowed_by(wt.tumbling(hours=1)).count({}), "column name {} is not an identifier"),
+        (lambda s: s.prices.group_by("of").count(5), "column name 5 is not an identifier"),
+        (lambda s: s.sales.map_values(x=doubled(5)), "is called with expressions, and those are texts; got 5"),
+        (lambda s: s.sales.process(act, children={"c": "x INT", "d": "x INT"})["e"], "no child 'e'; children: c, d"),
         (lambda s: s.returns.select_key(a="why").to_table(), "a would be both a key and a value column: call the value's otherwise"),
     ],
 )  # fmt: skip

@@ -43,6 +43,11 @@ def bound_aggregates(
     return bound
 
 
+def counted(name: str, where: str) -> dict[str, Aggregation]:
+    """Ask for a count under a name; raise `SchemaError` for one that names no column."""
+    return {identifier(name, "column", where): Aggregation("count")}
+
+
 def check_kept(bound: Iterable[BoundAggregate], where: str) -> None:
     """Raise `DefinitionError` when two aggregates of one row keep a part under one name."""
     kept = ["__rows", *(part.name.lower() for aggregate in bound for part in aggregate.state)]

@@ -15,6 +15,7 @@ from watertable.dsl.building import (
     check_same_app,
     check_steps,
     checked,
+    counted,
     entry_key,
     grouped_by,
     identity,
@@ -455,7 +456,9 @@ class Processed:
     tables: Mapping[str, tables.Table]
 
     def __getitem__(self, child: str) -> Stream:
-        """Give a child's stream; raise `KeyError` for one that wasn't declared."""
+        """Give a child's stream; raise `DefinitionError` for one that wasn't declared."""
+        if child not in self.children:
+            raise DefinitionError(f"{here()}: no child {child!r}; children: {', '.join(self.children) or 'none'}: children={{...}}")
         return self.children[child]
 
 
@@ -523,7 +526,8 @@ class GroupedStream:
 
     def count(self, name: str = "count") -> tables.Table:
         """Count the records of each group."""
-        return _aggregate(self.stream, self.group, None, {name: Aggregation("count")}, here())
+        where = here()
+        return _aggregate(self.stream, self.group, None, counted(name, where), where)
 
     def reduce(self, **columns: str) -> tables.Table:
         """Fold each group in log order into one of its records' kind: each column by a step over `acc`, the row so far, and the record.
@@ -553,7 +557,8 @@ class WindowedStream:
 
     def count(self, name: str = "count") -> tables.Table:
         """Count the records of each group's window."""
-        return _shown(_aggregate(self.stream, self.group, self.windows, {name: Aggregation("count")}, here()), self.on_close)
+        where = here()
+        return _shown(_aggregate(self.stream, self.group, self.windows, counted(name, where), where), self.on_close)
 
     def reduce(self, **columns: str) -> tables.Table:
         """Fold each group's window in log order into one of its records' kind: each column by a step over `acc`, the row so far.

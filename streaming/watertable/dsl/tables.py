@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from watertable.dsl import elapsed, streams
-from watertable.dsl.building import bound_aggregates, check_same_app, check_steps, grouped_by, named_exprs
+from watertable.dsl.building import bound_aggregates, check_same_app, check_steps, counted, grouped_by, named_exprs
 from watertable.dsl.definitions import check_columns, check_found_by_key, check_same_key, here, identifier, texts_of
 from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
@@ -257,7 +257,8 @@ class GroupedTable:
 
     def count(self, name: str = "count") -> Table:
         """Count the rows of each group."""
-        return self._agg({name: Aggregation("count")}, here())
+        where = here()
+        return self._agg(counted(name, where), where)
 
     def reduce(self, **columns: str) -> Table:
         """Fold the rows of each group, in the order of their keys, into one of their kind: each column by a step over `acc` and the row.

@@ -70,8 +70,12 @@ class Udf:
         return f"{self.name} ({self.location})"
 
     def __call__(self, *arguments: str) -> str:
-        """Write a call of the function with these expressions."""
-        self.check_count(len(arguments), f"{here()}: ")
+        """Write a call of the function with these expressions; raise `ExpressionError` for what is none, or for another number of them."""
+        where = f"{here()}: "
+        self.check_count(len(arguments), where)
+        for argument in arguments:
+            if not isinstance(argument, str):
+                raise ExpressionError(f"{where}{self.place} is called with expressions, and those are texts; got {argument!r}")
         return f"{self.token}({', '.join(arguments)})"
 
     def __str__(self) -> str:
