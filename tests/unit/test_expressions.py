@@ -169,6 +169,14 @@ def test_a_function_that_only_spark_knows_is_allowed_inside_a_cast() -> None:
     assert found.type.sql() == "STRING"
 
 
+@pytest.mark.parametrize("text", ["qty -> 1", "qty -> 1BD", "qty -> 1.5BD", "name ->> 'a'", "name -> '$['", "x -> x"])
+def test_an_arrow_is_a_lambdas_alone(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExpressionError, match=r"app.py:7: in .*not a Spark SQL expression"):
+        expr(text)
+    assert expr("transform(tags, x -> x)").type.sql() == "ARRAY<STRING>"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("text", ["and()", "or()", "or(ok)", "and(ok, ok, ok)", "or(ok, qty > 1, name = 'a')", "not(ok, ok)", "`not`()",
                                   "coalesce()", "`case`(ok)", "`case`(ok, 1, ok, 2)"])  # fmt: skip
 def test_an_operator_called_as_a_function_takes_as_many_operands_as_spark_gives_it(text: str) -> None:

@@ -15,6 +15,7 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import TokenType
 
 from watertable.errors import ExpressionError, UnknownColumn
 from watertable.schema import Schema, Type, from_sqlglot, quote
@@ -60,6 +61,10 @@ class _Dialect(Spark):
             "TRIM": lambda self: self._parse_trim(),
         }
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": lambda self: self._parse_case()}
+        # beside these sqlglot knows paths into JSON, `->` too, which is a lambda's alone in Spark
+        COLUMN_OPERATORS: ClassVar[dict[Any, Any]] = {
+            token: SparkParser.COLUMN_OPERATORS[token] for token in (TokenType.DOT, TokenType.DCOLON)
+        }
 
 
 _DIALECT: Final = _Dialect()
