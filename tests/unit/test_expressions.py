@@ -85,6 +85,8 @@ def test_a_struct_column_is_lineage_of_the_column_a_whole_namespace_of_all_its_c
         ("CAST(tags AS ARRAY<INT>)", ExpressionError, ["may fail inside"]),
         ("day = '2021-02-29'", ExpressionError, ["'2021-02-29' is not a date of the calendar"]),
         ("at > 'now'", ExpressionError, ["'now' is not a TIMESTAMP"]),
+        ("day < '10000-01-01'", ExpressionError, ["a DATE is wanted there", "years 1 to 9999"]),
+        ("CAST('0000-01-01' AS TIMESTAMP) < at", ExpressionError, ["a TIMESTAMP is wanted there", "years 1 to 9999"]),
         ("date_trunc('fortnight', at)", ExpressionError, ["no unit 'fortnight'", "week"]),
         ("date_trunc(name, at)", ExpressionError, ["constant STRING"]),
         ("name RLIKE '[a-z&&[^b]]'", ExpressionError, ["don't read alike"]),

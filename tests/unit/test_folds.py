@@ -167,6 +167,23 @@ def test_folds_are_checked_where_they_are_written() -> None:
         stream.to_table().materialized_as("t").to_stream().group_by_key().reduce(qty="acc.qty")
 
 
+@pytest.mark.parametrize(
+    ("step", "wrong"),
+    [
+        ("acc.qty + CAST(qty AS VARIANT)", "type 'VARIANT' is not supported"),
+        ("acc.qty + qty" + " + 1" * 3000, "it is nested too deeply"),
+        ("if(day < '10000-01-01', acc.qty, qty)", "a DATE is wanted there"),
+    ],
+    ids=["type", "deep", "constant"],
+)
+def test_a_step_that_can_not_be_read_is_refused_with_its_place(step: str, wrong: str) -> None:
+    stream = wt.App("shop").topic("sales", value="qty INT, day DATE").stream().group_by_key()
+    with pytest.raises(ExpressionError, match=rf"test_folds.py:\d+: reduce: in .*{wrong}"):
+        stream.reduce(qty=step)
+    with pytest.raises(ExpressionError, match=rf"test_folds.py:\d+: n=aggregate: in .*{wrong}"):
+        stream.agg(n=wt.aggregate("0", step.replace("acc.qty", "acc")))
+
+
 def test_another_step_is_another_table_over_the_same_state() -> None:
     def made(add: str) -> Any:
         app, stream = sales()

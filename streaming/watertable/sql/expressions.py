@@ -7,7 +7,8 @@ of one record; whatever else an expression could read (clock, random numbers, fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from watertable.errors import ExpressionError, SchemaError, UnknownColumn
@@ -79,11 +80,18 @@ def parse(text: str, scope: Scope, where: str) -> Expr:
 
     Raise `UnknownColumn` for a name that isn't in scope, `ExpressionError` for anything else that can't be used.
     """
-    try:
+    with refusals(text, where):
         term = Binder(scope.namespaces, scope.bare, udfs=scope.udfs).bind(read(text))
         if term.type.kind.startswith("interval"):
             raise ExpressionError("an interval is no column type; add it to a DATE or TIMESTAMP")
         return expression_of(term, scope)
+
+
+@contextmanager
+def refusals(text: object, where: str) -> Iterator[None]:
+    """Put the place, and the text that was written, before what is said to be wrong with it."""
+    try:
+        yield
     except (ExpressionError, UnknownColumn, SchemaError) as error:
         kind = ExpressionError if isinstance(error, SchemaError) else type(error)
         raise kind(f"{where}: in {quoted(text)}: {error}") from None

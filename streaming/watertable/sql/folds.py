@@ -15,10 +15,10 @@ from watertable.errors import EvaluationError, ExpressionError, UnknownColumn
 from watertable.schema import Type, quote
 from watertable.sql.binder import Binder, read
 from watertable.sql.coercion import implicit
-from watertable.sql.expressions import Expr, Scope, expression_of, parse
+from watertable.sql.expressions import Expr, Scope, expression_of, parse, refusals
 from watertable.sql.functions import cast_function
 from watertable.sql.terms import Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
-from watertable.sql.udfs import UdfFunction, quoted
+from watertable.sql.udfs import UdfFunction
 
 ACC: Final = "acc"
 _RECORD: Final = "__record"
@@ -83,11 +83,9 @@ def _steps(what: str, start: Term, kind: Type, step: Callable[[Binder], Term], s
         raise ExpressionError(f"{where}: {what}: a column is called {ACC}, as what the fold has made so far is; rename it before")
     binder = Binder(scope.namespaces, scope.bare, udfs=True)
     binder.variables = {ACC: Var(ACC, kind)}
-    try:
+    with refusals(text, f"{where}: {what}"):
         body = step(binder)
-    except (ExpressionError, UnknownColumn) as error:
-        raise type(error)(f"{where}: {what}: in {quoted(text)}: {error}") from None
-    terms = tuple(walk(body))
+        terms = tuple(walk(body))
     if any(isinstance(t, Call) and isinstance(t.function, UdfFunction) for t in terms):
         raise ExpressionError(f"{where}: {what}: a step runs where rows are read; call functions of your own in with_columns before")
     refs = {(t.namespace, *t.path[:1]) for t in terms if isinstance(t, Ref)}
@@ -98,13 +96,13 @@ def _steps(what: str, start: Term, kind: Type, step: Callable[[Binder], Term], s
     there = "value" if "value" in scope.namespaces else "new"
     member = f"CASE WHEN {there} IS NOT NULL THEN named_struct({', '.join(parts)}) END"
     element = parse(member, Scope(scope.namespaces), where).type
-    body = _rebased(body, Var(_RECORD, element))
 
     def over(members: str, states: Scope) -> Expr:
         array = parse(members, states, where).ast
-        function = Lambda((Var(ACC, kind), Var(_RECORD, element)), body)
-        signature = Signature(kind, (array.type, kind, kind), _fold)
-        return expression_of(Call(_FOLD, (array, start, function), kind, signature), states)
+        with refusals(text, f"{where}: {what}"):
+            function = Lambda((Var(ACC, kind), Var(_RECORD, element)), _rebased(body, Var(_RECORD, element)))
+            signature = Signature(kind, (array.type, kind, kind), _fold)
+            return expression_of(Call(_FOLD, (array, start, function), kind, signature), states)
 
     return Steps(member, shown, over)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from watertable.errors import EvaluationError, ExpressionError
+from watertable.errors import EvaluationError, ExpressionError, UnsupportedFunction
 from watertable.schema import Type, from_sqlglot
 from watertable.sql import casts
 from watertable.sql.coercion import BIGINT, DAYS, DAYTIME, DOUBLE, FLOAT, INT, MONTHS, STRING
@@ -25,7 +25,7 @@ def folded(term: Lit, kind: Type) -> Lit:
         return Lit(None, kind)
     try:
         return Lit(casts.cast(term.type, kind)(term.value), kind)
-    except EvaluationError as error:
+    except (EvaluationError, UnsupportedFunction) as error:  # of a time that Python hasn't, no value can be kept
         raise ExpressionError(f"a {kind.sql()} is wanted there: {error}") from None
 
 
