@@ -158,6 +158,7 @@ def arithmetic() -> Iterator[str]:
     for a in ("f", "d", "d52", "d93", "d3810"):
         yield from (f"round({a}_a, {n})" for n in (0, 1, 2))
         yield from (f"bround({a}_a, {n})" for n in (0, 1))
+        yield from (f"round({a}_a, {n})" for n in (5000, *(() if a == "d3810" else (-5000,))))
     for a, b in itertools.product(("ti", "i", "bi"), repeat=2):  # Spark's optimizer would regroup these, and overflow elsewhere or nowhere
         yield from (f"try_add(try_add({a}_a, 1), -2)", f"try_multiply(try_multiply({a}_a, 2), 0)", f"try_add({a}_a, {b}_b) + -1",
                     f"{a}_a + 1 + -2", f"({a}_a + 1) + ({b}_b + -1)")  # fmt: skip

@@ -33,6 +33,19 @@ def value(text: str, **columns: Any) -> Any:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
+        ("round(1.5D, 5000)", 1.5), ("round(ratio, 10000)", 0.5), ("bround(1.5F, 400)", 1.5), ("round(ratio, -5000)", 0.0),
+        ("round(1e300D, 700)", 1e300), ("round(9e307D, -308)", 1e308), ("round(1.7e308D, -308)", float("inf")),
+        ("round(price, 5000)", Decimal("1.250")), ("round(1.23BD, 2147483647)", Decimal("1.23")), ("round(1.23BD, -5000)", Decimal(0)),
+        ("round(price, -39)", Decimal(0)), ("round(qty, 5000)", 7),
+    ],
+)  # fmt: skip
+def test_a_number_is_rounded_to_more_digits_than_it_has_and_to_fewer(text: str, wanted: Any) -> None:
+    assert value(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
         ("qty * price", Decimal("8.750")), ("-qty div 2", -3), ("-qty % 3", -1), ("qty / 2", 3.5), ("price / 3", Decimal("0.416667")),
         ("round(price, 1)", Decimal("1.3")), ("bround(price, 1)", Decimal("1.2")), ("CAST(price AS INT)", 1),
         ("CAST(1.0E10 AS STRING)", "1.0E10"),

@@ -107,6 +107,7 @@ def test_a_struct_column_is_lineage_of_the_column_a_whole_namespace_of_all_its_c
         ("split(name, 'x*')", ExpressionError, ["matches nothing"]),
         ("regexp_replace(name, 'a', '$1')", ExpressionError, ["names no group"]),
         ("round(qty, -1)", ExpressionError, ["may overflow"]),
+        ("round(1.5D, 2147483647)", ExpressionError, ["round of DOUBLE to 2147483647 digits"]),
         ("-wide", ExpressionError, ["34 digits"]),
         ("wide div 1", ExpressionError, ["may not fit BIGINT"]),
         ("-5 seconds", ExpressionError, []),

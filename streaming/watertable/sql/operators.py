@@ -339,6 +339,9 @@ def extreme(greatest: bool) -> Rule:
 # -- rounding ----------------------------------------------------------------------------------------------------------------------
 
 
+_MOST_ZEROS: Final = 10_000
+
+
 def _number_type(name: str, args: Args) -> Type:
     kind = DOUBLE if args[0].type in (STRING, VOID) else args[0].type
     if not kind.is_numeric:
@@ -352,6 +355,8 @@ def rounding(name: str, half_even: bool) -> Rule:
     def rule(args: Args) -> Signature:
         kind = _number_type(name, args)
         digits = constant(name, args[1], INT) if len(args) > 1 else 0
+        if abs(digits) > _MOST_ZEROS and kind.kind in ("float", "double"):
+            raise ExpressionError(f"{name} of {kind.sql()} to {digits} digits: Spark writes them all out, and ends where it can't")
         result = kind
         if kind.kind == "decimal":
             whole = kind.precision - kind.scale + 1

@@ -19,6 +19,8 @@ from watertable.schema import Type
 GREATEST_FLOAT: Final = float.fromhex("0x1.fffffep+127")
 BOUNDS: Final = {"tinyint": 1 << 7, "smallint": 1 << 15, "int": 1 << 31, "bigint": 1 << 63}
 EXACT: Final = Context(prec=120, rounding=ROUND_HALF_UP)
+_MOST_DIGITS: Final = 400
+"""More than a DOUBLE has before the point, and its shortest digits have behind it."""
 _FLOAT32: Final = struct.Struct("f")
 Fn = Callable[..., Any]
 
@@ -287,9 +289,10 @@ def is_in(kind: Type) -> Fn:
 
 
 def round_to(source: Type, result: Type, scale: int, half_even: bool) -> Fn:
-    """Return round or bround at a constant scale."""
+    """Return round or bround at a constant scale; beyond all digits that a value may have, another one rounds no differently."""
     mode = ROUND_HALF_EVEN if half_even else ROUND_HALF_UP
-    unit = Decimal(1).scaleb(-scale)
+    least, most = (-39, source.scale) if source.kind == "decimal" else (-_MOST_DIGITS, _MOST_DIGITS)
+    unit = Decimal(1).scaleb(-max(least, min(scale, most)))
     if source.kind == "decimal":
         fit = fixed(result, mode)
         return lambda a: fit(a.quantize(unit, mode, EXACT))
