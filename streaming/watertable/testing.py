@@ -78,7 +78,11 @@ class TopologyTestDriver:
 
     def __init__(self, app: App | Topology, *, partitions: Mapping[str, int] | None = None, wall_clock: Time | None = None) -> None:
         self.topology = app.topology() if isinstance(app, App) else app
-        self._declared = {self._topic(name).name: number for name, number in (partitions or {}).items()}
+        if not isinstance(self.topology, Topology):
+            raise DefinitionError(f"TopologyTestDriver wants an App; got {app!r}")
+        if not isinstance(partitions, Mapping | None):
+            raise DefinitionError(f"partitions= wants a number for each topic: partitions={{'topic': 2}}; got {partitions!r}")
+        self._declared = {self._topic(name).name: _whole(n, f"partitions of topic {name!r}", 1) for name, n in (partitions or {}).items()}
         known = [(topic, number) for topic, count in self._declared.items() for number in range(count)]
         self._engine = Interpreter(self.topology, watch=frozenset(table.name for table in self.topology.tables), partitions=known)
         self._next: dict[tuple[str, int], int] = {}
@@ -109,7 +113,7 @@ class TopologyTestDriver:
         if timestamp is None and declared.timestamp is None:
             raise DefinitionError(f"topic {topic!r}: say timestamp=...: its event time is the record's own, and a driver has no clock")
         expected = self._next.get((topic, partition), 0)
-        if offset is not None and offset < expected:
+        if offset is not None and _whole(offset, f"offset in topic {topic!r}", 0) < expected:
             raise DefinitionError(f"topic {topic!r}: offset {offset} was already read in partition {partition}; the next is {expected}")
         record = Record(
             topic=topic,
@@ -118,7 +122,7 @@ class TopologyTestDriver:
             timestamp=EPOCH if timestamp is None else _moment(timestamp),
             key=_bytes(_keyed(declared, key), declared.key, declared.key_format, f"key of topic {topic!r}"),
             value=_bytes(value, declared.value, declared.value_format, f"value of topic {topic!r}"),
-            headers=tuple((name, data.encode() if isinstance(data, str) else data) for name, data in (headers or {}).items()),
+            headers=_headers({} if headers is None else headers, topic),
         )
         self._next[topic, partition] = record.offset + 1
         self._read(record)
@@ -209,7 +213,8 @@ class TopologyTestDriver:
 
     def _partition(self, topic: str, number: int) -> Topic:
         """Give the topic of a partition; refuse one that a job would have waited for."""
-        found, say = self._topic(topic), f"say TopologyTestDriver(app, partitions={{{topic!r}: {number + 1}}})"
+        found = self._topic(topic)
+        say = f"say TopologyTestDriver(app, partitions={{{topic!r}: {_whole(number, f'partition of topic {topic!r}', 0) + 1}}})"
         if topic in self._declared and number >= self._declared[topic]:
             raise DefinitionError(f"topic {topic!r} has {self._declared[topic]} partition(s), and none that is {number}; {say}")
         if topic in self._engine.closed and (topic, number) not in self._engine.partitions:
@@ -244,21 +249,45 @@ class TopologyTestDriver:
             self._pending.append(item)
 
 
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
+def _list(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+def _whole(number: object, what: str, least: int) -> int:
+    """Give a number that counts something; raise `SchemaError` for one that can't."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise SchemaError(f"{what}: give a whole number, {least} or more; got {number!r}")
+    return number
 
 
 def _moment(time: Time) -> datetime:
-    """Read a moment; raise `SchemaError` for one without a zone."""
-    if isinstance(time, int):
-        return EPOCH + timedelta(milliseconds=time)
+    """Read a moment; raise `SchemaError` for what is none, for one without a zone, and for one that Python has no time for."""
+    if not isinstance(time, datetime | int | str) or isinstance(time, bool):
+        raise SchemaError(f"{time!r} is no time; give an aware datetime, milliseconds since 1970 or '2024-03-01T10:00:00Z'")
     try:
+        if isinstance(time, int):
+            return EPOCH + timedelta(milliseconds=time)
         when = datetime.fromisoformat(time) if isinstance(time, str) else time
+        if when.tzinfo is None:
+            raise SchemaError(f"{time!s} has no time zone: write '{when.isoformat()}Z', or give the datetime tzinfo=UTC")
+        return when.astimezone(UTC)
+    except SchemaError:
+        raise
     except ValueError:
         raise SchemaError(f"{time!r} is no time; write e.g. '2024-03-01T10:00:00Z'") from None
-    if when.tzinfo is None:
-        raise SchemaError(f"{time!s} has no time zone: write '{when.isoformat()}Z', or give the datetime tzinfo=UTC")
-    return when.astimezone(UTC)
+    except OverflowError:
+        raise SchemaError(f"{time!r} is outside the years 1 to 9999, where a driver's times end") from None
+
+
+def _headers(given: object, topic: str) -> tuple[tuple[str, bytes | None], ...]:
+    """Write headers as Kafka holds them; raise `SchemaError` for one that is neither text nor bytes."""
+    what = f"headers of topic {topic!r}: give texts or bytes by name"
+    if not isinstance(given, Mapping):
+        raise SchemaError(f"{what}; got {given!r}")
+    for name, data in given.items():
+        if not isinstance(name, str) or not isinstance(data, str | bytes | None):
+            raise SchemaError(f"{what}; got {name!r}: {data!r}")
+    return tuple((name, data.encode() if isinstance(data, str) else data) for name, data in given.items())
 
 
 def _keyed(topic: Topic, key: object) -> object:
@@ -282,8 +311,13 @@ def _bytes(given: object, schema: Schema, form: Format, what: str) -> bytes | No
     if unknown:
         raise SchemaError(f"{what} has no column {_list(unknown)}; it has {schema.sql()}")
     if form is Format.JSON:
-        return json.dumps(dict(given), default=_json).encode()
-    (only,) = given.values()
+        try:
+            return json.dumps(dict(given), default=_json).encode()
+        except SchemaError:
+            raise
+        except (TypeError, ValueError) as error:  # a key that is no name, or what is in itself
+            raise SchemaError(f"{what}: {given!r} can't be written as JSON: {error}") from None
+    only = given.get(schema.columns[0].name)
     return only if only is None or isinstance(only, bytes) else str(only).encode()
 
 

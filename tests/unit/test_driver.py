@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -231,6 +233,57 @@ def test_errors_name_what_there_is(retail: TopologyTestDriver) -> None:
     plain.topic("t", value="x INT").stream().to("out")
     with pytest.raises(DefinitionError, match=r"topic 't': say timestamp="):
         TopologyTestDriver(plain).pipe_input("t", "tea", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"timestamp": 1.5}, "1.5 is no time; give an aware datetime"),
+        ({"timestamp": date(2024, 3, 1)}, "is no time; give an aware datetime"),
+        ({"timestamp": True}, "True is no time"),
+        ({"timestamp": 10**18}, "outside the years 1 to 9999"),
+        ({"timestamp": "0001-01-01T00:00:00+05:00"}, "outside the years 1 to 9999"),
+        ({"headers": {"h": 5}}, "give texts or bytes by name; got 'h': 5"),
+        ({"headers": [("h", "x")]}, "give texts or bytes by name"),
+        ({"value": {"m": {(1, 2): 3}}}, "can't be written as JSON: keys must be"),
+        ({"value": {1: 2}}, "value of topic 't' has no column 1; it has `m` MAP"),
+        ({"partition": "0"}, "partition of topic 't': give a whole number, 0 or more; got '0'"),
+        ({"partition": -1}, "0 or more; got -1"),
+        ({"offset": "0"}, "offset in topic 't': give a whole number"),
+    ],
+)
+def test_input_of_another_kind_is_refused_in_our_words(given: dict[str, Any], wanted: str) -> None:
+    driver = TopologyTestDriver(passed_on("m MAP<STRING, INT>"))
+    with pytest.raises(SchemaError, match=re.escape(wanted)):
+        driver.pipe_input("t", **{"key": "a", "value": {}, "timestamp": 0, **given})
+    if "timestamp" in given:
+        with pytest.raises(SchemaError, match=re.escape(wanted)):
+            driver.advance("t", given["timestamp"])
+        with pytest.raises(SchemaError, match=re.escape(wanted)):
+            TopologyTestDriver(passed_on("x INT"), wall_clock=given["timestamp"])
+
+
+@pytest.mark.parametrize("partitions", [{"t": "2"}, {"t": 0}, {"t": -1}, {"t": True}, ["t"]])
+def test_a_topic_has_a_number_of_partitions(partitions: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"partitions.* got"):
+        TopologyTestDriver(passed_on("x INT"), partitions=partitions)
+
+
+def test_a_driver_drives_an_app() -> None:
+    with pytest.raises(DefinitionError, match="TopologyTestDriver wants an App; got 'a'"):
+        TopologyTestDriver("a")  # type: ignore[arg-type]
+
+
+def test_a_column_that_is_left_out_is_null_in_every_format() -> None:
+    driver = TopologyTestDriver(passed_on("x STRING", value_format="string"))
+    driver.pipe_input("t", {}, {}, timestamp=0)
+    assert [(sent.key, sent.value) for sent in driver.read_output("out")] == [(None, None)]
+
+
+def passed_on(value: str, **named: Any) -> wt.App:
+    app = wt.App("shop")
+    app.topic("t", value=value, **named).stream().to("out")
+    return app
 
 
 def test_an_offset_is_read_once(retail: TopologyTestDriver) -> None:
