@@ -506,3 +506,22 @@ def test_the_average_of_a_sum_too_long_for_a_quotient_is_the_same_on_both_engine
             except EvaluationError:
                 wanted = None
             assert row.ours == wanted, row.state
+
+
+BESIDE = [
+    "{a} = {b} IS NULL", "{a} = {b} IS TRUE", "{a} = {b} IS DISTINCT FROM {c}", "{a} <=> {b} = {c}", "{a} = {b} <=> {c}", "{n} < 2 = {a}",
+    "{a} < {b} IS NULL", "{a} = {b} <> {c}", "{a} < {b} <= {c}", "NOT {a} = {b}", "NOT {n} IN (1)", "NOT {n} BETWEEN 1 AND 1 + 1",
+    "{n} + 1 IN (1, 2)", "{n} & 1 = 1", "{a} = {b} AND {c}", "{a} OR {b} AND {c} = {a}", "NOT {a} OR {b}", "{n} * 2 - 1 > 0 OR {a}",
+    "{a} <> {b} IS NOT NULL",
+]  # fmt: skip
+
+
+def test_what_stands_beside_one_another_is_read_as_spark_reads_it(spark: SparkSession) -> None:
+    scope = Scope({"value": Schema.parse("a BOOLEAN, b BOOLEAN, c BOOLEAN, n INT")})
+    texts = [text.format(**{name: f"value.{name}" for name in "abcn"}) for text in BESIDE]
+    same = ", ".join(f"every(({text}) <=> ({parse(text, scope, 'here').sql}))" for text in texts)
+    booleans = ("true", "false", "NULL")
+    rows = ", ".join(str(row).replace("'", "") for row in itertools.product(booleans, booleans, booleans, ("0", "1", "2", "NULL")))
+    records = f"SELECT named_struct('a', a, 'b', b, 'c', c, 'n', n) AS value FROM VALUES {rows} AS t(a, b, c, n)"
+    (found,) = spark.sql(f"SELECT {same} FROM ({records})").collect()
+    assert [text for text, read in zip(texts, found, strict=True) if not read] == []

@@ -172,6 +172,31 @@ def test_a_function_that_only_spark_knows_is_allowed_inside_a_cast() -> None:
     assert found.type.sql() == "STRING"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["ok = name LIKE 'x%'", "ok <=> name NOT LIKE 'x%'", "ok = name RLIKE 'x'", "ok = name ILIKE 'x' ESCAPE '!'", "ok = qty IN (1, 2)",
+     "ok = qty NOT IN (1)", "ok <> qty BETWEEN 1 AND 3", "ok = qty < 3", "ok <=> ok < ok", "ok IS NULL = ok", "name LIKE 'x%' = ok",
+     "qty IN (1) = ok", "qty BETWEEN 1 AND 3 = ok", "qty IN (1) IS NULL", "qty < 3 BETWEEN ok AND ok", "ok = NOT ok",
+     "ok IS DISTINCT FROM ok = ok"],
+)  # fmt: skip
+def test_comparisons_and_predicates_beside_one_another_want_parentheses_where_spark_reads_them_otherwise(text: str) -> None:
+    with pytest.raises(ExpressionError, match="beside another: write parentheses"):
+        expr(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("ok = ok IS NULL", "(ok = ok) IS NULL"), ("qty < 3 = ok", "(qty < 3) = ok"), ("ok = ok = ok", "(ok = ok) = ok"),
+        ("ok = ok IS DISTINCT FROM ok", "(ok = ok) IS DISTINCT FROM ok"), ("ok <=> ok = ok", "(ok <=> ok) = ok"),
+        ("NOT qty IN (1)", "NOT (qty IN (1))"), ("NOT ok = ok", "NOT (ok = ok)"), ("qty + 1 IN (1)", "(qty + 1) IN (1)"),
+        ("ok = ok AND ok IS NOT NULL", "(ok = ok) AND (ok IS NOT NULL)"),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_one_another_is_read_as_spark_reads_it(text: str, meant: str) -> None:
+    assert expr(text).sql == expr(meant).sql
+
+
 @pytest.mark.parametrize("text", ["qty -> 1", "qty -> 1BD", "qty -> 1.5BD", "name ->> 'a'", "name -> '$['", "x -> x"])
 def test_an_arrow_is_a_lambdas_alone(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ExpressionError, match=r"app.py:7: in .*not a Spark SQL expression"):

@@ -66,6 +66,11 @@ class _Dialect(Spark):
             token: SparkParser.COLUMN_OPERATORS[token] for token in (TokenType.DOT, TokenType.DCOLON)
         }
 
+        def _build_predicate(self, klass: Any, this: Any, expression: Any, comments: Any = None, negate: bool = False) -> exp.Expr:
+            """Put no parentheses where there are none: `_check_order` asks for the user's."""
+            predicate: exp.Expr = klass(this=this, expression=expression, **({"negate": True} if negate else {}))
+            return self.expression(predicate, comments)
+
 
 _DIALECT: Final = _Dialect()
 
@@ -99,6 +104,10 @@ _UNARY: Final[dict[type[exp.Expr], str]] = {exp.Not: "not", exp.BitwiseNot: "~",
 _BITS: Final = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseLeftShift, exp.BitwiseRightShift, exp.DPipe)
 
 
+_COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_PREDICATES: Final = (exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike, exp.Escape)
+
+
 _FIELD: Final = Function("field", "struct.field", lambda args: Signature(args[0].type, (), None), tight=False)
 
 
@@ -113,6 +122,7 @@ class Binder:
 
     def bind(self, node: exp.Expr) -> Term:
         """Bind one node and what is below it."""
+        _check_order(node)
         match node:
             case exp.Paren():
                 return self.bind(node.this)
@@ -533,6 +543,19 @@ def _check_allowed(name: str) -> None:
         raise ExpressionError(f"function {name!r} is {reason}")
     if not name.isidentifier() or not name.isascii():
         raise ExpressionError(f"{name!r} can't be called: only Spark's built-in functions can")
+
+
+def _check_order(node: exp.Expr) -> None:
+    """Refuse comparisons and predicates side by side where sqlglot and Spark differ on what binds closer, or Spark takes none.
+
+    To Spark all comparisons are one level, from the left to the right, and one IS, IN, BETWEEN or LIKE comes after them. To sqlglot `=` and
+    `<>` bind less than `<`, and that less than these.
+    """
+    like = node.this if isinstance(node, exp.Escape) else node
+    after = isinstance(node, (*_COMPARISONS, *_PREDICATES)) and isinstance(like.this, (*_PREDICATES, exp.Not))
+    before = isinstance(node, _COMPARISONS) and isinstance(node.expression, (*_COMPARISONS, *_PREDICATES, exp.Not))
+    if after or before:
+        raise ExpressionError("a comparison, IS, IN, BETWEEN or LIKE beside another: write parentheses, engines differ on which binds")
 
 
 def _refusal(node: exp.Expr) -> str:
