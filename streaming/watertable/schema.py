@@ -231,8 +231,12 @@ def quote(name: str) -> str:
 def _column(definition: exp.Expression, ddl: str) -> Column:
     if not isinstance(definition, exp.ColumnDef) or definition.args.get("kind") is None:
         raise SchemaError(f"column {definition.sql(dialect='spark')!r} has no type in {ddl!r}")
-    comment = next((str(c.kind.this.this) for c in definition.args.get("constraints") or ()
-                    if isinstance(c.kind, exp.CommentColumnConstraint)), "")  # fmt: skip
+    comment = ""
+    for constraint in definition.args.get("constraints") or ():
+        if not isinstance(constraint.kind, exp.CommentColumnConstraint):
+            said = f"column {definition.name!r}: nothing holds records to {constraint.sql()}"
+            raise SchemaError(f"{said}: a column has a type and a COMMENT; rules are for expect(...)")
+        comment = str(constraint.kind.this.this)
     return Column(definition.name, from_sqlglot(definition.args["kind"]), comment)
 
 
@@ -241,6 +245,8 @@ def from_sqlglot(kind: exp.DataType) -> Type:
     name = kind.this.value if isinstance(kind.this, exp.DataType.Type) else str(kind.this)
     inner = kind.expressions
     if name in _SIMPLE:
+        if inner:
+            raise SchemaError(f"type {kind.sql()!r}: nothing holds values to a length or a precision; write {_SIMPLE[name].upper()}")
         return Type(_SIMPLE[name])
     match name:
         case "DECIMAL":
@@ -257,4 +263,4 @@ def from_sqlglot(kind: exp.DataType) -> Type:
             return Type("map", map_key=from_sqlglot(inner[0]), element=from_sqlglot(inner[1]))
         case "STRUCT":
             return Type("struct", fields=tuple(_column(f, kind.sql(dialect="spark")) for f in inner))
-    raise SchemaError(f"type {kind.sql(dialect='spark')!r} is not supported; use Spark SQL's scalar types, ARRAY, MAP or STRUCT")
+    raise SchemaError(f"type {kind.sql()!r} is not supported; use Spark SQL's scalar types, ARRAY, MAP or STRUCT")
