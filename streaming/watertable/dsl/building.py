@@ -17,7 +17,8 @@ from watertable.plan.stages import Named
 from watertable.plan.windows import check_duration
 from watertable.processing import DELETED
 from watertable.schema import Schema, check_names
-from watertable.sql.expressions import Expr, Scope, closed, parse
+from watertable.sql.binder import read
+from watertable.sql.expressions import Expr, Scope, closed, parse, refusals
 from watertable.sql.udfs import known_by
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def bound_aggregates(
             raise DefinitionError(f"{where}: {name}={aggregation!r} is not an aggregate; write wt.sum('...'), wt.count(), ...")
     with placed(where):
         check_names(aggregates)
-    bound = tuple(bind_one(name, _closed(aggregation)) for name, aggregation in aggregates.items())
+    closing = ((name, _closed(aggregation, f"{where}: {name}={aggregation.function}")) for name, aggregation in aggregates.items())
+    bound = tuple(bind_one(name, aggregation) for name, aggregation in closing)
     check_kept(bound, where)
     return bound
 
@@ -56,8 +58,12 @@ def check_kept(bound: Iterable[BoundAggregate], where: str) -> None:
         raise DefinitionError(f"{where}: {', '.join(taken)} is also the name of a part that another aggregate keeps; rename the column")
 
 
-def _closed(aggregation: Aggregation) -> Aggregation:
-    """End the comments of what an aggregate is of: its texts are put into longer ones."""
+def _closed(aggregation: Aggregation, where: str) -> Aggregation:
+    """End the comments of what an aggregate is of: its texts are put into longer ones, so what is wrong with them is told before."""
+    for text in (aggregation.argument, aggregation.by):
+        if text is not None:
+            with refusals(text, where):
+                read(text)
     argument, by = (None if text is None else closed(text) for text in (aggregation.argument, aggregation.by))
     return replace(aggregation, argument=argument, by=by)
 

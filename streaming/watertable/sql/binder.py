@@ -85,7 +85,10 @@ def read(text: str) -> exp.Expr:
 @lru_cache(maxsize=1024)
 def _read(text: str) -> exp.Expr:
     try:
-        trees = _DIALECT.parse(text)
+        tokens = _DIALECT.tokenize(text)
+        if any(token.token_type is TokenType.SEMICOLON for token in tokens):
+            raise ExpressionError("wanted one expression, and no ;")
+        trees = _DIALECT.parser().parse(tokens, text)
     except SqlglotError as error:
         raise ExpressionError(f"not a Spark SQL expression: {str(error).splitlines()[0]}") from None
     if len(trees) != 1 or trees[0] is None or isinstance(trees[0], exp.Block):
