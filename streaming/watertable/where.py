@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-_PACKAGE: Final = str(Path(__file__).parent)
+_PACKAGE: Final = f"{Path(__file__).parent}{os.sep}"
+"""Begins the paths of this package's files: a folder beside it may begin with its name."""
 
 
 def here() -> str:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,13 @@ def test_the_retail_app_reads_as_in_the_readme_and_defines_five_tables_and_two_o
 def test_wordcount_is_five_lines() -> None:
     (counts,) = apps.wordcount().topology().tables
     assert counts.columns.sql() == "`word` STRING, `n` BIGINT"
+
+
+def test_a_place_is_in_the_users_code_also_in_a_folder_that_begins_as_ours_does() -> None:
+    file = f"{Path(wt.__file__).parent}_shop/app.py"
+    named: dict[str, Any] = {"__name__": "watertable_shop.app"}
+    exec(compile("import watertable as wt\n\n\napp = wt.App('shop')", file, "exec"), named)
+    assert named["app"].location == f"{file.removeprefix(f'{Path.cwd()}/')}:4"
 
 
 # -- what is refused, and where ----------------------------------------------------------------------------------------------------
