@@ -161,6 +161,15 @@ def check_columns(schema: Schema, other: Schema, where: str) -> None:
         )
 
 
+def check_own(key: Iterable[str], name: str, where: str, operator: str) -> None:
+    """Raise `DefinitionError` when a key's column has the name of the one in which an operator keeps what it makes."""
+    if name in {column.lower() for column in key}:
+        raise DefinitionError(
+            f"{where}: {operator} keeps what it makes in a column {name!r}, and the key has one, too: give that another name before, by "
+            "select_key(other=...) or group_by(other=...)"
+        )
+
+
 def check_waits(stream: nodes.Stream, table: nodes.Table, grace: timedelta, where: str, operator: str) -> None:
     """Refuse a grace that makes nothing certain: of a table that isn't versioned, or whose records have no time of their own."""
     check_duration(grace, f"{operator}: grace=")

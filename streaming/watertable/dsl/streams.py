@@ -13,7 +13,6 @@ from watertable.dsl.building import (
     by_name,
     check_kept,
     check_same_app,
-    check_steps,
     checked,
     counted,
     entry_key,
@@ -27,6 +26,7 @@ from watertable.dsl.definitions import (
     check_columns,
     check_found_by_key,
     check_key,
+    check_own,
     check_same_key,
     check_text,
     check_topic_name,
@@ -278,6 +278,7 @@ class Stream:
             texts = texts_of(by, "by", f"{where}: dedupe")
             named = {text if text.isidentifier() else f"by{n}": text for n, text in enumerate(texts)}
             group = grouped_by((), named, self._scope(), where, "dedupe")
+        check_own((column for column, _ in group), "first", where, "dedupe")
         spaces = (("key", self.key), ("value", self.value))
         parts = (f"'{space}', named_struct(" + ", ".join(f"'{c}', {space}.`{c}`" for c in row.names) + ")" for space, row in spaces)
         seen = first(f"named_struct({', '.join(parts)})")
@@ -638,4 +639,4 @@ def _aggregate(
 def _reduced(stream: Stream, group: Named, windows: Windows | None, columns: dict[str, str], where: str) -> tables.Table:
     if is_change(stream.node):
         raise DefinitionError(f"{where}: reduce wants records, and these are Changes: map_values them first, or group_by the table itself")
-    return tables.reduced(_aggregate(stream, group, windows, {tables.REDUCED: check_steps(columns, where)}, where), columns, where)
+    return tables.reduced(_aggregate(stream, group, windows, tables.reducing(columns, group, where), where), columns, where)

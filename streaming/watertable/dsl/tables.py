@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from watertable.dsl import elapsed, streams
 from watertable.dsl.building import bound_aggregates, check_same_app, check_steps, counted, grouped_by, named_exprs
-from watertable.dsl.definitions import check_columns, check_found_by_key, check_same_key, here, identifier, texts_of
+from watertable.dsl.definitions import check_columns, check_found_by_key, check_own, check_same_key, check_text, here, identifier, texts_of
 from watertable.errors import DefinitionError
 from watertable.plan import nodes, plan
 from watertable.plan.aggregates import Aggregation, bind_rows, held_row, row_count, sortable
@@ -189,6 +189,7 @@ class Table:
         """
         where = here()
         identifier(name, "table", where)
+        check_text(description, "description", f"{where}: table {name!r}")
         node = self.node if history is None else self._versioned(self.node, history, where)
         self.app._add_table(TableDef(name=name, node=node, description=description, location=where))
         return Table(self.app, node, name)
@@ -266,7 +267,7 @@ class GroupedTable:
         A row that leaves is as if it had never been there: no subtractor is needed. The state keeps what the steps read of every row.
         """
         where = here()
-        return reduced(self._agg({REDUCED: check_steps(columns, where)}, where), columns, where)
+        return reduced(self._agg(reducing(columns, self.group, where), where), columns, where)
 
     def _agg(self, aggregates: dict[str, Aggregation], where: str) -> Table:
         scope, key = scope_of(self.table.node), self.table.key
@@ -276,6 +277,12 @@ class GroupedTable:
         node = nodes.TableAggregate(parent=self.changes, group=self.group, aggregates=bound, rows=rows, location=where)
         check_columns(plan.key_of(node), plan.value_of(node), where)
         return Table(self.table.app, node)
+
+
+def reducing(columns: dict[str, str], group: Named, where: str) -> dict[str, Aggregation]:
+    """Ask for a reduction by named steps; raise `DefinitionError` when there are none, or a column of the group has its name."""
+    check_own((name for name, _ in group), REDUCED, where, "reduce")
+    return {REDUCED: check_steps(columns, where)}
 
 
 def reduced(table: Table, columns: Iterable[str], where: str) -> Table:
