@@ -32,7 +32,7 @@ from decimal import Decimal
 from typing import Any
 
 from watertable.dsl.app import App
-from watertable.errors import DefinitionError, SchemaError
+from watertable.errors import DefinitionError, JobError, SchemaError
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.plan import plan
@@ -243,10 +243,13 @@ class TopologyTestDriver:
         return now
 
     def _read(self, item: Record | Advance) -> None:
-        if self._pending is None:
-            self._engine.read([item])
-        else:
+        if self._pending is not None:
             self._pending.append(item)
+            return
+        try:
+            self._engine.read([item])
+        except JobError as error:  # as the error of an app that has to stop does
+            raise JobError(f"topic {item.topic!r}, partition {item.partition}, offset {item.offset}: {error}") from None
 
 
 def _list(names: Iterable[object]) -> str:

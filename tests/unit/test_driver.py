@@ -12,7 +12,7 @@ import pytest
 
 import watertable as wt
 from tests import apps
-from watertable.errors import DefinitionError, SchemaError
+from watertable.errors import DefinitionError, JobError, SchemaError
 from watertable.testing import Change, Published, TopologyTestDriver
 
 
@@ -272,6 +272,15 @@ def test_a_topic_has_a_number_of_partitions(partitions: Any) -> None:
 def test_a_driver_drives_an_app() -> None:
     with pytest.raises(DefinitionError, match="TopologyTestDriver wants an App; got 'a'"):
         TopologyTestDriver("a")  # type: ignore[arg-type]
+
+
+def test_a_sum_that_leaves_its_type_stops_at_the_record_that_made_it_so() -> None:
+    app = wt.App("shop")
+    app.topic("t", key="k STRING", value="n BIGINT").stream().group_by_key().agg(n=wt.sum("n")).materialized_as("sums")
+    driver = TopologyTestDriver(app)
+    driver.pipe_input("t", "a", {"n": 2**63 - 1}, timestamp=0)
+    with pytest.raises(JobError, match=r"topic 't', partition 0, offset 1: a sum has come to .* no BIGINT"):
+        driver.pipe_input("t", "a", {"n": 1}, timestamp=0)
 
 
 def test_a_column_that_is_left_out_is_null_in_every_format() -> None:
