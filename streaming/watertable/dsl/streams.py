@@ -459,7 +459,7 @@ class Processed:
     def __getitem__(self, child: str) -> Stream:
         """Give a child's stream; raise `DefinitionError` for one that wasn't declared."""
         if child not in self.children:
-            raise DefinitionError(f"{here()}: no child {child!r}; children: {', '.join(self.children) or 'none'}: children={{...}}")
+            raise DefinitionError(f"{here()}: no child {child!r}; children: {', '.join(self.children) or 'none'}")
         return self.children[child]
 
 
