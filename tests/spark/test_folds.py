@@ -55,6 +55,8 @@ def topology() -> Topology:
     ids = wt.aggregate("array(named_struct('id', '', 'n', 0))", "array_append(acc, named_struct('id', key.id, 'n', n))")
     rows.group_by("team").agg(ids=wt.aggregate("''", "concat(acc, key.id)"), all=ids).materialized_as("ids")
     moves.dedupe(name="seen", within=wt.seconds(10), by="by", grace=wt.seconds(3)).to("once")
+    keyed = app.topic("keyed", key="k INT", value="n INT").stream()
+    keyed.dedupe(name="seen_keyed", within=wt.seconds(10), by="n").to("once_keyed")
     return app.topology()
 
 
@@ -67,6 +69,7 @@ def batches() -> list[list[Record]]:
         records.append(Record("moves", n % 2, n // 2, when, ["tea", "jam"][n % 2].encode(), data))
         row = None if n % 7 == 6 else json.dumps({"team": "rb"[n % 2], "n": n % 5}).encode()
         records.append(Record("rows", 0, n, START, b"abcde"[n % 5 : n % 5 + 1], row))
+        records.append(Record("keyed", 0, n, when, [None, b'{"k": 1}', b'{"k": null}', b"{}"][n % 4], f'{{"n": {n % 9}}}'.encode()))
     return [records[:7], records[7:8], records[8:33], records[33:]]
 
 

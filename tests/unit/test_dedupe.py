@@ -52,6 +52,15 @@ def test_of_a_record_without_a_value_nothing_is_kept() -> None:
     assert [(s.key, s.value) for s in driver.read_output("once")] == [("b", {"id": 1, "name": "x"})]
 
 
+def test_a_record_without_a_key_passes_without_one() -> None:
+    app = wt.App("shop")
+    app.topic("t", key="k INT", value="n INT").stream().dedupe(name="seen", within=wt.minutes(1), by="n").to("once")
+    driver = TopologyTestDriver(app)
+    for key, n in [(None, 1), (5, 2), (5, 1), (b'{"k": null}', 3)]:
+        driver.pipe_input("t", key, {"n": n}, timestamp=1)
+    assert [output.key for output in driver._engine.outputs] == [None, b'{"k":5}', b'{"k":null}']
+
+
 def test_a_record_passes_whatever_its_columns_are_called() -> None:
     app = wt.App("shop")
     app.topic("t", key="k STRING", value="value INT, n INT").stream().dedupe(name="seen", within=wt.minutes(1), by="n").to("once")

@@ -320,9 +320,12 @@ class Layout:
                 keys = [e for _, e in node.key_columns]
                 flow = self._checked(self.flow(node.parent), keys, label, node.location, of_value=node.columns or ())
                 key = self._key(node.key_columns, flow, plan.key_of(node.parent))
-                if node.columns is None:
-                    return _with(flow, key=key, value=_value_of(flow))  # a Change becomes a record of its new row
-                return _with(flow, key=key, value=self._value(flow, node.columns))
+                # without columns, a Change becomes a record of its new row
+                made = _with(flow, key=key, value=_value_of(flow) if node.columns is None else self._value(flow, node.columns))
+                if node.keyed is None:
+                    return made
+                there = render(node.keyed.safe_sql, flow.spaces)
+                return _with(made, key=made.segment.add(f"CASE WHEN {there} THEN {key} END", made.level))
             case nodes.Peek():
                 flow = self.flow(node.parent)
                 flow.segment.peeks.setdefault(node.name, []).append(flow.present)

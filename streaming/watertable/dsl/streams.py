@@ -280,15 +280,17 @@ class Stream:
             group = grouped_by((), named, self._scope(), where, "dedupe")
         check_own((column for column, _ in group), "first", where, "dedupe")
         spaces = (("key", self.key), ("value", self.value))
-        parts = (f"'{space}', named_struct(" + ", ".join(f"'{c}', {space}.`{c}`" for c in row.names) + ")" for space, row in spaces)
-        seen = first(f"named_struct({', '.join(parts)})")
+        key, value = ("named_struct(" + ", ".join(f"'{c}', {space}.`{c}`" for c in row.names) + ")" for space, row in spaces)
+        seen = first(f"named_struct('key', CASE WHEN key IS NOT NULL THEN {key} END, 'value', {value})")
         qualified = Scope(self._scope().namespaces)  # a column may be called `value`, as the record is
         there = nodes.Filter(parent=self.node, condition=parse_predicate("value IS NOT NULL", qualified, where), location=where)
         windows = TimeWindows(within, within, grace)
         kept = _aggregate(self._with(there), group, windows, {"first": seen}, where, qualified).materialized_as(name)
         fresh = kept.to_stream().filter("old.first IS NULL AND new.first IS NOT NULL")
-        key, value = ({c: f"new.first.`{space}`.`{c}`" for c in row.names} for space, row in spaces)
-        return fresh.map(key=key, value=value)
+        scope = fresh._scope()
+        keys, values = (named_exprs({c: f"new.first.`{space}`.`{c}`" for c in row.names}, scope, where) for space, row in spaces)
+        keyed = parse_predicate("new.first.key IS NOT NULL", scope, where)
+        return self._with(nodes.Map(parent=fresh.node, key_columns=keys, columns=values, keyed=keyed, location=where))
 
     def process(
         self,

@@ -352,7 +352,8 @@ class Interpreter:
                 return [Event(event.place, event.timestamp, event.key, value, None, event.window)]
             case nodes.Map():
                 value = event.value if node.columns is None or event.value is None else event.columns(node.columns)
-                return [Event(event.place, event.timestamp, event.columns(node.key_columns), value)]
+                keyed = node.keyed is None or event.evaluate(node.keyed) is True
+                return [Event(event.place, event.timestamp, event.columns(node.key_columns) if keyed else None, value)]
             case nodes.FlatMapValues():
                 row = event.columns(node.columns) if event.value is not None else {node.exploded: None}
                 made = [row | {node.exploded: element} for element in cast("list[object]", row[node.exploded] or [])]

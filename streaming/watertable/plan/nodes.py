@@ -104,11 +104,15 @@ class MapValues(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Map(Node):
-    """Make a new key, and a new value unless `columns` is None; what follows is ordered by log order, not per old key."""
+    """Make a new key, and a new value unless `columns` is None; what follows is ordered by log order, not per old key.
+
+    A record for which `keyed` is given, and isn't true, has no key.
+    """
 
     parent: Stream
     key_columns: Named
     columns: Named | None
+    keyed: Expr | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
