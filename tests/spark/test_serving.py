@@ -173,7 +173,7 @@ def test_the_errors_of_the_store_and_of_sql_have_their_status(shop: Shop) -> Non
     for path, status, told in (
         ("tables/stock?at=shop@1.9", 400, "isn't there yet"),
         ("tables/stock?at=other@1.1", 400, "position of app 'other'"),
-        ("tables/stock?at=99", 410, "no version 99"),
+        ("tables/stock?at=99", 400, "no version 99"),
         ("tables/prices?as_of=2020-01-01", 410, "its history goes back to"),
         ("tables/stock?as_of=2026-03-01", 400, "keeps no history"),
     ):
@@ -223,7 +223,7 @@ def test_the_frame_that_stands_in_for_sparks_answers_as_that_does(shop: Shop, li
 
 
 def test_what_is_beyond_the_jvms_numbers_is_told_and_the_jvm_is_not_said_to_be_gone(shop: Shop) -> None:
-    gone = shop.client.get("/v1/tables/stock?at=99999999999999999999")
-    assert (gone.status_code, gone.json()["error"]) == (410, "PositionGone")
+    never = shop.client.get("/v1/tables/stock?at=99999999999999999999")
+    assert (never.status_code, never.json()["error"]) == (400, "UnknownPosition")
     assert shop.get(f"tables/stock?offset={1 << 30}&limit=1000")["rows"] == []
     assert shop.query("SELECT :n AS n", parameters={"n": 10**20}) == [{"n": str(10**20)}]

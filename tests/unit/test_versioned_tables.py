@@ -173,7 +173,7 @@ def put(record: wt.Record, context: wt.Context) -> None:
         ),
         pytest.param(
             lambda a: a.table().materialized_as("rows").ttl(wt.hours(1)).materialized_as("t", history=wt.hours(1)),
-            "what ttl or until_time_limit shows (", id="rows that don't stay",
+            "is of many event times, and so is what ttl or until_time_limit shows", id="rows that don't stay",
         ),
         pytest.param(
             lambda a: a.stream().process(put, stores={"kept": wt.key_value_store("x INT")}).tables["kept"].materialized_as(

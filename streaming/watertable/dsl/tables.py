@@ -204,13 +204,12 @@ class Table:
         if not isinstance(node, nodes.Latest) or isinstance(node, nodes.Stored) or plan.windows_of(node) is not None:
             raise DefinitionError(
                 f"{where}: history= is of tables that keep a key's last value: topic.table() and stream.to_table(); "
-                "the row of an aggregate, a join or a window is of many event times"
+                "the row of an aggregate, a join or a window is of many event times, and so is what ttl or until_time_limit shows"
             )
         if (told := told_out_of_time(node.parent)) is not None:
-            what = f"the changes of {told.table}" if isinstance(told, nodes.ToStream) else "what ttl or until_time_limit shows"
             raise DefinitionError(
-                f"{where}: history= is of a topic's records, each at its own event time, and {what} ({told.location}) is on the way: what "
-                "a late record changes would not show; keep a history of the records, or leave history= out"
+                f"{where}: history= is of a topic's records, each at its own event time, and the changes of {told.table} ({told.location}) "
+                "are on the way: what a late record changes would not show; keep a history of the records, or leave history= out"
             )
         unsorted = [c.name for c in plan.value_of(node) if not sortable(c.type)]
         if unsorted:

@@ -24,7 +24,7 @@ from watertable.plan.nodes import (
 )
 from watertable.plan.plan import key_of, leaves_of, parents_of, root_of, walk, windows_of
 from watertable.plan.scopes import is_change
-from watertable.plan.windows import Stretches, of_stream_time
+from watertable.plan.windows import Stretches
 
 
 class Purity(StrEnum):
@@ -92,11 +92,10 @@ def of_one_topic(node: Stream | Table) -> bool:
     return not any(isinstance(n, late) for n in nodes) and len({n.topic.name for n in nodes if isinstance(n, Source)}) == 1
 
 
-def told_out_of_time(node: Stream, _seen: set[int] | None = None) -> ToStream | FinalRows | None:
+def told_out_of_time(node: Stream, _seen: set[int] | None = None) -> ToStream | None:
     """Find what gives records here an event time that doesn't order what they say of a key.
 
-    A Change of an aggregate or a join says what the row is by all records so far, at the event time of one of them. A row of stream time
-    is at the end of a stretch of that, or of the row's life.
+    A Change of an aggregate or a join says what the row is by all records so far, at the event time of one of them.
     """
     seen = set[int]() if _seen is None else _seen
     if id(node) in seen:
@@ -106,9 +105,6 @@ def told_out_of_time(node: Stream, _seen: set[int] | None = None) -> ToStream | 
         case ToStream():
             root = root_of(node.parent)
             return told_out_of_time(root.parent, seen) if isinstance(root, Latest) and not isinstance(root, Stored) else node
-        case FinalRows():
-            windows = windows_of(node.parent)
-            return node if windows is not None and of_stream_time(windows) else None
         case _:
             above = (told_out_of_time(parent, seen) for parent in parents_of(node) if isinstance(parent, Stream))
             return next((found for found in above if found is not None), None)
