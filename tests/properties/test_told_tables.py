@@ -86,10 +86,17 @@ def test_what_is_told_of_a_row_is_the_row_as_it_is(seed: int) -> None:
 @pytest.mark.spark
 def test_spark_tells_of_rows_what_the_interpreter_does_whatever_the_cuts(spark: SparkSession) -> None:
     records, topology = moved(3, 40), shop()
-    for cuts in (0, 4):
-        batches = [*cut(records, random.Random(3), cuts), later(records)] if cuts else [[*records, *later(records)]]
-        wanted = run_interpreter(topology, batches)
-        assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+    batches = [*cut(records, random.Random(3), 4), later(records)]
+    wanted = run_interpreter(topology, batches)
+    assert wanted.differences(CompilerRun(tiny(spark), topology).run(batches)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_tells_of_rows_what_the_interpreter_does_with_the_whole_log_as_one_batch(spark: SparkSession) -> None:
+    records, topology = moved(3, 40), shop()
+    batches = [[*records, *later(records)]]
+    assert run_interpreter(topology, batches).differences(CompilerRun(tiny(spark), topology).run(batches)) == []
 
 
 @pytest.mark.slow

@@ -387,6 +387,7 @@ def test_what_came_before_a_table_was_added_can_be_read_and_gone_back_to_within_
     assert ledger.store.reader.changes("names", "shop@1.9", "shop@1.10").count() == 1
 
 
+@pytest.mark.slow
 def test_a_replay_can_be_read_from_its_fork_on_until_it_is_folded_itself(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2))
     ledger.store.fold_all()
@@ -415,6 +416,7 @@ def test_a_horizon_that_is_longer_than_the_calendar_keeps_all(ledger: Ledger) ->
     assert read(ledger, "shop@1.1") == told(1)
 
 
+@pytest.mark.slow
 def test_what_an_epoch_folds_where_it_forks_is_read_from_as_trims_go_by_it(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2))
     ledger.store.fold_all()
