@@ -54,7 +54,7 @@ class Filled:
                 f"CAST({item} AS BINARY) AS key", f"CAST({value} AS BINARY) AS value", f"CAST(NULL AS {HEADERS}) AS headers",
             )  # fmt: skip
             place = (topic, 0)
-            batch = self._compiler.batch(records, 1, {place: None}, self._writer.lookup())
+            batch = self._compiler.batch(records, self._writer.number(), {place: None}, self._writer.lookup())
             info = CommitInfo(begin={place: self.records}, next={place: self.records + size})
             self._writer.commit(batch.tables, info, records=size)
             batch.close()

@@ -387,12 +387,16 @@ def test_what_came_before_a_table_was_added_can_be_read_and_gone_back_to_within_
     assert ledger.store.reader.changes("names", "shop@1.9", "shop@1.10").count() == 1
 
 
-@pytest.mark.slow
-def test_a_replay_can_be_read_from_its_fork_on_until_it_is_folded_itself(ledger: Ledger) -> None:
+def folded_at_two_and_six(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2))
     ledger.store.fold_all()
     tell(ledger, cuts=(3, 4, 5, 6))
     ledger.store.fold_all()
+
+
+@pytest.mark.slow
+def test_a_replay_can_be_read_from_its_fork_on_until_it_is_folded_itself(ledger: Ledger) -> None:
+    folded_at_two_and_six(ledger)
     aged(ledger)
     two = rewound(ledger, "3")
     batch(two, 3, 4)
@@ -418,10 +422,7 @@ def test_a_horizon_that_is_longer_than_the_calendar_keeps_all(ledger: Ledger) ->
 
 @pytest.mark.slow
 def test_what_an_epoch_folds_where_it_forks_is_read_from_as_trims_go_by_it(ledger: Ledger) -> None:
-    tell(ledger, cuts=(1, 2))
-    ledger.store.fold_all()
-    tell(ledger, cuts=(3, 4, 5, 6))
-    ledger.store.fold_all()
+    folded_at_two_and_six(ledger)
     two = rewound(ledger, "4")
     two.store.fold_all()
     batch(two, 4, 5)

@@ -365,9 +365,9 @@ def plan(
     if goes_on:  # what is kept at the fork is as the loaded code keeps it
         facts = dataclasses.replace(facts, fork_fingerprint=topology.fingerprint)
     effects, stale = _effects(store, topology, facts, rebuilds, days, code)
-    wrong = unfilled(code, topology) if target.kind != "undo" else ""
-    if rebuilds:
-        wrong = misfit(store, topology, facts.head, rebuilds, whole=days is None)
+    wrong = misfit(store, topology, facts.head, rebuilds, whole=days is None) if rebuilds else ""
+    if not rebuilds and target.kind != "undo":
+        wrong = unfilled(code, topology)
     return draw(
         topology, target, facts, effects, stale, batch_records=batch_records, accept_loss=tuple(accept_loss),
         keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, rebuilds=rebuilds, misfit=wrong, days=days, emit=emit,
@@ -403,7 +403,7 @@ def survey(
         # a fork at the parent's own end goes on behind the parent's gaps
         begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
     else:
-        begins = dict.fromkeys(last.next, 0) | store.reader.begins(snapshot, head.lineage, "true")[0]
+        begins = store.reader.first_offsets(snapshot, head.lineage, last.next)
     begins = {p: offset for p, offset in begins.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:

@@ -133,7 +133,7 @@ def merged(field: StateField, source: str, over: str = "") -> str:
         case Merge.MIN | Merge.MAX:
             return f"{field.merge}({source}){over}"
         case Merge.UNION:
-            return _cut(field, f"array_sort(array_distinct(flatten(collect_list({source}){over})))")
+            return _united(field, f"flatten(collect_list({source}){over})")
         case Merge.LIST | Merge.TOP:
             return _ordered(field, f"flatten(collect_list({source}){over})")
         case Merge.BAG:
@@ -173,7 +173,7 @@ def run_forward(table: TableDef, rows: DataFrame, forward: str, into: str) -> Da
         found = f"flatten(concat(collect_list(CASE WHEN _strides THEN {near} END){before}, array({near})))"
         if isinstance(field, TopField):  # none is in it more than twice; of structs, Spark compares each with each to find out
             return f"slice(array_distinct(slice(sort_array({found}, false), 1, {2 * field.limit})), 1, {field.limit})"
-        return _cut(field, f"array_sort(array_distinct({found}))")
+        return _united(field, found)
 
     return rows.selectExpr("*", f"{state_sql((f, upto_here(f)) for f in table.state)} AS {into}")
 
@@ -192,6 +192,11 @@ def _member(field: StateField, source: str) -> str:
     """Write a member of a set: of floating point, the two zeros are one."""
     kind = field.type.element
     return f"({source} + CAST(0 AS {kind.sql()}))" if kind is not None and kind.kind in ("float", "double") else source
+
+
+def _united(field: StateField, members: str) -> str:
+    """Make a set of what sets hold between them."""
+    return _cut(field, f"array_sort(array_distinct({members}))")
 
 
 def _cut(field: StateField, array: str) -> str:

@@ -9,7 +9,7 @@ then takes base ⊕ (folded, position] for every table of the app. Folds may run
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -198,6 +198,14 @@ class Reader:
     def _shown(self, name: str, base: Base) -> Snapshot | None:
         """Pin a table as others see it, which where its states are kept beside it isn't its base; None where there is none yet."""
         return base.snapshot if base_name(self.tables[name]) == name else self.log(name).latest()
+
+    def first_offsets(self, snapshot: Snapshot, lineage: Lineage, partitions: Collection[Partition]) -> dict[Partition, int]:
+        """Give the offsets at which the app began to read these partitions; 0 where nobody knows. Mostly its first commit has them all."""
+        first = self.changelog.commits(snapshot, lineage, 0, 1)
+        known = dict(first[0].begin) if first else {}
+        if not known.keys() >= set(partitions):
+            known, _ = self.begins(snapshot, lineage, "true")
+        return dict.fromkeys(partitions, 0) | known
 
     def begins(self, snapshot: Snapshot, lineage: Lineage, where: str) -> tuple[dict[Partition, int], bool]:
         """Give the offsets at which the app began to read, of the commits of a lineage under a condition and those that trims took.

@@ -285,7 +285,7 @@ class Writer:
     def number(self) -> int:
         """Give the next batch its number: the time in microseconds, but always after all commits before it, whoever made them."""
         last = self._last.commit_time if self._last else EPOCH
-        return max(microseconds(now_after(last) - EPOCH), microseconds(last - EPOCH) + 1)
+        return microseconds(now_after(last + timedelta(microseconds=1)) - EPOCH)
 
     @property
     def known(self) -> Known:

@@ -25,7 +25,7 @@ from watertable.compiler.layout import encoded
 from watertable.errors import EvaluationError, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
-from watertable.plan.aggregates import ArrivedField, Merge, StateField
+from watertable.plan.aggregates import Merge, StateField
 from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, Newest, TableAggregate, TableJoin
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.scopes import scope_of
@@ -329,10 +329,8 @@ def _values(data: bytes | bytearray | None, table: TableDef) -> Row | None:
 def _placed(field_: StateField, state: Any) -> Any:
     """Give a state as the interpreter keeps it: places in log order are compared as such."""
     match field_.merge:
-        case Merge.LAST if state is not None and isinstance(field_, ArrivedField):
+        case Merge.FIRST | Merge.LAST if state is not None:  # what goes by arrival has more than a place there
             return state | {"order": tuple(state["order"].values())}
-        case Merge.FIRST | Merge.LAST if state is not None:
-            return state | {"order": Place(**state["order"])}
         case Merge.LIST | Merge.TOP if state is not None:
             return [kept | {"order": Place(**kept["order"])} for kept in state]
         case _:
