@@ -14,6 +14,7 @@ from tests.apps import retail
 from watertable.dsl.streams import Stream
 from watertable.dsl.tables import Table
 from watertable.errors import FormatError
+from watertable.plan.aggregates import Aggregation
 from watertable.plan.deployment import Deployment, Kind, Outline, classify
 from watertable.plan.legible import legible
 from watertable.plan.plan import Topology
@@ -83,6 +84,27 @@ def test_a_condition_that_changes_is_written_out() -> None:
 
 def test_a_duration_that_changes_is_written_in_the_units_people_use() -> None:
     assert classify(shop(), shop(grace=20)).changes[1].reason == "the grace of the time windows was 10m and is 20m"
+
+
+def kept(aggregate: Aggregation) -> Topology:
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="qty BIGINT, note STRING").stream()
+    sales.group_by_key().agg(x=aggregate).materialized_as("stock")
+    return app.topology()
+
+
+def test_how_many_values_are_kept_is_a_number_and_no_duration() -> None:
+    assert stock(classify(kept(wt.top_k(2, "qty")), kept(wt.top_k(3, "qty"))))[1] == "the limit of x was 2 and is 3"
+
+
+def test_a_time_to_live_that_changes_is_what_was_written() -> None:
+    def lives(minutes: int) -> Topology:
+        app = wt.App("shop")
+        prices = app.topic("prices", key="item STRING", value="price BIGINT").table().materialized_as("prices")
+        prices.ttl(wt.minutes(minutes)).materialized_as("stock")
+        return app.topology()
+
+    assert stock(classify(lives(1), lives(2)))[1] == "the gap of the lifetimes was 1m and is 2m"
 
 
 def test_a_function_of_the_users_that_computes_something_else_is_named() -> None:

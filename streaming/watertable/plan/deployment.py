@@ -34,7 +34,7 @@ _SHOWN: Final = ("TableFilter", "TableMapValues")
 """The nodes that make rows of a state and change nothing of it."""
 _WHOLE: Final = ("Latest", "Newest", "Stored", "Versioned")
 """The nodes whose states are whole rows: one that a filter refuses is forgotten, as later ones replace it."""
-_DURATIONS: Final = frozenset({"size", "advance", "grace", "gap", "difference", "before", "after", "limit", "history", "keeps"})
+_DURATIONS: Final = frozenset({"size", "advance", "grace", "gap", "difference", "before", "after", "history", "keeps"})
 _WAITS: Final = "what waits above it (for a partner, for its time, or for its window to close)"
 
 
@@ -431,13 +431,15 @@ def _is_above(form: object, node: object) -> bool:
 
 def _side_by_side(old: object, new: object) -> Iterator[tuple[str, Any, Any]]:
     """Give the parts of two forms of a kind by their names; one that isn't written is at its default, and that is empty."""
-    mine, theirs = ({name: _lasting(name, part) for name, part in fields_of(form)} for form in (old, new))
+    mine, theirs = ({name: _lasting(form, name, part) for name, part in fields_of(form)} for form in (old, new))
     yield from ((name, mine.get(name, []), theirs.get(name, [])) for name in mine | theirs)
 
 
-def _lasting(name: str, part: object) -> object:
-    """Write a duration, which forms count in microseconds, as people do."""
-    return words(timedelta(microseconds=part)) if name in _DURATIONS and isinstance(part, int) else part
+def _lasting(form: object, name: str, part: object) -> object:
+    """Write a duration, which forms count in microseconds, as people do: a lifetime's gap is one less than what they have said."""
+    if name not in _DURATIONS or not isinstance(part, int):
+        return part
+    return words(timedelta(microseconds=part + (head_of(form) == "Lifetimes")))
 
 
 def _words(head: str) -> str:

@@ -525,9 +525,12 @@ def words(duration: timedelta) -> str:
 
     >>> words(timedelta(hours=1, minutes=30)), words(timedelta(milliseconds=1500)), words(timedelta(0))
     ('1h30m', '1.5s', '0s')
+    >>> words(timedelta(seconds=59, microseconds=999_999)), words(timedelta(microseconds=2))
+    ('59.999999s', '0.000002s')
     """
     if duration < _ZERO:
         return f"-{words(-duration)}"
     minutes, rest = divmod(duration, timedelta(minutes=1))
-    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m"), (rest / timedelta(seconds=1), "s")]
-    return "".join(f"{number:g}{unit}" for number, unit in parts if number) or "0s"
+    seconds = f"{rest // timedelta(seconds=1)}.{rest.microseconds:06}".rstrip("0").rstrip(".")  # all digits: 59.999999 is no 60
+    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m")]
+    return "".join(f"{number}{unit}" for number, unit in parts if number) + (f"{seconds}s" if rest else "") or "0s"
