@@ -107,6 +107,12 @@ def test_a_time_to_live_that_changes_is_what_was_written() -> None:
     assert stock(classify(lives(1), lives(2)))[1] == "the gap of the lifetimes was 1m and is 2m"
 
 
+def test_what_a_top_k_ranks_by_is_written_out_as_markdown_takes_it() -> None:
+    reason = stock(classify(kept(wt.top_k(2, "qty", "note")), kept(wt.top_k(2, "-qty", "note"))))[1]
+    assert "named_struct('by', value.qty, 'value', value.note) ELSE CAST(NULL AS STRUCT<by: BIGINT, value: STRING>) END` and is `" in reason
+    assert reason.count("`") == 4
+
+
 def test_a_function_of_the_users_that_computes_something_else_is_named() -> None:
     def scored(version: str) -> Topology:
         @wt.udf(returns="BIGINT", version=version)
@@ -135,7 +141,7 @@ READ = Scope(
         "CAST(b AS DECIMAL(9,2))", "try_cast(b AS INT)", "a IN (1, 2)", "l[0].x", "m['k']", "transform(l, x -> x.x + 1)", "X'00ff'",
         "transform(l, (x, i) -> x.x + i)", "t + INTERVAL 1 HOUR", "t - INTERVAL 2 MONTHS", "date_trunc('hour', t)", "DATE '2026-01-01'",
         "value", "a <=> 1", "nullif(a, 0)", "d > 1.5", "length(b) < 3", "a = 5L", "window.start", "NULL", "year(t)",
-        "named_struct('a', a, 'b', l).b[0].x < 2", "b LIKE 'a%'",
+        "named_struct('a', a, 'b', l).b[0].x < 2", "b LIKE 'a%'", "CASE WHEN a > 1 THEN named_struct('a', a, 'b', d) END",
     ],
 )  # fmt: skip
 def test_an_expression_is_read_from_its_canonical_form_as_describe_shows_it(text: str) -> None:

@@ -390,7 +390,7 @@ def _difference(old: object, new: object, where: str = "it") -> str:
             calls = zip(*(functions(form[1]) if is_list(form) else [] for form in (old, new)), strict=False)
             if changed := dict.fromkeys(mine for (mine, by), (_, now_by) in calls if by != now_by):
                 return f"{where}: what {', '.join(changed)} computes has changed"
-            was, now = (f"`{form[1].partition(':')[2]}`" for form in (old, new) if is_list(form))
+            was, now = (f"`{_plain(form[1].partition(':')[2])}`" for form in (old, new) if is_list(form))
         return f"{where} was {was} and is {now}"
     if head_of(old) and head_of(old) == head_of(new):
         named = [part[1] for part in fields_of(new) if part[0] == "name"]

@@ -14,6 +14,7 @@ from watertable.sql.spark_sql import written
 _UDF: Final = re.compile(r"(\w+)@.+?/(?:closure \w+|version .+?)(?= \(| '| \S+:)")
 _NAME: Final = re.compile(r"[^ :()]+")
 _PARAMETER: Final = re.compile(r" (\w+)(?= )")
+_NULL: Final = re.compile(r"CAST\(NULL AS (.+?)\)(?=:\1)")
 _ATOM: Final = re.compile(r"CAST\([^:]+? AS [^:]+\)(?=:)|(?:X|[A-Z]+ )?'(?:\\.|[^'\\])*'(?: [A-Z ]+(?=:))?|[^ :()]+")
 _TYPE: Final = re.compile(r":(INTERVAL [A-Z]+(?: TO [A-Z]+)?|[A-Z_]+(?:\(\d+,\d+\))?)")
 
@@ -44,6 +45,8 @@ def functions(form: str) -> list[tuple[str, str]]:
 def _term(text: str, at: int) -> tuple[str, int]:
     """Read what begins at a place, and give where it ends."""
     if text[at] != "(":
+        if null := _NULL.match(text, at):
+            return f"CAST(NULL AS {_bare(null[1])})", _type(text, null.end())[1]
         atom, end = _matched(_ATOM, text, at)
         return atom[0].removeprefix("$"), _type(text, end)[1]
     if found := _UDF.match(text, at + 1):
@@ -93,4 +96,9 @@ def _type(text: str, at: int) -> tuple[str, int]:
             end += 1
             depth += {"<": 1, ">": -1}.get(text[end], 0)
         end += 1
-    return text[at + 1 : end], end
+    return _bare(text[at + 1 : end]), end
+
+
+def _bare(kind: str) -> str:
+    """Write a type as people do; what is shown stands between backticks itself, in Markdown above all."""
+    return kind.replace("`", "")
