@@ -77,6 +77,8 @@ def test_a_struct_column_is_lineage_of_the_column_a_whole_namespace_of_all_its_c
         ("name + 'x'", ExpressionError, ["+ wants numbers", "STRING, STRING"]),
         ("ok + 1", ExpressionError, ["BOOLEAN, INT"]),
         ("qty AND ok", ExpressionError, ["AND wants BOOLEAN"]),
+        ("qty IS TRUE", ExpressionError, ["comparable types; got INT, BOOLEAN"]),
+        ("price IS NOT FALSE", ExpressionError, ["got DECIMAL(9,3), BOOLEAN"]),
         ("counts = counts", ExpressionError, ["comparable"]),
         ("upper(name, name)", ExpressionError, ["wanted upper(string); got 2"]),
         ("upper()", ExpressionError, ["wanted upper(string); got 0"]),

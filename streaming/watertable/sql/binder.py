@@ -272,7 +272,7 @@ class Binder:
         if isinstance(wanted, exp.Null):
             return self.call("isnull", value)
         if isinstance(wanted, exp.Boolean):
-            return self.call("<=>", self.coerced(value, BOOLEAN), Lit(bool(wanted.this), BOOLEAN))
+            return self.call("<=>", value, Lit(bool(wanted.this), BOOLEAN))
         raise ExpressionError(_refusal(node))
 
     def membership(self, node: exp.In) -> Term:
