@@ -98,6 +98,8 @@ def cutting_regex(pattern: str) -> re.Pattern[str]:
 
 def like(pattern: str, escape: str = "\\") -> re.Pattern[str]:
     """Compile the pattern of a LIKE; raise `ExpressionError` where Spark would refuse it."""
+    if len(escape) != 1 or escape > "\uffff":  # a Java char: one beyond is two of them
+        raise ExpressionError(f"ESCAPE wants one character; got {escape!r}")
     out, i = [], 0
     while i < len(pattern):
         char = pattern[i]
