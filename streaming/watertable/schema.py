@@ -244,6 +244,8 @@ def from_sqlglot(kind: exp.DataType) -> Type:
     """Translate sqlglot's data type; raise `SchemaError` for types outside Spark SQL's or not supported here."""
     name = kind.this.value if isinstance(kind.this, exp.DataType.Type) else str(kind.this)
     inner = kind.expressions
+    if kind.args.get("collate"):
+        raise SchemaError(f"COLLATE {kind.args['collate'].name}: texts are compared as they are; write STRING, and compare lower(...), say")
     if name in _SIMPLE:
         if inner:
             raise SchemaError(f"type {kind.sql()!r}: nothing holds values to a length or a precision; write {_SIMPLE[name].upper()}")

@@ -140,6 +140,9 @@ def test_a_struct_column_is_lineage_of_the_column_a_whole_namespace_of_all_its_c
         (":p", ExpressionError, ["parameter"]),
         ("qty::BIGINT", ExpressionError, ["write CAST"]),
         ("CAST(name AS TIMESTAMP_NTZ)", ExpressionError, ["not supported"]),
+        ("CAST(name AS STRING COLLATE UTF8_LCASE) = 'x'", ExpressionError, ["COLLATE UTF8_LCASE", "lower(...)"]),
+        ("CAST(name AS INT DEFAULT 0 ON CONVERSION ERROR)", ExpressionError, ["(Cast) is outside"]),
+        ("qty BETWEEN SYMMETRIC 6 AND 1", ExpressionError, ["(qty BETWEEN 6 AND 1 OR qty BETWEEN 1 AND 6)"]),
         ("db.f(qty)", ExpressionError, ["built-in"]),
         ("`f g`(qty)", ExpressionError, ["built-in"]),
     ],
@@ -287,7 +290,8 @@ def test_golden_canonical_forms_have_not_moved(text: str) -> None:
     ("one", "other"),
     [("qty+1", " ( qty + 1 )"), ("upper(name)", "UPPER(value.name) -- the name"), ("qty <> 1", "qty != 1"),
      ("nvl(qty, 0)", "ifnull(qty, 0)"), ("name || id", "concat(name, id)"), ("'a''b'", "'a\\'b'"),
-     ("substr(name, 1)", "substring(name, 1)")],
+     ("substr(name, 1)", "substring(name, 1)"), ("position('x', name, 2)", "locate('x', name, 2)"),
+     ("position('x' IN name)", "locate('x', name)")],
 )  # fmt: skip
 def test_two_ways_to_write_the_same_are_the_same(one: str, other: str) -> None:
     assert expr(one) == expr(other)

@@ -167,6 +167,7 @@ def test_an_argument_of_another_kind_is_refused_in_our_words(operator: str) -> N
         (lambda s: s.app.topic("new", value="n INT NOT NULL"), "value: column 'n': nothing holds records to NOT NULL"),
         (lambda s: s.app.topic("new", value="n INT DEFAULT 5"), "value: column 'n': nothing holds records to DEFAULT 5"),
         (lambda s: s.app.topic("new", value="s STRUCT<a: INT NOT NULL>"), "value: column 'a': nothing holds records to NOT NULL"),
+        (lambda s: s.app.topic("new", value="n ARRAY<STRING COLLATE UTF8_LCASE>"), "value: COLLATE UTF8_LCASE: texts are compared"),
         (lambda s: s.app.topic("new", value="n VARCHAR(2)"), "value: type 'VARCHAR(2)': nothing holds values to a length"),
         (lambda s: s.app.topic("new", value="t TIME"), "value: type 'TIME' is not supported"),
         (lambda s: s.prices.filter("price > 1").materialized_as("dear", description=5), "table 'dear': description= wants a text"),

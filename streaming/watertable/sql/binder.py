@@ -146,11 +146,11 @@ class Binder:
                 return number("-" + str(digits.this))
             case exp.Neg(this=exp.TryCast(this=exp.Literal()) as typed) if "safe" not in typed.args:
                 return suffixed(typed, "-")
-            case exp.Cast():
+            case exp.Cast() if not node.args.get("default"):
                 return self.cast(node)
             case exp.Is():
                 return self.test(node)
-            case exp.Between():
+            case exp.Between() if not node.args.get("symmetric"):
                 value, low, high = self.bind(node.this), self.bind(node.args["low"]), self.bind(node.args["high"])
                 return self.call("and", self.call(">=", value, low), self.call("<=", value, high))
             case exp.In():
@@ -167,7 +167,8 @@ class Binder:
             case exp.Extract():
                 return self.extract(node)
             case exp.StrPosition():
-                return self.call("locate", self.bind(node.args["substr"]), self.bind(node.this))
+                start = [node.args["position"]] if node.args.get("position") else []
+                return self.call("locate", *map(self.bind, (node.args["substr"], node.this, *start)))
             case exp.Interval():
                 return interval(node)
             case exp.Add(this=exp.Interval() | exp.Add() as left, expression=exp.Interval() as right) if is_interval(left):
