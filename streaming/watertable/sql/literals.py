@@ -38,7 +38,7 @@ def number(digits: str) -> Lit:
     """Type a number as Spark's parser does: INT, BIGINT or DECIMAL by size; with a point DECIMAL, with an exponent DOUBLE."""
     try:
         if "e" in digits.lower():
-            return Lit(float(digits), DOUBLE)
+            return Lit(_real(digits, DOUBLE), DOUBLE)
         if "." not in digits:
             value = int(digits)
             if -(1 << 31) <= value < 1 << 31:
@@ -63,6 +63,13 @@ def _decimal(digits: str) -> Lit:
     return Lit(number.quantize(Decimal(1).scaleb(-scale), context=EXACT), decimal_type(precision, scale))
 
 
+def _real(digits: str, kind: Type) -> float:
+    real = float(digits)
+    if abs(real) > (GREATEST_FLOAT if kind == FLOAT else sys.float_info.max):
+        raise ExpressionError(f"{digits} is too large for a {kind.sql()}")
+    return real
+
+
 def suffixed(node: exp.Expr, sign: str = "") -> Lit:
     """Read a number with a type suffix: 1Y, 2S, 3L, 1.5F, 1.5D, 1.5BD."""
     kind, digits = from_sqlglot(node.args["to"]), sign + str(node.this.this)
@@ -70,11 +77,11 @@ def suffixed(node: exp.Expr, sign: str = "") -> Lit:
         case "decimal":
             return _decimal(digits)
         case "double" | "float":
-            real = float(digits)
-            if abs(real) > (GREATEST_FLOAT if kind == FLOAT else sys.float_info.max):
-                raise ExpressionError(f"{digits} is too large for a {kind.sql()}")
+            real = _real(digits, kind)
             return Lit(single(real) if kind == FLOAT else real, kind)
         case _:
+            if not digits.removeprefix("-").isdecimal():
+                raise ExpressionError(f"{digits} is no whole number, as a {kind.sql()} is")
             whole, bound = int(digits), BOUNDS[kind.kind]
             if not -bound <= whole < bound:
                 raise ExpressionError(f"{digits} doesn't fit a {kind.sql()}: it goes from {-bound} to {bound - 1}")
