@@ -7,6 +7,7 @@ is no pure function of one record is refused here, by name and by kind.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
@@ -90,10 +91,19 @@ def _read(text: str) -> exp.Expr:
             raise ExpressionError("wanted one expression, and no ;")
         trees = _DIALECT.parser().parse(tokens, text)
     except SqlglotError as error:
-        raise ExpressionError(f"not a Spark SQL expression: {str(error).splitlines()[0]}") from None
+        raise ExpressionError(f"not a Spark SQL expression: {_said(error)}") from None
     if len(trees) != 1 or trees[0] is None or isinstance(trees[0], exp.Block):
         raise ExpressionError("wanted one expression; got " + ("none" if not trees or trees[0] is None else f"{len(trees)} statements"))
     return trees[0]
+
+
+_MISSING: Final = re.compile(r"Required keyword: '\w+' missing for <class '[\w.]+'>")
+
+
+def _said(error: SqlglotError) -> str:
+    """Say what sqlglot found, without the names of its own classes."""
+    found, cause = str(error).splitlines()[0], str(error.__cause__ or "")
+    return f"{cause.split()[1]} isn't closed" if cause.startswith("Missing ") else _MISSING.sub("a part is missing", found)
 
 
 _BINARY: Final[dict[type[exp.Expr], str]] = {
