@@ -189,6 +189,7 @@ def test_an_argument_of_another_kind_is_refused_in_our_words(operator: str) -> N
         (lambda s: s.prices.group_by("of").count(5), "column name 5 is not an identifier"),
         (lambda s: s.sales.map_values(x=doubled(5)), "is called with expressions, and those are texts; got 5"),
         (lambda s: s.sales.process(act, children={"c": "x INT", "d": "x INT"})["e"], "no child 'e'; children: c, d"),
+        (lambda s: s.sales.split().branch("x", "a > 1").default_branch("y")["z"], "no branch 'z'; branches: x, y"),
         (lambda s: s.returns.select_key(a="why").to_table(), "a would be both a key and a value column: call the value's otherwise"),
     ],
 )  # fmt: skip

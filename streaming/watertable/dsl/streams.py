@@ -465,6 +465,13 @@ class Processed:
         return self.children[child]
 
 
+class _Branched(dict[str, "Stream"]):
+    """Hold branches by name; one that there isn't is refused as a processor's child is."""
+
+    def __missing__(self, name: str) -> Stream:
+        raise DefinitionError(f"{here()}: no branch {name!r}; branches: {', '.join(self) or 'none'}")
+
+
 @dataclass(slots=True)
 class Branches:
     """Collect the branches of a split; end with `default_branch` or `no_default_branch`."""
@@ -496,7 +503,7 @@ class Branches:
         return name
 
     def _streams(self, branches: list[tuple[str, str]], where: str) -> dict[str, Stream]:
-        streams: dict[str, Stream] = {}
+        streams = _Branched()
         earlier: list[str] = []
         for name, text in branches:
             condition = closed(text)
