@@ -160,8 +160,8 @@ class Settings(BaseSettings):
         try:
             return cls(project=found.resolve(), **overrides)
         except ValidationError as error:
-            said = [(".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, ")) for e in error.errors()]
-            wrong = "; ".join(f"{name}: {what}" for name, what in said)
+            said = [(".".join(map(str, e["loc"])), e["type"], str(e["msg"]).removeprefix("Value error, ")) for e in error.errors()]
+            wrong = "; ".join(f"{name}: {_plainly(name, kind, what, cls.model_fields)}" for name, kind, what in said)
             raise SettingsError(f"{found / 'pyproject.toml'} [tool.watertable] or WATERTABLE_*: {wrong}") from None
         except NoJson as error:
             raise SettingsError(
@@ -328,6 +328,20 @@ def _refuse_misspelt(environment: Iterable[str], settings: Iterable[str]) -> Non
     for variable in sorted(v for v in environment if v.startswith("WATERTABLE_") and v not in names):
         if near := get_close_matches(variable, names, 1, cutoff=0.93):
             raise SettingsError(f"{variable} in the environment is no setting; did you mean {near[0]}?")
+
+
+def _plainly(name: str, kind: str, message: str, settings: Iterable[str]) -> str:
+    """Say what is wrong with a setting, where pydantic says it in words of its own."""
+    match kind:
+        case "extra_forbidden":
+            near = get_close_matches(name, [known for known in settings if known != "project"], 1)
+            return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+        case "tuple_type":
+            return 'wanted a list of texts, such as ["assets"]'
+        case "string_pattern_mismatch" if name == "serve_token":
+            return 'it is a secret: put it in the environment and write "env:NAME" here'
+        case _:
+            return message
 
 
 def find_project(start: Path | None = None) -> Path:

@@ -54,8 +54,13 @@ def test_a_warehouse_uri_is_kept_as_it_is(tmp_path: Path, uri: str) -> None:
 
 def test_unknown_and_wrong_settings_are_named_with_their_file(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.watertable]\nasset = ["x"]\nenv = "Not OK"\n')
-    with pytest.raises(SettingsError, match=r"pyproject\.toml.*asset: Extra inputs.*|env: "):
+    with pytest.raises(SettingsError, match=r"pyproject\.toml.*env: .*asset: there is no such setting; did you mean assets\?"):
         Settings.load(project)
+    (project / "pyproject.toml").write_text('[tool.watertable]\nassets = "x"\nserve_token = "abc"\nfar_off = 3\n')
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(project)
+    for says in ('assets: wanted a list of texts, such as ["assets"]', "serve_token: it is a secret", "far_off: there is no such setting"):
+        assert says in str(caught.value)
     (project / "pyproject.toml").write_text("[tool.watertable\n")
     with pytest.raises(SettingsError, match=r"pyproject\.toml: "):
         Settings.load(project)
