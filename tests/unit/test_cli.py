@@ -278,6 +278,38 @@ def test_rows_are_shown_with_their_position_and_json_and_csv_hold_the_same(capsy
     ]  # fmt: skip
 
 
+def test_no_column_and_no_figure_is_cut_however_narrow_the_terminal_is() -> None:
+    columns, values = (
+        ("card", "window_start", "window_end", "n", "countries", "total"),
+        ("c1", *["2026-01-01T10:06:41.001000Z"] * 2, 2, 1, 13977),
+    )
+    answer = answers.Answer("bursts", "fraud@1.1", columns, frozenset(columns[3:]), (values,), False)
+    for width in (80, 60, 40, 20):
+        show.print_answer(Console(width=width, file=(out := io.StringIO())), answer)
+        told = out.getvalue()
+        assert max(map(len, told.splitlines())) <= width
+        if width == 80:
+            assert told.splitlines()[2].split() == [*columns]
+        assert {"c1", "2", "1", "13,977"} <= set(told.split())
+        if width == 40:  # too narrow for columns beside one another
+            assert "window_end    2026-01-01T10:06:41.001000" in told
+    show.print_answer(
+        Console(width=80, file=(out := io.StringIO())),
+        answers.Answer("t", "t@1.1", ("text", "n"), frozenset("n"), (("x" * 999, 5),), False),
+    )
+    assert out.getvalue().splitlines()[4].split() == ["x" * 73 + "…", "5"]
+
+
+def test_a_refused_record_is_cut_where_the_line_ends_and_shows_that_it_is() -> None:
+    row = {
+        "position": "t@1.1", "topic": "s", "partition": 0, "offset": 5, "timestamp": None, "node": "topic", "location": "app.py:3",
+        "reason": "no", "key": b"k", "value": b"v" * 200, "headers": [],
+    }  # fmt: skip
+    answer = answers.Answer("t, quarantined", "t@1.1", tuple(row), frozenset(), (tuple(row.values()),), False)
+    show.print_quarantine(Console(width=80, file=(out := io.StringIO())), answer, topology=retail().topology())
+    assert f"value       {'v' * 67}…" in out.getvalue()
+
+
 def test_a_column_is_shown_by_its_name_whatever_is_in_it() -> None:
     out = io.StringIO()
     show.print_answer(

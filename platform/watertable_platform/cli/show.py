@@ -1,7 +1,7 @@
 """Show tables and apps in a terminal: the rows with the position they are of, and how each app and table stands.
 
 What is shown is read as `wt.read` reads: everything committed is in it, folded or not, all of it at one position, which is named.
-Cells are cut to the terminal's width, never the count of rows: where there are more, the last line says so.
+Texts are cut to the terminal's width, never a figure, a column or the count of rows: where there are more, the last line says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -92,7 +92,7 @@ def print_quarantine(console: Console, answer: Answer, *, topology: Topology) ->
         console.print(Text.assemble((place, "bold"), f"  {'' if when is None else plain(when)}  ", (str(row["position"]), "cyan")))
         facts = Table.grid(padding=(0, 2, 0, 2))
         facts.add_column(style="dim", no_wrap=True, min_width=len("refused by"))
-        facts.add_column(no_wrap=True, overflow="ellipsis")
+        facts.add_column(no_wrap=True, overflow="ellipsis", max_width=console.width - len("refused by") - 2)
         facts.add_row("refused by", Text.assemble(str(row["node"]), (f"  {row['location']}", "dim")))
         where = unread(row, topology)
         facts.add_row("why", Text(f"{row['reason']}{f': {where}' if where else ''}", overflow="fold", no_wrap=False))
@@ -114,16 +114,51 @@ def print_quarantine(console: Console, answer: Answer, *, topology: Topology) ->
 
 
 def print_answer(console: Console, answer: Answer) -> None:
-    """Print rows as a table with their position."""
+    """Print rows as a table with their position; where columns don't fit beside one another, each row's stand one below the other."""
     _head(console, answer)  # a table's own title is as narrow as the table
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
-    for name in answer.columns:
-        shown.add_column(Text(name), justify="right" if name in answer.numeric else "left", overflow="ellipsis", no_wrap=True)
-    for row in answer.rows:
-        shown.add_row(*(_cell(value) for value in row))
-    console.print(shown)
+    rows = [[_cell(value) for value in row] for row in answer.rows]
+    widths = _widths(answer, rows, console.width - 2 - 3 * (len(answer.columns) - 1))  # of the edges, and between two columns
+    if widths is None:
+        _print_down(console, answer.columns, rows)
+    else:
+        shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, row_styles=("", "dim"))
+        for name, width in zip(answer.columns, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if name in answer.numeric else "left"
+            shown.add_column(Text(name), justify=justify, overflow="ellipsis", no_wrap=True, width=width)
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
     count = _count(len(answer.rows), "row")
     console.print(f"first {count}; --limit shows more" if answer.more else count, style="dim", highlight=False)
+
+
+def _widths(answer: Answer, rows: Sequence[Sequence[Text]], room: int) -> list[int] | None:
+    """Narrow the widest columns until all fit; None where they don't: a part of a figure would be another one."""
+    cells = [max((row[n].cell_len for row in rows), default=0) for n in range(len(answer.columns))]
+    widths = [min(max(len(name), cell), max(room, 0)) for name, cell in zip(answer.columns, cells, strict=True)]
+    least = [
+        max(cell, min(len(name), 4)) if name in answer.numeric else min(max(len(name), cell), 8)
+        for name, cell in zip(answer.columns, cells, strict=True)
+    ]
+    while sum(widths) > room:
+        wide = [n for n, width in enumerate(widths) if width > least[n]]
+        if not wide:
+            return None
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _print_down(console: Console, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    """Print each row as lines of a column's name and its value."""
+    for row in rows:
+        facts = Table.grid(padding=(0, 2, 0, 0))
+        facts.add_column(style="dim", overflow="fold")
+        facts.add_column(overflow="fold")
+        for name, cell in zip(columns, row, strict=True):
+            facts.add_row(name, cell)
+        console.print()
+        console.print(facts)
+    console.print()
 
 
 def print_json(answer: Answer) -> None:
