@@ -113,6 +113,18 @@ def test_two_records_made_of_one_and_merged_again_stay_apart(feed: Feed) -> None
     assert list(engine.tables["t1"].values()) == [{"k": "k", "first": "left", "last": "right", "n": 4}]
 
 
+def test_a_stream_that_is_merged_with_itself_gives_each_record_twice_and_so_do_two_that_say_the_same(feed: Feed) -> None:
+    def define(app: wt.App, s: Stream) -> None:
+        s.merge(s).map_values(x="x").to("itself")
+        s.filter("x > 0").merge(s.filter("x > 0")).map_values(x="x").to("alike")
+
+    engine = ran(define, [feed(0, x=1), feed(1, x=2)])
+    assert [(out.topic, json.loads(out.value or b"")["x"]) for out in engine.outputs] == [
+        *(("itself", 1), ("itself", 1), ("alike", 1), ("alike", 1)),
+        *(("itself", 2), ("itself", 2), ("alike", 2), ("alike", 2)),
+    ]
+
+
 def test_split_sends_each_record_to_its_first_branch(feed: Feed) -> None:
     def define(app: wt.App, s: Stream) -> None:
         for name, branch in s.split().branch("big", "x > 5").branch("some", "x > 1").default_branch("rest").items():
