@@ -357,6 +357,25 @@ def test_window_stores_keep_by_time_and_versioned_ones_as_of_a_time_for_as_long_
     assert versions == [(230, 6, False)]
 
 
+def test_a_row_as_old_as_the_retention_is_kept_and_so_is_a_version_that_was_valid_until_the_history_begins() -> None:
+    found = []
+
+    def look(record: wt.Record, context: wt.Context) -> None:
+        rows, prices = context.store("rows"), context.store("prices")
+        before = record.timestamp - wt.seconds(10) - wt.milliseconds(1)
+        found.append([[row["n"] for _, row in rows.fetch()], prices.get(as_of=before)])
+        for store in (rows, prices):
+            store.put({"n": record.offset})
+
+    app = wt.App("site")
+    kept = {"rows": wt.window_store("n INT", retention=wt.seconds(10)), "prices": wt.versioned_store("n INT", history=wt.seconds(10))}
+    app.topic("views", key="who STRING", value="n INT").stream().process(look, stores=kept, version="1")
+    driver = TopologyTestDriver(app)
+    for ms in (0, 10_000, 20_000, 30_001):
+        driver.pipe_input("views", "ann", {"n": 1}, timestamp=ms)
+    assert found == [[[], None], [[0], None], [[1], {"n": 0}], [[], {"n": 2}]]
+
+
 @pytest.mark.parametrize("store", [WindowStore, VersionedStore])
 def test_what_expires_in_one_call_is_told_in_the_order_of_its_keys_however_it_lies(store: type[Entries]) -> None:
     keys = [(of, EPOCH + wt.seconds(n)) for of in "ab" for n in range(9)]
