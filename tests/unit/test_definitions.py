@@ -251,6 +251,21 @@ def test_what_a_module_puts_into_definitions_is_found_once_and_as_it_is_there(tm
     assert {"till", "pyspark"} <= set(definitions.resources or {})
 
 
+def test_definitions_that_are_merged_of_others_bring_nothing_twice(tmp_path: Path) -> None:
+    part = """
+        import dagster as dg
+        @dg.asset
+        def {0}() -> None: ...
+        defs = dg.Definitions(assets=[{0}], jobs=[dg.define_asset_job("make_{0}", ["{0}"])], resources={{"{0}": {{}}}})
+    """
+    whole = "import dagster as dg\nfrom assets.shop import left, right\ndefs = dg.Definitions.merge(left.defs, right.defs)"
+    parts = {f"shop__{name}": part.format(name) for name in ("left", "right")}
+    definitions = build_definitions(load_apps(write(tmp_path, **parts, shop__whole=whole)))
+    assert {"left", "right"} == {key for key in specs(definitions) if "/" not in key}
+    assert not [key for key in specs(definitions) if key.endswith("failed_to_load")]
+    assert {"make_left", "make_right"} <= {job.name for job in definitions.get_repository_def().get_all_jobs()}
+
+
 def test_definitions_that_take_a_name_of_ours_break_their_folder_alone(tmp_path: Path) -> None:
     settings = write(tmp_path, shop__app=SHOP, own__whole="import dagster as dg\ndefs = dg.Definitions(resources={'pyspark': 7})")
     found = specs(build_definitions(load_apps(settings)))

@@ -191,7 +191,8 @@ def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Defini
     """Collect what modules define, loose or in a `dg.Definitions`; what is in both is as it is in that."""
     kept = list(modules)
     own = [value for module in kept for value in vars(module).values()]
-    whole = [_whole_in_group(made, folder) for made in _unique(own, (dg.Definitions,))]
+    seen: set[int] = set()
+    whole = [_whole_in_group(made, folder, seen) for made in _unique(own, (dg.Definitions,))]
     fields = ("assets", "asset_checks", "jobs", "schedules", "sensors")
     parts = {id(part): part for made in whole for name in fields for part in getattr(made, name) or ()}
     named = {key for part in parts.values() for key in _keys(part)}
@@ -209,12 +210,21 @@ def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Defini
     )
 
 
-def _whole_in_group(made: dg.Definitions, group: str) -> dg.Definitions:
-    """Put the assets of a user's `Definitions` that have no group of their own into one."""
+def _whole_in_group(made: dg.Definitions, group: str, seen: set[int]) -> dg.Definitions:
+    """Put the assets of a user's `Definitions` that have no group of their own into one; leave out what was `seen` in another.
+
+    One may be merged of others, which are there by themselves, too.
+    """
+
+    def fresh(parts: Iterable[Any] | None) -> list[Any]:
+        new = [part for part in parts or () if id(part) not in seen]
+        seen.update(map(id, new))
+        return new
+
     return dg.Definitions(
-        assets=[_in_group(asset, group) for asset in made.assets or ()], asset_checks=made.asset_checks, jobs=made.jobs,
-        schedules=made.schedules, sensors=made.sensors, resources=made.resources, executor=made.executor, loggers=made.loggers,
-        metadata=made.metadata, component_tree=made.component_tree,
+        assets=[_in_group(asset, group) for asset in fresh(made.assets)], asset_checks=fresh(made.asset_checks), jobs=fresh(made.jobs),
+        schedules=fresh(made.schedules), sensors=fresh(made.sensors), resources=made.resources, executor=made.executor,
+        loggers=made.loggers, metadata=made.metadata, component_tree=made.component_tree,
     )  # fmt: skip
 
 
