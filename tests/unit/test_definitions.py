@@ -266,6 +266,21 @@ def test_definitions_that_are_merged_of_others_bring_nothing_twice(tmp_path: Pat
     assert {"make_left", "make_right"} <= {job.name for job in definitions.get_repository_def().get_all_jobs()}
 
 
+def test_definitions_are_found_that_a_function_gives_when_dagster_asks(tmp_path: Path) -> None:
+    lazy = """
+        import dagster as dg
+        @dg.definitions
+        def defs() -> dg.Definitions:
+            @dg.asset
+            def late() -> None: ...
+            return dg.Definitions(assets=[late])
+    """
+    fails = "import dagster as dg\n@dg.definitions\ndef defs() -> dg.Definitions:\n    raise ValueError('no till')"
+    found = specs(build_definitions(load_apps(write(tmp_path, shop__app=SHOP, own__lazy=lazy, odd__fails=fails))))
+    assert found["late"].group_name == "own"
+    assert "no till" in found["odd_batch/failed_to_load"].metadata["reason"]
+
+
 def test_definitions_that_take_a_name_of_ours_break_their_folder_alone(tmp_path: Path) -> None:
     settings = write(tmp_path, shop__app=SHOP, own__whole="import dagster as dg\ndefs = dg.Definitions(resources={'pyspark': 7})")
     found = specs(build_definitions(load_apps(settings)))

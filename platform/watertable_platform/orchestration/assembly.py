@@ -16,6 +16,7 @@ from typing import Any, Final
 import dagster as dg
 from dagster._core.definitions.partitions.partitioned_schedule import UnresolvedPartitionedAssetScheduleDefinition
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
+from dagster.components.definitions import LazyDefinitions
 
 from watertable.errors import DefinitionError, SettingsError
 from watertable.plan.nodes import Topic
@@ -188,9 +189,10 @@ def _load_batch(project: Project) -> tuple[dict[str, tuple[ModuleType, ...]], di
 
 
 def _module_definitions(modules: Iterable[ModuleType], folder: str) -> dg.Definitions:
-    """Collect what modules define, loose or in a `dg.Definitions`; what is in both is as it is in that."""
+    """Collect what modules define, loose or in a `dg.Definitions`, or what `@dg.definitions` gives; what is in both is as it is in that."""
     kept = list(modules)
-    own = [value for module in kept for value in vars(module).values()]
+    held = _unique((value for module in kept for value in vars(module).values()), (object,))
+    own = [value() if isinstance(value, LazyDefinitions) else value for value in held]
     seen: set[int] = set()
     whole = [_whole_in_group(made, folder, seen) for made in _unique(own, (dg.Definitions,))]
     fields = ("assets", "asset_checks", "jobs", "schedules", "sensors")
