@@ -173,20 +173,31 @@ def _python_files(folder: Path) -> list[Path]:
 
 def _files_below(folder: Path) -> Iterator[Path]:
     """List what would be loaded of a folder's sub-folders, which are there to be imported, or tests."""
-    for inner in sorted(p for p in folder.iterdir() if p.is_dir() and p.name.isidentifier() and not p.name.startswith(("_", "test"))):
+    for inner in (p for p in _inside(folder) if p.is_dir() and p.name.isidentifier() and not p.name.startswith(("_", "test"))):
         yield from _python_files(inner)
         yield from _files_below(inner)
 
 
 def _misnamed(folder: Path, *, within: bool = False) -> Iterator[Path]:
-    """List the files that would be loaded, or imported, if their name, or that of a folder on the way, could be a module's."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith((".", "_", "test")):
+    """List the files that would be loaded, or imported, if their name, or that of a folder on the way, could be a module's.
+
+    Where a link leads is looked at there, if at all: it may lead around in circles.
+    """
+    for path in _inside(folder):
+        if path.name.startswith((".", "_", "test")) or path.is_symlink():
             continue
         if path.is_dir():
             yield from _misnamed(path, within=within or not path.name.isidentifier())
         elif path.suffix == ".py" and (within or not path.stem.isidentifier()):
             yield path
+
+
+def _inside(folder: Path) -> list[Path]:
+    """List what is in a folder; nothing where that isn't ours to look into, as a volume's lost+found: then nothing is imported from it."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _tell_misplaced(project: Project, file: Path, name: str, why: str) -> None:
@@ -210,7 +221,7 @@ def _parsed(file: Path) -> ast.Module:
     """Parse a file; one that can't be is as good as empty here, and fails when it is imported."""
     try:
         return ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # zero bytes, or nested too deeply
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # not ours to read, zero bytes, or nested too deeply
         return ast.Module(body=[], type_ignores=[])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,25 @@ def test_an_app_whose_file_or_folder_no_import_can_name_is_told_to_be_renamed(tm
     assert sorted(project.broken) == ["good_my_app_py", "good_sub_2nd_py", "web_shop_app_py"]
     with pytest.raises(DefinitionError, match=r"web-shop/app.py:3: nothing can be imported from 'web-shop': rename it"):
         project.app("other")
+
+
+def test_links_and_what_is_not_ours_to_read_are_no_apps_and_stop_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = write(tmp_path, good__app=APP.format(name="good"))
+    assets, listed = tmp_path / "assets", Path.iterdir
+    for name in ("lost+found", "good/lost+found", "good/root", "web-shop"):
+        (assets / name).mkdir()
+    (assets / "web-shop" / "gone.py").symlink_to("nowhere.py")
+    (assets / "good" / "up-there").symlink_to("..")
+    (assets / "good-as-it-is").symlink_to("good")
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name in ("lost+found", "root"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    project = load_apps(settings)
+    assert (list(project.apps), project.broken) == (["good"], {})
 
 
 def test_apps_are_found_in_lists_and_by_keys_too(tmp_path: Path) -> None:
