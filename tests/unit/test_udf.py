@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -111,7 +112,10 @@ def test_how_many_elements_a_call_has_changes_no_result(over: str) -> None:
     assert raised == {2: "halved raises ZeroDivisionError", 4: "halved raises ValueError"}
 
 
-GIVEN = (1, -3, 0, 2**53 + 1, 2**60 + 1, 16777217, None, 2.0, 1.5, -0.0, 1e17, math.inf, Decimal("1.50"), Decimal("2"), True, "7", "x")
+GIVEN = (
+    1, -3, 0, 2**53 + 1, 2**60 + 1, 16777217, None, 2.0, 1.5, -0.0, 1e17, math.inf, math.nan, Decimal("1.50"), Decimal("2"), Decimal("0.3"),
+    Decimal("1E+2"), Decimal("2.555"), True, "7", "x",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("returns", ["TINYINT", "INT", "BIGINT", "DECIMAL(9,2)", "DECIMAL(20,0)", "FLOAT", "DOUBLE", "STRING", "BOOLEAN"])
@@ -126,6 +130,19 @@ def test_what_a_function_gives_for_an_element_is_the_same_whatever_it_gives_besi
     for n, m in product(range(len(GIVEN)), repeat=2):
         assert found(pa.array([n, m])) == [alone[n], alone[m]], f"{GIVEN[n]!r} beside {GIVEN[m]!r}"
     assert found(places) == alone
+
+
+MAY = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("returns", "given"), [("DATE", date(2024, 5, 1)), ("TIMESTAMP", MAY), ("BINARY", b"x")])
+def test_what_pandas_finds_no_value_for_is_null_alone_as_it_is_beside_others(returns: str, given: object) -> None:
+    def known(column: Any) -> Any:
+        return pd.Series([given if key == "known" else math.nan for key in column])
+
+    for keys in (["known", "else"], ["known"], ["else"], ["else", "else"]):
+        made = caught_columns(known, "known", "pandas", False, arrow_type(Type.parse(returns)), [pa.array(keys)])
+        assert made.to_pylist() == [{"made": given if key == "known" else None, "raised": None} for key in keys]
 
 
 def test_a_null_beside_a_large_number_changes_it_in_no_batch() -> None:

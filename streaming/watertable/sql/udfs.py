@@ -230,11 +230,15 @@ def call_columns(function: Callable[..., Any], over: str, returns: pa.DataType, 
         made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
         if guessed and length > 1 and not _is_each_its_own(made, returns):
             raise ValueError("numbers that may be others beside each other than alone")  # so each of them is asked for alone
+    if made.null_count == length:  # of what type, pandas guesses of those beside them, too: NaN beside a date is none, alone a float
+        return pa.nulls(length, returns)
     if pa.types.is_decimal(returns):  # Arrow refuses whole numbers by what their type could hold, not by what they are
         made = made.cast(pa.int8()) if pa.types.is_boolean(made.type) else made
         made = made.cast(pa.decimal128(20, 0)) if pa.types.is_integer(made.type) else made
     elif pa.types.is_floating(returns) and pa.types.is_integer(made.type):
         made = made.cast(pa.float64(), safe=False)
+    elif pa.types.is_floating(returns) and pa.types.is_decimal(made.type):  # Arrow multiplies by the scale, which is that of them all
+        made = made.cast(pa.string())
     return made if made.type.equals(returns) else made.cast(returns)
 
 
