@@ -14,6 +14,7 @@ import watertable as wt
 from tests import buckets
 from tests.properties.engines import as_frame, tiny
 from tests.spark.ledger import Ledger, minute
+from tests.spark.runs import Run
 from tests.spark.test_rewind import Kafka
 from watertable.acts import rewind
 from watertable.acts.rewind import Target
@@ -222,6 +223,26 @@ def test_the_record_is_the_one_that_reading_everything_by_hand_finds(told: Ledge
         culprit = bisect.blame(told.store.reader, topology, wanted, judged, found, records)
         assert culprit.offset == expected[1]
         assert culprit.key in [became.key for became in found.keys]
+
+
+@pytest.mark.slow
+def test_what_lives_for_a_while_or_shows_once_in_a_while_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:
+    app = wt.App("shop")
+    app.topic("prices", key="sku STRING", value="price DECIMAL(9,2)").table().materialized_as("prices")
+    stock = app.topic("moves", key="sku STRING", value="qty BIGINT, shelf INT").stream().group_by_key().agg(qty=wt.sum("qty"))
+    stock.materialized_as("stock").ttl(wt.minutes(25)).materialized_as("lasting")
+    stock.materialized_as("own").suppress(wt.until_time_limit(wt.minutes(20))).materialized_as("calm")
+    topology = app.topology()
+    run = Run(tiny(spark), tmp_path, topology, (("moves", 0), ("prices", 0)))
+    for batch in tale():
+        run.read(batch)
+    for name in ("lasting", "calm"):
+        wanted = topology.table(name)
+        judged = bisect.condition_of(wanted, "qty < 0")
+        found, expected = bisect.find(run.store.reader, wanted, judged), by_hand(topology, name, judged.expr)
+        assert (found.at and found.at.seq, found.commit is not None) == (expected and expected[0], True)
+        with pytest.raises(UnknownPosition, match="records that waited for each other"):
+            bisect.blame(run.store.reader, topology, wanted, judged, found, [])
 
 
 def test_other_code_than_the_commits_is_said_to_be_no_witness(told: Ledger) -> None:

@@ -26,7 +26,7 @@ from watertable.errors import EvaluationError, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import serdes
 from watertable.plan.aggregates import Merge, StateField
-from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, Newest, TableAggregate, TableJoin
+from watertable.plan.nodes import Aggregate, Cogroup, Format, Latest, Newest, TableAggregate, TableJoin, Told
 from watertable.plan.plan import TableDef, Topology
 from watertable.plan.scopes import scope_of
 from watertable.records import Advance, Key, Place, Record, Row
@@ -239,7 +239,7 @@ class _States:
 def _by_key(table: TableDef) -> bool:
     """Tell whether a table's states are folded key by key, under the keys of its rows."""
     by_moments = table.sessions is not None or table.sliding is not None
-    return type(table.root) in (Aggregate, Cogroup, Latest, Newest, TableAggregate, TableJoin) and not by_moments
+    return type(table.root) in (Aggregate, Cogroup, Latest, Newest, TableAggregate, TableJoin, Told) and not by_moments
 
 
 def _from_the_beginning(view: View, reader: Reader, table: TableDef) -> View:
