@@ -14,7 +14,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, FormatError, StoreError, TableNotFound, UnknownPosition
 from watertable.schema import Schema
 from watertable.session import UPKEEP_POOL, job_group, shuffled_by
-from watertable.store import changelog, deltalog
+from watertable.store import changelog, deltalog, writer
 from watertable.store.bases import STATE_PROPERTY
 from watertable.store.commits import CLOCKED, KNOWN, Advance, CommitInfo, Lineage, Position, Span
 from watertable.store.deltalog import DeltaLog
@@ -228,6 +228,18 @@ def test_a_commit_row_says_everything_it_was_told_to_the_microsecond(ledger: Led
     assert (found.kind, found.seq, found.writer) == ("batch", 1, ledger.writer._fence.writer)
     assert found.reached({topic for topic, _ in found.stream_times}) is None
     assert abs(datetime.now(UTC) - found.commit_time) < timedelta(minutes=5)
+
+
+def test_a_batch_is_numbered_after_all_before_it_though_the_clock_is_put_back(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.now(UTC)
+    hours = iter((2, 0, 1, 0))
+    monkeypatch.setattr(writer, "now_after", lambda earlier: max(now + timedelta(hours=next(hours)), earlier))
+    first = ledger.writer.number()
+    ledger.sell(a=1)
+    second = ledger.writer.number()
+    ledger.sell(a=1)
+    monkeypatch.undo()
+    assert first < second < ledger.restart().writer.number()
 
 
 def test_a_batch_must_begin_where_the_last_commit_ended(ledger: Ledger) -> None:

@@ -274,6 +274,7 @@ class Writer:
         """Rows that the last commit added, by table of the changelog (`__quarantine`, `__out_<topic>` and the like among them)."""
         self._usable = True
         self._draft: Draft | None = None
+        self._numbered = EPOCH
         self._make = Prepared().make
         self._lookups = Lookups(store.reader, lambda: self.known, self._make)
 
@@ -283,9 +284,13 @@ class Writer:
         return self._last
 
     def number(self) -> int:
-        """Give the next batch its number: the time in microseconds, but always after all commits before it, whoever made them."""
+        """Give the next batch its number: the time in microseconds, but always after all commits before it, whoever made them.
+
+        Nor is its commit before its number, whatever the clock is set to meanwhile: the next number would be less than this one.
+        """
         last = self._last.commit_time if self._last else EPOCH
-        return microseconds(now_after(last + timedelta(microseconds=1)) - EPOCH)
+        self._numbered = now_after(last + timedelta(microseconds=1))
+        return microseconds(self._numbered - EPOCH)
 
     @property
     def known(self) -> Known:
@@ -389,7 +394,7 @@ class Writer:
             raise StoreError(f"{self._store.app}: {sorted(set(commit.next) - set(commit.begin))} have an end but no begin")
         return replace(
             commit, kind="batch", epoch=self.position.epoch, seq=self.position.seq + 1, generation=self._fence.generation,
-            writer=self._fence.writer, commit_time=now_after(last.commit_time), fingerprint=self._fence.fingerprint,
+            writer=self._fence.writer, commit_time=max(now_after(last.commit_time), self._numbered), fingerprint=self._fence.fingerprint,
             suite_hash=commit.suite_hash or self._fence.suite_hash, begin={**last.next, **commit.begin},
             next={**last.next, **commit.next}, stream_times={**last.stream_times, **commit.stream_times},
             topic_ids={**last.topic_ids, **commit.topic_ids},
