@@ -258,6 +258,16 @@ def test_a_new_column_of_a_topic_breaks_a_table_that_keeps_whole_records() -> No
     assert kind is Kind.BREAKING
     assert "laid out otherwise" in reason
 
+    def deduped(value: str, records: Callable[[Stream], Stream] = lambda s: s) -> Topology:
+        app = wt.App("shop")
+        items = records(app.topic("items", key="item STRING", value=value).stream())
+        items.dedupe(name="stock", within=wt.minutes(1)).to("once")
+        return app.topology()
+
+    assert stock(classify(deduped("price INT"), deduped("price INT, note STRING")))[0] is Kind.BREAKING
+    priced = [deduped(value, lambda s: s.map_values(price="price")) for value in ("price INT", "price INT, note STRING")]
+    assert stock(classify(*priced))[0] is Kind.SAME
+
 
 def test_tables_and_outputs_come_and_go() -> None:
     app = wt.App("shop")
