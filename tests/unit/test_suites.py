@@ -102,6 +102,20 @@ def test_a_suite_on_what_is_not_there_breaks_its_folder(tmp_path: Path, old: str
     assert says.replace("on_hand_not", "onhand_not") in why_broken(write(tmp_path, APP.replace(old, new)))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('between("item", 1, 2)', "Suite('shop.stock'): item_between wants a number; item is a STRING"),
+        ('in_set("on_hand", ["x"])', "Suite('shop.stock'): on_hand_in_set: in \"`on_hand` IN ('x')\": a BIGINT is wanted there"),
+    ],
+)
+def test_a_suite_on_what_a_column_cannot_be_breaks_its_folder(tmp_path: Path, wrong: str, says: str) -> None:
+    rules = f'from watertable_quality import Suite, between, in_set\nbad = Suite("shop.stock", {wrong})\n'
+    assert f"rules.py:2: {says}" in why_broken(write(tmp_path, APP, rules=rules))
+    good = 'from watertable_quality import Suite, in_set\nfine = Suite("shop.stock", in_set("item", ["x"]))\n'
+    assert "item_in_set" in names(write(tmp_path / "good", APP, rules=good))
+
+
 def test_a_folder_without_an_app_has_no_suites(tmp_path: Path) -> None:
     assert "rules.py:3: Suite('shop.stock'): this folder has no app 'shop'; it has none" in why_broken(write(tmp_path, "", rules=RULES))
 

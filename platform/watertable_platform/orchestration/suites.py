@@ -14,7 +14,9 @@ import dagster as dg
 
 from watertable.errors import DefinitionError
 from watertable.project import LoadedApp
+from watertable.schema import Schema
 from watertable.settings import Settings
+from watertable.sql.expressions import Scope, parse_predicate
 from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
@@ -53,11 +55,21 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
             missing = ", ".join(sorted(_columns(expectation) - set(have)))
             if missing:
                 raise DefinitionError(f"{where}: {expectation.name} wants {missing}; it has {', '.join(have)}")
+            _check_types(expectation, tables[suite.name].columns, f"{where}: {expectation.name}")
             named = found[own[suite.app].name].setdefault(suite.name, {})
             other, by = named.setdefault(expectation.name, (expectation, suite))
             if other != expectation:
                 raise DefinitionError(f"{where}: another {expectation.name} is expected of it at {by.location}; make them one")
     return {app: {table: [e for e, _ in named.values()] for table, named in tables.items()} for app, tables in found.items()}
+
+
+def _check_types(expectation: Expectation, columns: Schema, where: str) -> None:
+    """Refuse bounds and values that a column can't have: Great Expectations would say so at each run, and hold up every promote."""
+    column = str(dict(expectation.arguments).get("column"))
+    if expectation.gx == "ExpectColumnValuesToBeBetween" and not columns[column].is_numeric:
+        raise DefinitionError(f"{where} wants a number; {column} is a {columns[column].sql()}")
+    if expectation.gx == "ExpectColumnValuesToBeInSet" and expectation.sql is not None:
+        parse_predicate(expectation.sql, Scope({"value": columns}, bare=("value",)), where)
 
 
 def build_suite_checks(app: LoadedApp, expected: Expected) -> dg.AssetChecksDefinition | None:
