@@ -21,16 +21,17 @@ HEADERS: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 """The type of headers in Spark and in the store."""
 
 
+_FIRST: Final = (datetime.min.replace(tzinfo=UTC) - EPOCH) // MILLISECOND
 _LAST: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MILLISECOND
-"""The last of Kafka's timestamps for which Python has a time."""
+"""The first and the last of Kafka's timestamps for which Python has a time."""
 
 
 def stamped(milliseconds: int) -> datetime:
-    """Read Kafka's own timestamp, in milliseconds since 1970; one for which Python has no time is the last that it has.
+    """Read Kafka's own timestamp, in milliseconds since 1970; one for which Python has no time is the nearest that it has.
 
     As an event time either is refused, by both engines.
     """
-    return EPOCH + timedelta(milliseconds=min(milliseconds, _LAST))
+    return EPOCH + timedelta(milliseconds=max(_FIRST, min(milliseconds, _LAST)))
 
 
 class Place(NamedTuple):

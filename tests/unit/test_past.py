@@ -40,9 +40,9 @@ def test_an_archived_topic_and_one_that_is_not_are_read_by_the_time_that_each_ha
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("milliseconds", [1_709_287_200_000_000, 1_709_287_200_000_000_000, 2**63 - 1])
+@pytest.mark.parametrize("milliseconds", [1_709_287_200_000_000, 1_709_287_200_000_000_000, 2**63 - 1, -(2**63), -(10**14)])
 def test_a_timestamp_for_which_python_has_no_time_is_refused_as_an_event_time_and_goes_unseen_beside_one(milliseconds: int) -> None:
-    """As a producer writes it that counts in microseconds, or in nanoseconds."""
+    """As a producer writes it that counts in microseconds, or in nanoseconds; or one whose clock is unset, below zero."""
     for timestamp in (None, "at"):
         app = wt.App("shop")
         sales = app.topic("sales", key="k STRING", value="at TIMESTAMP", timestamp=timestamp).stream()
