@@ -184,6 +184,16 @@ def test_a_function_that_only_spark_knows_is_allowed_inside_a_cast() -> None:
     found = expr("upper(CAST(parse_url(name, 'HOST') AS STRING))")
     assert found.sql == "upper(CAST(parse_url(value.`name`, 'HOST') AS STRING))"
     assert found.type.sql() == "STRING"
+    assert found.fails_sql is None
+
+
+def test_bytes_that_only_spark_gives_are_a_text_where_they_are_utf_8_and_fail_elsewhere() -> None:
+    found = expr("CAST(unbase64(name) AS STRING)")
+    cast = "CAST(unbase64(value.`name`) AS STRING)"
+    assert found.sql == f"validate_utf8({cast})"
+    assert found.safe_sql.endswith(f"NULL, try_validate_utf8({cast}))")
+    assert found.fails_sql == f"(coalesce(({cast} IS NOT NULL AND try_validate_utf8({cast}) IS NULL), false))"
+    assert expr("CAST(unbase64(name) AS BINARY)").fails_sql is None
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -428,8 +429,12 @@ class Binder:
         name = _function_name(node)
         _check_allowed(name)
         args = tuple(self.bind(a) for a in node.expressions)
+        sql = f"CAST({name}({{*}}) AS {kind.sql()})"
         signature = Signature(kind, tuple(a.type for a in args), None)
-        function = Function(name, f"{name}(...)", lambda _: signature, Nulls.EAGER, tight=False, sql=f"CAST({name}({{*}}) AS {kind.sql()})")
+        if kind == STRING and name in _OF_BYTES:  # as a cast of BINARY: no reader of tables takes a text that is no UTF-8
+            safe = f"try_validate_utf8({sql})"
+            signature = replace(signature, safe=safe, fails=f"{sql} IS NOT NULL AND {safe} IS NULL", sql=f"validate_utf8({sql})")
+        function = Function(name, f"{name}(...)", lambda _: signature, Nulls.EAGER, tight=False, sql=sql)
         return Call(function, args, kind, signature)
 
     def call(self, name: str, *args: Term) -> Term:
@@ -510,6 +515,8 @@ _EXTRACTS: Final = {
 }  # fmt: skip
 _ONLY_WRITTEN: Final = frozenset({"case", "extract_second"})
 """What the table has a name for, and Spark only a syntax."""
+_OF_BYTES: Final = frozenset({"aes_decrypt", "encode", "to_binary", "try_aes_decrypt", "try_to_binary", "unbase64"})
+"""What only Spark knows, and gives a BINARY."""
 _KNOWN: Final = frozenset({*FUNCTIONS, *REWRITES, *ALIASES, *_UNITS, *_CASTS, "struct", "if", "date_part", "datepart"})
 
 REFUSED: Final[dict[str, tuple[str, ...]]] = {
