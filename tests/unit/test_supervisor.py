@@ -221,6 +221,12 @@ def test_backoff_doubles_up_to_its_bound() -> None:
     assert waits[-1] == LONGEST_WAIT
 
 
+def test_a_run_that_never_began_has_no_copies() -> None:
+    first, last = (Attempt("c", Status.CANCELED, ended_at=NOW - ago, begun=False) for ago in (498, 500))
+    between = Attempt("f", Status.FAILED, ended_at=NOW - 501)
+    assert isinstance(act(last, between, first), Leave), "a person has stopped it, and nothing ran then"
+
+
 attempts = st.builds(
     Attempt,
     run_id=st.just("r"),
@@ -244,13 +250,14 @@ def test_there_is_never_a_second_run_and_never_one_after_a_persons_stop(history:
     if any(a.status is Status.LIVE for a in known):
         assert not isinstance(decision, Launch)
     elif known and known[0].status is Status.CANCELED and known[0].ended is None:
-        assert isinstance(decision, Leave)
+        ran = max((a.ended_at for a in known if not a.never_began), default=0.0)
+        assert isinstance(decision, Leave) or (known[0].never_began and known[0].ended_at < ran), "unless it was a copy of one that ran"
 
 
 @given(st.lists(attempts, max_size=8), st.data())
 def test_a_second_copy_that_a_person_launched_while_one_ran_changes_no_decision(history: list[Attempt], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(history)))
-    ran = data.draw(attempts.filter(lambda a: a.ended is not Ended.REFUSED))
+    ran = data.draw(attempts.filter(lambda a: a.ended is not Ended.REFUSED and not a.never_began))
     end = NOW if ran.status is Status.LIVE else ran.ended_at
     terminated = Attempt("d", Status.CANCELED, ended_at=data.draw(st.floats(NOW - 501, end, exclude_max=True)), begun=False)
     second = data.draw(st.sampled_from([refused(by_person=True, started_at=NOW - 501), terminated]))  # launched before any has ended

@@ -272,15 +272,18 @@ def telling(attempts: Sequence[Attempt]) -> list[Attempt]:
     that was terminated before it began, while one ran. What a person wants of that one they say to that one.
     """
     kept: list[Attempt] = []
-    ended = 0.0
+    ended = ran = 0.0
     for attempt in reversed(attempts):
+        end = inf if attempt.status is Status.LIVE else attempt.ended_at
         if attempt.ended is Ended.REFUSED:
             if not attempt.by_person or attempt.started_at < ended:
                 continue
-        elif attempt.never_began and 0 < attempt.ended_at < ended:
-            continue
+        elif attempt.never_began:
+            if 0 < end < ran:  # not of one that never began either: nothing ran that this could be a copy of
+                continue
+            ended = max(ended, end)
         else:
-            ended = max(ended, inf if attempt.status is Status.LIVE else attempt.ended_at)
+            ended, ran = max(ended, end), max(ran, end)
         kept.append(attempt)
     return kept[::-1]
 
