@@ -87,7 +87,7 @@ def test_spark_folds_as_the_interpreter_does_whatever_the_batches(spark: SparkSe
 @pytest.mark.spark
 @pytest.mark.slow
 def test_folds_in_the_store_are_the_oracles_read_fresh_folded_and_by_any_reader(spark: SparkSession, tmp_path: Path) -> None:
-    twin = Twin(tiny(spark), tmp_path, topology(), [("moves", 0), ("moves", 1), ("rows", 0)])
+    twin = Twin(tiny(spark), tmp_path, topology(), [("moves", 0), ("moves", 1), ("rows", 0), ("keyed", 0)])
     for records in batches():
         twin.both(records)
         twin.agree(shown=without_bounds)

@@ -271,10 +271,14 @@ class DeltaLog:
         newest = self._newest(pinned if pinned is not None and same else Snapshot(self, known))
         if newest is None:
             return None
-        pinned = _pinned.get(place)
-        if pinned is None or (pinned.spark, pinned.version, pinned.table) != (self.spark, newest.version, newest.table):
-            pinned = _hold(_pinned, place, newest)
-        return pinned
+        pinned = _pinned.get(place)  # another thread may have found it meanwhile
+        if (
+            pinned is not None
+            and (pinned.spark, pinned.version, pinned.table) == (self.spark, newest.version, newest.table)
+            and (pinned is newest or pinned.java.logSegment().equals(newest.java.logSegment()))  # or clean-up may have taken its files
+        ):
+            return pinned
+        return _hold(_pinned, place, newest)
 
     def _newest(self, known: Snapshot) -> Snapshot | None:
         """Follow the log from a version to the newest one; None when there is no table.
@@ -325,10 +329,6 @@ class DeltaLog:
     def _files(self) -> Any:
         """Give the file system that the log is in."""
         return self._folder.getFileSystem(self._hadoop)
-
-    @cached_property
-    def _store(self) -> Any:
-        return self.java.store()
 
     def file(self, version: int) -> Any:
         """Name the file of a commit."""
@@ -416,7 +416,7 @@ class DeltaLog:
         if place is not None and (known := _read.get(place)) is not None:
             return known
         try:
-            lines = self._store.read(self.file(version), self._hadoop)
+            lines = self.java.store().read(self.file(version), self._hadoop)
         except Py4JJavaError as error:
             if "FileNotFound" in str(error.java_exception.getClass().getName()):
                 return None
