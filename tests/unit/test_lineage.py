@@ -84,6 +84,13 @@ def test_a_topology_describes_itself_with_the_lines_that_made_it(retail: Topolog
     assert apps.retail().describe() == text
 
 
+def test_a_top_k_is_described_with_how_many_it_keeps_and_by_what() -> None:
+    app = wt.App("games")
+    scores = app.topic("scores", key="player STRING", value="game STRING, points INT").stream()
+    scores.group_by("game").agg(best=wt.top_k(3, "points * 2", "player")).materialized_as("best")
+    assert "agg best=top_k(3, (value.points * 2), key.player)" in app.describe()
+
+
 def test_a_topology_draws_itself(retail: Topology) -> None:
     assert mermaid(retail) + "\n" == DRAWN
 
@@ -178,4 +185,4 @@ def test_a_grouped_table_is_drawn_over_its_table_and_its_columns_come_from_the_t
         "oldest": (Origin("people", "key", "id"),),
     }
     assert "k_people -->|changes| k_places" in mermaid(topology)
-    assert re.search(r"group_by at=upper\(value.place\) agg oldest=top_k\(key.id\).*\n +rows of table people\n?$", describe(topology))
+    assert re.search(r"group_by at=upper\(value.place\) agg oldest=top_k\(1, value.age, key.id\).*\n +rows of table people\n?$", describe(topology))

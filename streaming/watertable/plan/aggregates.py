@@ -32,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -165,6 +165,8 @@ class BoundAggregate:
     argument: Expr | None
     state: tuple[StateField, ...]
     value: Expr
+    ranked: str = field(default="", compare=False)
+    """What a top_k's argument comes after, for eyes alone: how many, and by what."""
 
     @property
     def subtract(self) -> bool:
@@ -306,8 +308,7 @@ def bind(name: str, aggregation: Aggregation, scope: Scope, where: str) -> Bound
             fields, value = (_top(name, aggregation, scope, where),), _or_empty(f"transform(state.`{name}`, e -> e.value)", kind)
         case other:
             raise AssertionError(f"{other!r} is not in the list of aggregates, or isn't bound")
-    state = Scope({"state": state_schema(fields)}, bare=())
-    return BoundAggregate(name, aggregation.function, argument, fields, _valued(value, aggregation.function, state, where))
+    return _bound(name, aggregation, argument, fields, value, scope, where)
 
 
 def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, where: str) -> BoundAggregate:
@@ -338,8 +339,15 @@ def bind_rows(name: str, aggregation: Aggregation, scope: Scope, key: Schema, wh
         case _:
             bag, value = _bag(name, aggregation, kind, key, scope, where)
             fields = (bag,)
+    return _bound(name, aggregation, argument, fields, value, scope, where)
+
+
+def _bound(
+    name: str, aggregation: Aggregation, argument: Expr | None, fields: tuple[StateField, ...], value: str, scope: Scope, where: str
+) -> BoundAggregate:  # fmt: skip
     state = Scope({"state": state_schema(fields)}, bare=())
-    return BoundAggregate(name, function, argument, fields, _valued(value, function, state, where))
+    ranked = "" if aggregation.by is None else f"{aggregation.limit}, {parse(aggregation.by, scope, where).sql}, "
+    return BoundAggregate(name, aggregation.function, argument, fields, _valued(value, aggregation.function, state, where), ranked)
 
 
 def row_count(scope: Scope, where: str) -> SignedField:

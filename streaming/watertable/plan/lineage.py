@@ -143,7 +143,7 @@ def label(node: Stream | nodes.Table) -> str:
             return f"{node.how.operator} on {on} {_named(node.columns)}"
         case nodes.Aggregate() | nodes.TableAggregate():
             windows = f" windowed_by {plan.windows_of(node)}" if plan.windows_of(node) else ""
-            aggregates = (f"{a.name}={a.function}({_plain(a.argument.sql) if a.argument else ''})" for a in node.aggregates)
+            aggregates = (f"{a.name}={a.function}({_plain(a.ranked + a.argument.sql) if a.argument else ''})" for a in node.aggregates)
             return f"group_by {_named(node.group)}{windows} agg {', '.join(aggregates)}"
         case nodes.Cogroup():
             return f"cogroup {len(node.inputs)} streams"
