@@ -155,6 +155,10 @@ def test_the_standing_of_apps_is_told_beside_one_that_cannot_be_read_and_a_folde
     assert "torn/app.py:1: ZeroDivisionError" in told["assets/torn"]["error"]
     assert main(["status"]) == 0
     assert "other  OtherCode counts was made by other code" in capsys.readouterr().out
+    assert main(["status", "wordcount", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["wordcount"]
+    assert main(["status", "wordcont"]) == 2
+    assert "no app 'wordcont'; there are: other, wordcount" in capsys.readouterr().err
 
 
 def test_the_broker_is_told_apart_for_programs_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

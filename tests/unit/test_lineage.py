@@ -185,4 +185,6 @@ def test_a_grouped_table_is_drawn_over_its_table_and_its_columns_come_from_the_t
         "oldest": (Origin("people", "key", "id"),),
     }
     assert "k_people -->|changes| k_places" in mermaid(topology)
-    assert re.search(r"group_by at=upper\(value.place\) agg oldest=top_k\(1, value.age, key.id\).*\n +rows of table people\n?$", describe(topology))
+    assert re.search(
+        r"group_by at=upper\(value.place\) agg oldest=top_k\(1, value.age, key.id\).*\n +rows of table people\n?$", describe(topology)
+    )

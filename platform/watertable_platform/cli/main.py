@@ -14,6 +14,7 @@ import shlex
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -351,7 +352,10 @@ def _print(answer: Answer, shown: Callable[[Console, Answer], None], *, as_json:
 
 
 @app.command(rich_help_panel="Tables")
-def status(as_json: AsJson = False) -> None:
+def status(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[APP]...", help="Only these apps; all, when none is named.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show every app and table: position, lag, and how far other Delta readers are behind."""
     from watertable.project import load_apps
     from watertable_platform import answers
@@ -359,6 +363,8 @@ def status(as_json: AsJson = False) -> None:
 
     settings = _settings()
     project = load_apps(settings)
+    if names:
+        project = replace(project, apps={name: project.app(name) for name in names}, broken={})
     with terminal.begin_session(settings, brief=True) as spark:
         found = answers.standing(project, lambda topology: answers.reader_of(spark, settings, topology))
     if as_json:
