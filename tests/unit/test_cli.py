@@ -71,6 +71,7 @@ def test_describe_shows_a_topology_with_the_lines_it_is_defined_at(project: Path
         (["query", "nope"], 1, "no table 'nope'; there are: wordcount.counts"),
         (["query", "counts", "--at", "yesterday"], 1, "'yesterday' names no position: write one"),
         (["query", "counts", "--sql", "SELECT 1", "--key", "a"], 2, "leave --key, --window and --as-of out"),
+        (["query", "SELECT * FROM counts"], 2, "give the query with --sql"),
         (["query", "counts", "--window", "2026-01-01"], 1, "has no windows"),
         (["bisect", "counts", "n > 1", "--key", '["a", 1]'], 1, "has the key (`word` STRING)"),
         (["run", "wordcount"], 1, "127.0.0.1:1"),

@@ -141,6 +141,8 @@ def query(
 
     if sql is not None and (key, window, as_of) != (None, None, None):
         raise typer.BadParameter("the query says which rows it reads: leave --key, --window and --as-of out", param_hint="--sql")
+    if " " in table.strip():  # as a query is, and no table's name
+        raise typer.BadParameter("name a table, and give the query with --sql: it is over all tables of that one's app", param_hint="TABLE")
     settings = _settings()
     topology, chosen = answers.find_table(load_apps(settings), table)
     wanted = answers.read_key(chosen, key, window)
