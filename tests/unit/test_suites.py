@@ -106,6 +106,7 @@ def test_a_suite_on_what_is_not_there_breaks_its_folder(tmp_path: Path, old: str
     ("wrong", "says"),
     [
         ('between("item", 1, 2)', "Suite('shop.stock'): item_between wants a number; item is a STRING"),
+        ('in_set("item", [1, 2])', "Suite('shop.stock'): item_in_set wants a number; item is a STRING"),
         ('in_set("on_hand", ["x"])', "Suite('shop.stock'): on_hand_in_set: in \"`on_hand` IN ('x')\": a BIGINT is wanted there"),
     ],
 )

@@ -65,8 +65,16 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
 
 def _check_types(expectation: Expectation, columns: Schema, where: str) -> None:
     """Refuse bounds and values that a column can't have: Great Expectations would say so at each run, and hold up every promote."""
-    column = str(dict(expectation.arguments).get("column"))
-    if expectation.gx == "ExpectColumnValuesToBeBetween" and not columns[column].is_numeric:
+    arguments = dict(expectation.arguments)
+    column = str(arguments.get("column"))
+    match expectation.gx, arguments.get("value_set"):
+        case "ExpectColumnValuesToBeBetween", _:
+            number = True
+        case "ExpectColumnValuesToBeInSet", (int() as one, *_):  # Spark would read the column's texts as numbers
+            number = not isinstance(one, bool)
+        case _:
+            number = False
+    if number and not columns[column].is_numeric:
         raise DefinitionError(f"{where} wants a number; {column} is a {columns[column].sql()}")
     if expectation.gx == "ExpectColumnValuesToBeInSet" and expectation.sql is not None:
         parse_predicate(expectation.sql, Scope({"value": columns}, bare=("value",)), where)
