@@ -488,12 +488,12 @@ class Board:
 
     def _topics(self, feeding: Feeding) -> RenderableType:
         line = Table.grid(padding=(0, 2, 0, 0))
-        for _ in range(5):
-            line.add_column(no_wrap=True)
+        for part in range(5):  # where they don't fit, the bar is shorter: no figure is cut
+            line.add_column(no_wrap=part != 1, max_width=24 if part == 1 else None)
         clock = f"{feeding.at:%d %b %Y %H:%M}" if feeding.at else ""
         done = feeding.done >= feeding.total
         line.add_row(
-            Text("  topics", style="bold"), ProgressBar(feeding.total, feeding.done, width=24),
+            Text("  topics", style="bold"), ProgressBar(feeding.total, feeding.done),
             Text.assemble((f"{feeding.done:,}", "bold"), (f" of {feeding.total:,} records", "dim")),
             Text("all sent" if done else clock, style="green" if done else "cyan"),
             Text(f"{feeding.rate:,.0f}/s" if feeding.sent else "", style="dim"),
