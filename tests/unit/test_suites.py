@@ -117,6 +117,14 @@ def test_a_suite_on_what_a_column_cannot_be_breaks_its_folder(tmp_path: Path, wr
     assert "item_in_set" in names(write(tmp_path / "good", APP, rules=good))
 
 
+def test_bounds_of_the_users_own_that_are_no_numbers_are_of_columns_that_are_none(tmp_path: Path) -> None:
+    rules = """from watertable_quality import Expectation, Suite
+own = Expectation("early", "ExpectColumnValuesToBeBetween", (("column", "item"), ("min_value", "a"), ("max_value", "m")))
+fine = Suite("shop.stock", own)
+"""
+    assert "early" in names(write(tmp_path, APP, rules=rules))
+
+
 def test_a_folder_without_an_app_has_no_suites(tmp_path: Path) -> None:
     assert "rules.py:3: Suite('shop.stock'): this folder has no app 'shop'; it has none" in why_broken(write(tmp_path, "", rules=RULES))
 
