@@ -488,8 +488,10 @@ class Board:
 
     def _topics(self, feeding: Feeding) -> RenderableType:
         line = Table.grid(padding=(0, 2, 0, 0))
-        for part in range(5):  # where they don't fit, the bar is shorter: no figure is cut
-            line.add_column(no_wrap=part != 1, max_width=24 if part == 1 else None)
+        line.add_column(no_wrap=True)
+        line.add_column(max_width=24)  # the bar, which is shorter where not all fits: no figure is cut
+        for _ in range(3):
+            line.add_column(no_wrap=True)
         clock = f"{feeding.at:%d %b %Y %H:%M}" if feeding.at else ""
         done = feeding.done >= feeding.total
         line.add_row(

@@ -303,6 +303,9 @@ def test_no_column_and_no_figure_is_cut_however_narrow_the_terminal_is() -> None
         answers.Answer("t", "t@1.1", ("text", "n"), frozenset("n"), (("x" * 999, 5),), False),
     )
     assert out.getvalue().splitlines()[4].split() == ["x" * 73 + "…", "5"]
+    wide = answers.Answer("t", "t@1.1", ("名前とその長い説明", "n"), frozenset("n"), (("a", 5),), False)
+    show.print_answer(Console(width=80, file=(out := io.StringIO())), wide)
+    assert out.getvalue().splitlines()[2].split() == [*wide.columns], "a name's letters may be two columns wide"
 
 
 def test_a_refused_record_is_cut_where_the_line_ends_and_shows_that_it_is() -> None:

@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -134,12 +135,11 @@ def print_answer(console: Console, answer: Answer) -> None:
 
 def _widths(answer: Answer, rows: Sequence[Sequence[Text]], room: int) -> list[int] | None:
     """Narrow the widest columns until all fit; None where they don't: a part of a figure would be another one."""
-    cells = [max((row[n].cell_len for row in rows), default=0) for n in range(len(answer.columns))]
-    widths = [min(max(len(name), cell), max(room, 0)) for name, cell in zip(answer.columns, cells, strict=True)]
-    least = [
-        max(cell, min(len(name), 4)) if name in answer.numeric else min(max(len(name), cell), 8)
-        for name, cell in zip(answer.columns, cells, strict=True)
-    ]
+    widths, least = list[int](), list[int]()
+    for n, name in enumerate(answer.columns):
+        head, cell = cell_len(name), max((row[n].cell_len for row in rows), default=0)
+        widths.append(min(max(head, cell), max(room, 0)))
+        least.append(max(cell, min(head, 4)) if name in answer.numeric else min(max(head, cell), 8))
     while sum(widths) > room:
         wide = [n for n, width in enumerate(widths) if width > least[n]]
         if not wide:
