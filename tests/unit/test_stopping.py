@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_a_signal_stops_a_command_that_is_just_asking_whether_to_stop() -> None:
         assert stop.wait(SOON)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT mean what it does at a terminal: what a shell starts in the background is born to ignore it."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_after_the_block_signals_mean_what_they_meant_before() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as outer:
