@@ -145,10 +145,10 @@ class Chain:
         self.ledger = Ledger(self.cluster, self.name, self.seed)
         self.lake = Lake(self.home / ".watertable" / "warehouse", topology(self.name))
 
-    def run(self, cell: Cell) -> Result:
-        """Feed, start, kill, verify."""
+    def run(self, cell: Cell, ahead: int = AHEAD) -> Result:
+        """Feed, start, kill, verify; once more, with more to do, where all was done before the kill came, as on a machine that is busy."""
         began, result = time.monotonic(), Result(cell)
-        self.ledger.feed(max(0, AHEAD - self.waiting()))
+        self.ledger.feed(max(0, ahead - self.waiting()))
         before = self.waiting()
         nth, delay = cell.aim()
         child = self.start(point=cell.point, nth=nth, how=cell.how, delay=delay)
@@ -164,6 +164,8 @@ class Chain:
         if code != wanted:
             return self._with(result, "fail", f"exit code {code}, wanted {wanted}; {last_words(child)}", began)
         result.uncommitted = self.waiting()
+        if not result.uncommitted and ahead == AHEAD:
+            return self.run(cell, 4 * AHEAD)
         if not result.uncommitted:
             return self._with(result, "not run", f"the kill came when nothing was left to commit (of {before})", began)
         verdict = self.verify()
