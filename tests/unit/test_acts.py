@@ -121,6 +121,32 @@ def test_in_a_run_of_another_assets_days_a_table_without_days_is_brought_to_its_
     assert materialized(result) == {"stock", "report"}
 
 
+@pytest.mark.parametrize("does", ["made anew", "dry run", "shadow"])
+def test_what_comes_after_a_table_in_a_run_of_days_is_made_once_they_are(world: World, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    (world.file.parents[2] / "pyproject.toml").write_text('[tool.watertable]\ndays = { shop = "2026-01-01/2026-01-03" }')
+    settings = Settings.load(world.file.parents[2], kafka="127.0.0.1:1")
+    leases.renew(settings, world.run(world.old.topology.fingerprint), lag={"sales": 0}, told="shop@1.7")
+    days = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-04")
+    for day, version in (("2026-01-01", "shop@1.3"), ("2026-01-02", "shop@1.5")):  # the third is open
+        tags = {"dagster/data_version": version}
+        world.instance.report_runless_asset_event(dg.AssetMaterialization(STOCK, partition=day, tags=tags))
+    done = {"event": "shadow" if does == "shadow" else "promoted", "by": "promote", "before": "shop@1.6", "position": "shop@1.7"}
+    monkeypatch.setattr(acts, "carry_out", lambda *_: ({}, None if does == "dry run" else done))
+
+    @dg.asset(deps=[STOCK], partitions_def=days, backfill_policy=dg.BackfillPolicy.single_run())
+    def report() -> None: ...
+
+    made = [acts.build_tables(world.old, settings, WatertableTranslator()), report]
+    job = dg.Definitions(assets=made, jobs=[dg.define_asset_job("both", [STOCK, report.key])]).resolve_job_def("both")
+    tags = {acts.RANGE: "2026-01-01", f"{acts.RANGE[:-5]}end": "2026-01-03"}
+    result = job.execute_in_process(instance=world.instance, tags=tags, raise_on_error=False)
+    assert result.success
+    told = [e.event_specific_data.materialization for e in result.get_asset_materialization_events()]  # type: ignore[union-attr]
+    both = {(m.asset_key.path[-1], m.partition, (m.tags or {})["dagster/data_version"]) for m in told if m.asset_key == STOCK}
+    assert both == (set() if does != "made anew" else {("stock", "2026-01-01", "shop@1.3"), ("stock", "2026-01-02", "shop@1.5")})
+    assert len(told) == len(both) + (0 if does != "made anew" else 3)
+
+
 def test_beside_a_stream_that_is_held_back_nothing_is_claimed_of_the_loaded_code(world: World) -> None:
     new = world.load(FILTERED)
     result = world.materialize(new)

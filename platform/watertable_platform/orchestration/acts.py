@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as SAYS_NOTHING
 from pydantic import Field
 
 from watertable.errors import WatertableError
@@ -106,8 +107,11 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
         act = _Act(context, config, app, settings, days, asked)
         with workers.marked(context.instance, context.run.run_id, app.name):
             told = _backfill(act) if asked else _materialize(act)
+        # Days are reported already, each by its own version, and the open ones not at all, which Dagster would report along with them. What
+        # comes after the tables in the run (batch assets, suites) waits for their outputs all the same, and would be skipped without.
+        metadata = {SAYS_NOTHING: True} if asked else told
         for key in act.selected if told else ():
-            yield dg.MaterializeResult(asset_key=key, metadata=told, data_version=dg.DataVersion(str(told["position"])))
+            yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=dg.DataVersion(str(told["position"])))
 
     return materialize
 
@@ -124,7 +128,7 @@ def _materialize(act: _Act) -> Mapping[str, Any]:
 def _backfill(act: _Act) -> Mapping[str, Any]:
     """Make the windows of the days anew, or rewind the app to the start of them and see it replayed.
 
-    It reports the days that are closed by itself, and gives nothing to be told of the tables as such.
+    It reports the days that are closed by itself. Give where the app is then, nothing where its tables are as they were.
     """
     from watertable.store.commits import Position
 
@@ -168,7 +172,7 @@ def _backfill(act: _Act) -> Mapping[str, Any]:
     held = leases.read(settings, app.name)
     told = _follow_stream(act, becomes) if held is not None and held.is_held else _run_bounded(act)
     _report_days(act, told)
-    return {}
+    return told
 
 
 def _words(act: _Act) -> str:
