@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -40,25 +43,44 @@ def test_an_act_whose_process_is_gone_is_ended(status: dg.DagsterRunStatus, afte
 @pytest.mark.parametrize(
     "mark",
     [OURS, "", DEAD.replace("act ", "its_model "), DEAD.replace(HERE, "elsewhere")],
-    ids=["it lives", "it is over", "inherited by a re-execution", "of another machine"],
+    ids=["it lives", "a release before took the mark of an act that was over away", "inherited by a re-execution", "of another machine"],
 )
 def test_an_act_of_which_nothing_such_is_known_goes_on(mark: str) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert status_after(instance, STARTED, mark) is STARTED
 
 
-def test_a_run_is_marked_while_it_carries_out_an_act_and_no_longer() -> None:
-    def mark() -> str:
-        run = instance.get_run_by_id("act")
-        assert run is not None
-        return run.tags[TAG]
+def begin(home: Path, told: Connection, step: bool) -> None:
+    """Stand for a run's worker: begin the process of a step, in which an act is marked, and see it end."""
+    if not step:
+        child = multiprocessing.get_context("spawn").Process(target=begin, args=(home, told, True))
+        child.start()
+        child.join()
+        told.send("other steps go on")
+        told.poll(60)
+        return
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        workers.mark(instance, "act", "shop")
 
+
+def test_a_run_whose_act_is_over_is_ended_when_its_worker_is_gone_and_no_sooner(tmp_path: Path) -> None:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        instance.add_run(dg.DagsterRun(job_name="rewind__shop", run_id="act", status=STARTED))
+        ours, its = multiprocessing.Pipe()
+        worker = multiprocessing.get_context("spawn").Process(target=begin, args=(tmp_path, its, False))
+        worker.start()
+        assert ours.recv() == "other steps go on"
+        assert workers.bury(instance) == []  # the act's process is gone, be it that it was killed
+        worker.kill()
+        worker.join()
+        assert workers.bury(instance) == ["act"]
+
+
+def test_a_run_is_marked_with_the_process_that_carries_it_out() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_run(dg.DagsterRun(job_name="rewind__shop", run_id="act", status=STARTED))
-        with workers.marked(instance, "act", "shop"):
-            assert mark() == OURS
-            assert workers.bury(instance) == []
-        assert mark() == ""
-        with pytest.raises(ZeroDivisionError), workers.marked(instance, "act", "shop"):
-            1 / 0  # noqa: B018
-        assert mark() == ""
+        workers.mark(instance, "act", "shop")
+        run = instance.get_run_by_id("act")
+        assert run is not None
+        assert run.tags[TAG] == OURS
+        assert workers.bury(instance) == []

@@ -105,8 +105,8 @@ def build_tables(app: LoadedApp, settings: Settings, translator: WatertableTrans
         of_days = days is not None and (context.has_partition_key or RANGE in context.run.tags)  # the run's, maybe for another app's tables
         asked = sorted(context.partition_keys) if of_days else ()
         act = _Act(context, config, app, settings, days, asked)
-        with workers.marked(context.instance, context.run.run_id, app.name):
-            told = _backfill(act) if asked else _materialize(act)
+        workers.mark(context.instance, context.run.run_id, app.name)
+        told = _backfill(act) if asked else _materialize(act)
         # Days are reported already, each by its own version, and the open ones not at all, which Dagster would report along with them. What
         # comes after the tables in the run (batch assets, suites) waits for their outputs all the same, and would be skipped without.
         metadata = {SAYS_NOTHING: True} if asked else told

@@ -218,8 +218,8 @@ def _carried(
         if event["event"] == "batch":
             context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
 
-    with workers.marked(context.instance, context.run_id, app.name):
-        said, done = carry_out(app, settings, act, options, heard)
+    workers.mark(context.instance, context.run_id, app.name)
+    said, done = carry_out(app, settings, act, options, heard)
     context.add_output_metadata(_all_shown(said))
     return said, done
 

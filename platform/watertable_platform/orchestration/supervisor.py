@@ -41,7 +41,7 @@ class Tag(StrEnum):
     CRASH = "watertable/crash"  # JSON of `Crash`: what ended it, or refused it
     HELD = "watertable/held"  # why the loaded code isn't handed over to: what it would break, and the way out
     HAND_OVER = "watertable/hand_over"  # a fingerprint: the sensor asks the run to make way for it
-    WORKER = "watertable/worker"  # with "/" and the app: which process carries out an act of it
+    WORKER = "watertable/worker"  # with "/" and the app: which processes carry out an act of it
 
 
 class Ended(StrEnum):
