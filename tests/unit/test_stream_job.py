@@ -477,6 +477,36 @@ def test_it_is_not_recycled_while_it_is_held_back_from_other_code_and_is_once_it
     assert (held_at != "", attempts(instance, settings, "shop")[0].ended) == (True, Ended.RECYCLE)
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("app.py", "import watertable as ("),
+        ("checks.py", "from watertable_quality import Suite, not_null\nstock = Suite('shop.stock', not_null('m'))"),
+        ("../../pyproject.toml", "[tool.watertable]\nasets = []"),
+    ],
+    ids=["its app", "a suite", "the settings"],
+)
+def test_it_is_not_recycled_while_its_folder_does_not_load_and_is_once_it_does(
+    run: Run, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, text: str
+) -> None:
+    monkeypatch.setattr(stream_job, "LOOK", 0.2)
+    monkeypatch.setattr(stream_job, "LOAD", 0.3)
+    broken = tmp_path / "assets" / "shop" / file
+    broken.write_text(text)
+    mended_at = ""
+
+    def mend() -> None:
+        nonlocal mended_at
+        while int((at := held.position if (held := leases.read(settings, "shop")) else "@1.0").rpartition(".")[2] or 0) < 60:
+            time.sleep(0.05)
+        mended_at = at
+        broken.write_text(APP if file == "app.py" else "")
+
+    threading.Thread(target=mend, daemon=True).start()
+    assert run("started()\nfor n in range(4, 9999): batch(n, stock=1); time.sleep(0.05)", recycle_events=20).success
+    assert (mended_at != "", attempts(instance, settings, "shop")[0].ended) == (True, Ended.RECYCLE)
+
+
 def test_a_second_run_is_refused_and_another_environment_must_be_named(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     held = Lease(app="shop", run_id="other", environment="elsewhere", pid=other.pid, pid_birth=birth(other.pid))

@@ -1,9 +1,9 @@
 """Deploy an app's live stream as a Dagster job: one op that keeps `watertable run` as its child and tells Dagster how it goes.
 
 The run is the deployment. It begins by taking the app's lease; it ends when a person terminates it, when the driver ends, when it hands
-over to new code, which the sensor asks for or a rewind has brought in, or by itself, to be recycled, but not while it is held back from the
-code that is loaded; and it never leaves a process behind. Spark lives in the child: neither the code server nor the run's worker ever holds
-a JVM. Nothing here decides whether to start again; see `supervisor`.
+over to new code, which the sensor asks for or a rewind has brought in, or by itself, to be recycled, but not while it is held back from
+the code that is loaded, or that doesn't load; and it never leaves a process behind. Spark lives in the child: neither the code server nor
+the run's worker ever holds a JVM. Nothing here decides whether to start again; see `supervisor`.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
@@ -18,7 +18,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from watertable.errors import CodeReplaced, SettingsError, WatertableError
-from watertable.project import LoadedApp
+from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics
 from watertable_platform.orchestration import lease as leases
@@ -29,11 +29,13 @@ from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import Reporter
 from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
 from watertable_platform.orchestration.topics import Watched
-from watertable_platform.orchestration.translator import paragraphs
+from watertable_platform.orchestration.translator import dagster_name, paragraphs
 
 TICK: Final = 1.0
 LOOK: Final = 2.0
 """Seconds between two looks at our own run: whether it was canceled by force, or is to hand over."""
+LOAD: Final = 300.0
+"""Seconds between two looks at our own files, once it is time to be recycled."""
 ACT_SECONDS: Final = 90.0
 """Seconds that a stream waits for a bounded act before it is refused; fewer than `SILENT`, when a run without a lease counts as gone."""
 GRACE: Final = 40.0
@@ -95,6 +97,7 @@ class _Stream:
         self.failed: Event | None = None
         self.held = ""
         self.began = self.heard = self.looked = time.monotonic()
+        self.loaded = -LOAD
 
     def run(self) -> None:
         """Keep the driver until there is a reason to end; return for a reason of ours, raise `Failure` for the driver's."""
@@ -167,13 +170,33 @@ class _Stream:
                     self._judge_code()
                 if run.tags.get(Tag.HAND_OVER):
                     return Ended.HAND_OVER
-                if not held and self._is_old(now):  # held: the next run would begin with the code that is refused
+                if not held and self._is_old(now) and self._loads(now):  # held: the next run would begin with the code that is refused
                     return Ended.RECYCLE
 
     def _is_old(self, now: float) -> bool:
         """Tell whether it is time to end and start again."""
         events, hours = self.config.recycle_events, self.config.recycle_hours
         return (events > 0 and self.reporter.count >= events) or (hours > 0 and now - self.began > hours * 3600)
+
+    def _loads(self, now: float) -> bool:
+        """Tell whether the next run would find its folder whole: until a mistake there is mended, nobody could begin it."""
+        if now - self.loaded < LOAD:
+            return False
+        self.loaded = now
+        from watertable_platform.orchestration.assembly import UNLOADED, build_definitions  # which takes this module's job
+
+        try:
+            made = build_definitions(load_apps(Settings.load(self.settings.project)))
+        except WatertableError as error:
+            says = str(error)
+        else:
+            broken = dg.AssetKey([dagster_name(self.app.folder.name), UNLOADED])
+            found = [spec for spec in made.assets or () if isinstance(spec, dg.AssetSpec) and spec.key == broken]
+            if not found:
+                return True
+            says = str(found[0].metadata["reason"])
+        self.context.log.warning(f"it is time to end and start again, which waits, for no run could begin: {says}")
+        return False
 
     def _take(self, event: Event) -> None:
         """Take in one event: remember where the app stands, and tell Dagster what is worth it."""
