@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
 from rich.console import Console
 
@@ -164,6 +165,34 @@ def test_an_act_whose_process_was_killed_says_so(app: LoadedApp, instance: dg.Da
     told = failed.step_failure_data.user_failure_data
     assert told is not None
     assert told.description == "the command was killed by signal 9 without a word: asked for again, it says whether it was done"
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (
+            "print('stopped: `watertable promote shop --apply` goes on', file=sys.stderr)",
+            "stopped: `watertable promote shop --apply` goes on",
+        ),
+        (f"print({DONE!r})", "it was done before it could be stopped: rewind to commit 4, at shop@2.4"),
+        ("print('a line of its log', file=sys.stderr)", "stopped: asked for again, it says whether it was done"),
+    ],
+    ids=["a shadow is left", "it was done", "without a word"],
+)
+def test_a_run_that_is_terminated_says_what_is_left_of_its_act(
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, ends: str, told: str
+) -> None:
+    def terminate(_: object, said: str) -> None:
+        if "records" in said:  # of a batch: the act is under way
+            raise DagsterExecutionInterruptedError
+
+    logs: list[str] = []
+    monkeypatch.setattr(dg.DagsterLogManager, "info", terminate)
+    monkeypatch.setattr(dg.DagsterLogManager, "warning", lambda _, said: logs.append(said))
+    begins = f"import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); print({BATCH!r}, flush=True)"
+    result, _ = launch(app, instance, monkeypatch, f"{begins}\ntry: time.sleep(60)\nfinally: {ends}", to="4", dry_run=False)
+    assert not result.success
+    assert logs == [told]
 
 
 @pytest.mark.parametrize(("number", "config"), [(0, {"to": "4", "dry_run": False}), (2, {"dry_run": False}), (3, {})])

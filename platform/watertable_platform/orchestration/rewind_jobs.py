@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import dagster as dg
+from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from watertable.project import LoadedApp
@@ -27,6 +28,8 @@ from watertable_platform.orchestration.translator import table_key
 
 GRACE = 40.0
 SHOWN = ("plan", "diff")
+INTERRUPTED = "interrupted"
+"""The event that tells, as `says`, what is left of a command that was stopped, for a person terminated the run."""
 _DONE = ("rewound", "promoted", "abandoned", "shadow", "parity")
 
 
@@ -217,6 +220,8 @@ def _carried(
     def heard(event: Event) -> None:
         if event["event"] == "batch":
             context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
+        elif event["event"] == INTERRUPTED:
+            context.log.warning(event["says"])
 
     workers.mark(context.instance, context.run_id, app.name)
     said, done = carry_out(app, settings, act, options, heard)
@@ -234,19 +239,24 @@ def carry_out(
     log = settings.log_file(f"{app.name}.act")
     said: dict[str, Event] = {}
     done: Event | None = None
-    with Child(command(act, app.name, "--json", *options), env={"WATERTABLE_PROJECT": str(settings.project)}, cwd=settings.project, log=log,
-               grace=GRACE) as child:  # fmt: skip
-        while not child.ended:
-            event = child.event(1.0)
-            if event is None:
-                continue
-            if event["event"] in _DONE:
-                done = event
-                continue
-            if event["event"] in SHOWN:
-                said[event["event"]] = event
-            heard(event)
-        code = child.exit_code()
+    env = {"WATERTABLE_PROJECT": str(settings.project)}
+    child = Child(command(act, app.name, "--json", *options), env=env, cwd=settings.project, log=log, grace=GRACE)
+    try:
+        with child:
+            while not child.ended:
+                event = child.event(1.0)
+                if event is None:
+                    continue
+                if event["event"] in _DONE:
+                    done = event
+                    continue
+                if event["event"] in SHOWN:
+                    said[event["event"]] = event
+                heard(event)
+            code = child.exit_code()
+    except (DagsterExecutionInterruptedError, KeyboardInterrupt):
+        heard({"event": INTERRUPTED, "says": _left(child, done)})
+        raise
     finds = done is not None and done["event"] == "parity"  # which ends with 1 where it finds something
     undone = done is None and (act == "parity" or "--apply" in options)
     if (code != 0 and not finds) or undone:
@@ -256,6 +266,16 @@ def carry_out(
     if done is not None and done["event"] in ("rewound", "promoted"):
         leases.record_code(settings, app.topology)  # what somebody has put in place under it goes on under it
     return said, done
+
+
+def _left(child: Child, done: Event | None) -> str:
+    """Say what is left of a command that was stopped: what it did all the same, or in its own words what goes on with it."""
+    while (event := child.event(1.0)) is not None:
+        done = event if event["event"] in _DONE else done
+    if done is not None:
+        return f"it was done before it could be stopped: {done['by']}, at {done['position']}"
+    words = child.refusal() or next((line for line in reversed(child.last_lines()) if line.startswith("stopped")), "")
+    return words or "stopped: asked for again, it says whether it was done"
 
 
 def _all_shown(said: Mapping[str, Event]) -> dict[str, dg.MetadataValue]:
