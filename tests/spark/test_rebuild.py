@@ -572,3 +572,57 @@ def test_the_history_of_a_table_begins_where_it_was_made_anew(run: App) -> None:
     assert found.at is None or found.at.seq > after.seq
     never = bisect.find(run.store.reader, run.topology.table("sold"), bisect.condition_of(run.topology.table("sold"), "n > 0"))
     assert (never.since, never.at and never.at.seq) == (None, 1), "nothing of this one was made anew"
+
+
+def priced(*more: str) -> Topology:
+    """Define one that counts sales; and, as it is later, prices too."""
+    app = wt.App("shop")
+    sales = app.topic("sales", key="item STRING", value="shop STRING, qty BIGINT").stream()
+    sales.group_by("key.item").agg(qty=wt.sum("qty")).materialized_as("stock")
+    if more:
+        prices = app.topic("prices", key="item STRING", value="price BIGINT").stream()
+        prices.group_by("key.item").agg(n=wt.count()).materialized_as("changed")
+    return app.topology()
+
+
+class Lossy(Kafka):
+    """Stand in for a cluster that has lost the first three prices."""
+
+    def latest(self, partitions: Any) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(partitions, 8)
+
+    @classmethod
+    def of(cls, run: Run) -> Any:
+        return cls(run.partitions, {("prices", 0): 3})
+
+
+def losses(plan: RewindPlan) -> list[tuple[str, int, int, int]]:
+    return [(r.name, r.begin, r.end, r.lost) for r in plan.ranges if r.topic == "prices"]
+
+
+@pytest.fixture
+def later(spark: SparkSession, tmp_path: Path) -> App:
+    """Give an app of which the code has just been given a topic."""
+    one = App(tiny(spark), tmp_path, priced(), [r for r in RECORDS if r.topic == "sales"])
+    for part in by(one.records[:20], 10):
+        one.read(part)
+    two = one.under(priced("prices"))
+    two.records, two.partitions = RECORDS, sorted({(r.topic, r.partition) for r in RECORDS})
+    two.start()
+    return two
+
+
+def test_what_kafka_has_lost_of_a_topic_that_came_after_the_fork_is_named_and_accepted_as_any_loss_is(later: App) -> None:
+    later.read(later.left(RECORDS)[:12])
+    later.read(later.left(RECORDS))
+    kafka, target = Lossy.of(later), Target.parse("2")
+    refused = rewind.plan(later.store, later.topology, kafka, target, keep_old_code_before=True)
+    assert losses(refused) == [("prices/0", 0, 8, 3)]
+    assert "--accept-loss prices/0" in refused.refusals[0]
+    plan = rewind.plan(later.store, later.topology, kafka, target, keep_old_code_before=True, accept_loss=["prices"])
+    rewind.apply(later.store, plan, later.topology.fingerprint, kafka)
+    later.start()
+    assert later.writer.last is not None
+    assert {topic for topic, _ in later.writer.last.next} == {"sales"}, "it reads that topic as one that is new"
+    (row,) = later.store.head().forks
+    assert (row.begin, row.next) == ({("prices", 0): 0}, {("prices", 0): 3}), "the gap is recorded"

@@ -536,12 +536,13 @@ def test_of_a_table_of_a_topic_each_keys_newest_record_is_all_that_counts() -> N
     topology = app.topology()
     assert compaction.by_all(topology) == {"prices", "sold", "old"}
 
-    def lacks(*, forked: bool, refused: frozenset[str] = frozenset()) -> dict[str, Lack]:
-        return compaction.lacks(topology, {"homes", "places", "sold"}, forked=forked, refused=lambda: refused)
+    def lacks(*forked: str, refused: frozenset[str] = frozenset()) -> dict[str, Lack]:
+        return compaction.lacks(topology, {"homes", "places", "sold"}, forked={*forked}, refused=lambda: refused)
 
-    assert lacks(forked=False) == {"sold": Lack.RECORDS}
-    assert lacks(forked=True) == {"sold": Lack.RECORDS, "homes": Lack.DELETIONS, "places": Lack.DELETIONS}
-    assert lacks(forked=False, refused=frozenset({"names", "homes"})) == {"sold": Lack.RECORDS, "homes": Lack.OLDER}
+    assert lacks() == {"sold": Lack.RECORDS}
+    assert lacks("homes", "places", "sold") == {"sold": Lack.RECORDS, "homes": Lack.DELETIONS, "places": Lack.DELETIONS}
+    assert lacks("homes", "sold") == {"sold": Lack.RECORDS, "homes": Lack.DELETIONS}, "places are read from their first record on"
+    assert lacks(refused=frozenset({"names", "homes"})) == {"sold": Lack.RECORDS, "homes": Lack.OLDER}
 
 
 def test_parity_names_no_way_out_of_compaction_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,13 +29,13 @@ class Lack(StrEnum):
     OLDER = "it may hold the newest record of each key alone, and some were refused when they were read: rows of those before them are gone"
 
 
-def lacks(topology: Topology, compacted: Set[str], *, forked: bool, refused: Callable[[], Set[str]]) -> dict[str, Lack]:
+def lacks(topology: Topology, compacted: Set[str], *, forked: Set[str], refused: Callable[[], Set[str]]) -> dict[str, Lack]:
     """Say what compacted topics may lack that counts, by topic; those that lack nothing aren't there.
 
-    `forked` says that a replay goes on from rows that are there; `refused` names the topics of which records couldn't be read.
+    `forked` names the topics of which a replay goes on from rows that are there; `refused` those of which records couldn't be read.
     """
     counted = by_all(topology)
-    found = {name: Lack.RECORDS if name in counted else Lack.DELETIONS for name in compacted if forked or name in counted}
+    found = {name: Lack.RECORDS if name in counted else Lack.DELETIONS for name in compacted if name in forked or name in counted}
     if rest := compacted - found.keys():
         found |= dict.fromkeys(rest & refused(), Lack.OLDER)
     return found

@@ -389,7 +389,6 @@ def survey(
     head = changelog.head(snapshot)
     if head.last is None and not head.forks:
         raise NothingToRewind(f"{store.app} has committed nothing yet: there is nothing to rewind")
-    upto = head.position.seq
     samples = measured(changelog, snapshot, head)  # first: what comes after finds these commits looked up
     names = [topic.name for topic in topology.topics]
     parent, seq, back = fork_of(store, snapshot, head, target, names)
@@ -399,20 +398,20 @@ def survey(
     here = changelog.commit(snapshot, lineage, seq) if seq else None
     if seq and here is None:
         raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
-    if here is not None:
-        # a fork at the parent's own end goes on behind the parent's gaps
+    begins: Offsets = {}
+    if here is not None:  # a fork at the parent's own end goes on behind the parent's gaps
         begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
-    else:
-        begins = store.reader.first_offsets(snapshot, head.lineage, last.next)
+    held = frozenset(topic for topic, _ in begins)  # all others are read from their first record on, as when the app began with them
+    begins = {**begins, **store.reader.first_offsets(snapshot, head.lineage, [p for p in last.next if p[0] not in held])}
     begins = {p: offset for p, offset in begins.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:
         raise RewindRefused(f"topic {', '.join(map(repr, missing))} of {store.app} is not on the cluster: there is nothing to read again")
     renamed = frozenset(name for name, known in last.topic_ids.items() if name in now and now[name].id != known)
     grown = [name for name in names if name not in renamed and 0 < sum(p[0] == name for p in begins) != now[name].partitions]
-    if seq and (renamed or grown):
+    if seq and (other := renamed | held.intersection(grown)):
         raise RewindRefused(
-            f"topic {', '.join(sorted({*renamed, *grown}))} was re-created or given partitions since commit {seq}: "
+            f"topic {', '.join(sorted(other))} was re-created or given partitions since commit {seq}: "
             "offsets before that mean nothing in it. Only --to earliest can be had: it starts over from what the topic holds."
         )
     if apart := {*(renamed if shadow or joins else ()), *(grown if joins else ())}:
@@ -423,18 +422,18 @@ def survey(
     kept = Archives(store.spark, store.warehouse, topology.archived)
     available = kept.look({name: state.id for name, state in now.items()}).earliest(kafka.earliest(kafka.partitions(names)))
     archived = {p: offset for p, offset in kept.reached(available).items() if offset > available[p]}
-    own = begins
-    if not seq:  # an archive that others keep may reach back to before this app began
-        begins = {p: min(offset, available[p]) if p in archived and p[0] not in renamed else offset for p, offset in own.items()}
-    new = [p for p in available if p not in own or p[0] in renamed] if not seq and not (shadow or joins) else []
+    own = begins  # an archive that others keep may reach back to before this app began
+    begins = {p: min(offset, available[p]) if p in archived and p[0] not in held | renamed else offset for p, offset in own.items()}
+    known = {topic for topic, _ in last.next} or {*names} if shadow or joins else held  # beside the app, nothing is read beyond it
+    new = [p for p in available if p[0] not in known and (p not in own or p[0] in renamed)]
     unread = {p: (available[p], offset) for p, offset in kafka.latest(new).items()} if new else {}
     counts = head.lineage.common(lineage) >= seq and begins == own and not unread
     stop = None if until is None else until_of(store, snapshot, head, until, seq, names)
-    end = upto if stop is None else stop.seq
+    end = head.position.seq if stop is None else stop.seq
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
         here.fingerprint if here is not None else "", begins, available, archived, renamed,
-        lacks(topology, kafka.compacted(names), forked=seq > 0, refused=lambda: _unread(store)), unread,
+        lacks(topology, kafka.compacted(names), forked=held, refused=lambda: _unread(store)), unread,
         changelog.extent(snapshot, head.lineage, seq, end).records if counts and end > seq else None, samples, stop,
     )  # fmt: skip
 

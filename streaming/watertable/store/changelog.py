@@ -456,8 +456,8 @@ class Changelog:
         if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what rewinds couldn't have any more
             epochs, rows_of = [span.epoch for span in lineage.spans], {r.epoch: r for r in (*forks, *shadows)}
             since = epochs.index(last.epoch) + 1 if last.epoch in epochs else len(epochs) - 1
-            gaps = [rows_of[epoch].next for epoch in epochs[since:]]
-            last = replace(last, next=reduce(lambda a, b: {**a, **b}, gaps, dict(last.next)))
+            gaps = [rows_of[epoch].next for epoch in epochs[since:]]  # of topics that it hasn't read yet there may be some, too
+            last = replace(last, next={p: n for p, n in reduce(lambda a, b: {**a, **b}, gaps, last.next).items() if p in last.next})
         folds = {m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)}
         return Head(
             position=Position(self.app, current, last.seq if last else lineage.spans[-1].after), last=last,

@@ -201,11 +201,11 @@ class Reader:
 
     def first_offsets(self, snapshot: Snapshot, lineage: Lineage, partitions: Collection[Partition]) -> dict[Partition, int]:
         """Give the offsets at which the app began to read these partitions; 0 where nobody knows. Mostly its first commit has them all."""
-        first = self.changelog.commits(snapshot, lineage, 0, 1)
+        first = self.changelog.commits(snapshot, lineage, 0, 1) if partitions else []
         known = dict(first[0].begin) if first else {}
         if not known.keys() >= set(partitions):
             known, _ = self.begins(snapshot, lineage, "true")
-        return dict.fromkeys(partitions, 0) | known
+        return {p: known.get(p, 0) for p in partitions}
 
     def begins(self, snapshot: Snapshot, lineage: Lineage, where: str) -> tuple[dict[Partition, int], bool]:
         """Give the offsets at which the app began to read, of the commits of a lineage under a condition and those that trims took.
