@@ -626,3 +626,12 @@ def test_what_kafka_has_lost_of_a_topic_that_came_after_the_fork_is_named_and_ac
     assert {topic for topic, _ in later.writer.last.next} == {"sales"}, "it reads that topic as one that is new"
     (row,) = later.store.head().forks
     assert (row.begin, row.next) == ({("prices", 0): 0}, {("prices", 0): 3}), "the gap is recorded"
+
+
+def test_where_an_app_began_to_read_a_topic_that_came_with_a_rebuilt_table_is_known(later: App) -> None:
+    plan = rewind.plan(later.store, later.topology, Lossy(later.partitions), EARLIEST, tables=["changed"])
+    assert losses(plan) == [("prices/0", 0, 8, 0)], "the plan says what is read of it"
+    begun(later, plan=plan)
+    joined(later)
+    assert later.tables()["changed"] == told(later.topology, RECORDS).tables["changed"]
+    assert losses(rewind.plan(later.store, later.topology, Lossy.of(later), EARLIEST)) == [("prices/0", 0, 8, 3)]

@@ -387,8 +387,9 @@ def _joining(
     )  # fmt: skip
     more = [p for p in ours.next if p not in live.next]
     offsets = {**live.next, **{p: ours.next[p] for p in more}}
+    begin = {**offsets, **store.reader.first_offsets(view.snapshot, own.lineage, more)}  # which nothing else on the app's lineage says
     commit = dataclasses.replace(
-        info, kind="batch", seq=fork + 1, parent=None, fork=None, suite_hash=live.suite_hash, begin=offsets, next=offsets,
+        info, kind="batch", seq=fork + 1, parent=None, fork=None, suite_hash=live.suite_hash, begin=begin, next=offsets,
         stream_times={**live.stream_times, **{p: ours.stream_times.get(p) for p in more}}, topic_ids={**ours.topic_ids, **live.topic_ids},
         counters={"records": 0},
     )  # fmt: skip
