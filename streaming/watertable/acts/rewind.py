@@ -40,7 +40,7 @@ from watertable.plan.purity import Purity, purity_of
 from watertable.settings import BATCH_RECORDS
 from watertable.store.archive import Archives
 from watertable.store.bases import base_name
-from watertable.store.changelog import EPOCH_LINE
+from watertable.store.changelog import EPOCH_LINE, QUARANTINE_TABLE
 from watertable.store.commits import BACK, DAYS, EMIT, LEFT, OF, UNTIL, CommitInfo, DaySpan, Head, Offsets, Position, now_after
 from watertable.store.writer import WRITER_LINE, Act, shadow_line
 
@@ -433,15 +433,15 @@ def survey(
     return Facts(
         datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
         here.fingerprint if here is not None else "", begins, available, archived, renamed,
-        lacks(topology, kafka.compacted(names), forked=held, refused=lambda: _unread(store)), unread,
+        lacks(topology, kafka.compacted(names), forked=held, refused=lambda: _unread(snapshot, head)), unread,
         changelog.extent(snapshot, head.lineage, seq, end).records if counts and end > seq else None, samples, stop,
     )  # fmt: skip
 
 
-def _unread(store: Store) -> frozenset[str]:
-    """Name the topics of which records were refused as they were read, of those that are on the app's lineage."""
-    rows = store.reader.quarantine().where("node = 'topic'").select("topic").distinct()
-    return frozenset(row.topic for row in rows.collect())
+def _unread(snapshot: Snapshot, head: Head) -> frozenset[str]:
+    """Name the topics of which records were refused as they were read, of those on the app's lineage; whatever else others have changed."""
+    rows = snapshot.frame().where(f"`table` = '{QUARANTINE_TABLE}' AND {head.lineage.where(0, head.position.seq)}")
+    return frozenset(row.topic for row in rows.where("quarantine_v1.node = 'topic'").select("quarantine_v1.topic").distinct().collect())
 
 
 def stop_of(store: Store, topology: Topology, until: Target) -> int:
