@@ -20,7 +20,7 @@ from watertable import failpoints
 from watertable.acts import rewind
 from watertable.acts.estimates import BEGIN
 from watertable.acts.rewind import RewindPlan, Target
-from watertable.errors import Fenced, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.errors import Fenced, KafkaError, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published
 from watertable.records import HEADERS
@@ -180,6 +180,29 @@ def test_a_plan_to_earliest_counts_what_the_app_has_not_read_yet_of_new_partitio
     plan = planned(ledger, "earliest", kafka, accept_loss=("moves",))
     assert [(r.name, r.lost, r.records) for r in plan.ranges] == [("moves/0", 20, 0), ("names/0", 0, 20), ("moves/0", 0, 7)]
     assert (plan.records, plan.refusals) == (27, ())
+
+
+def test_a_topic_that_was_created_anew_is_read_from_what_it_has_however_many_partitions_and_offsets_it_had(ledger: Ledger) -> None:
+    class Anew(Kafka):
+        def earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+            found = super().earliest(partitions)
+            if ("moves", 1) in found:
+                raise KafkaError("can't ask for the first offsets of moves-1")
+            return found
+
+    tell(ledger, cuts=(1,))
+    ledger.writer.commit({}, dataclasses.replace(ledger.info(), begin={("moves", 1): 0}, next={("moves", 1): 9}))
+    kafka = Anew(moves=100)
+    kafka.ids["moves"], kafka.ends = "id-other", {("moves", 0): 120}
+    plan = planned(ledger, "earliest", kafka, accept_loss=("moves",))
+    assert [(r.name, r.lost, r.records) for r in plan.ranges] == [
+        ("moves/0", 10, 0), ("moves/1", 9, 0), ("names/0", 0, 10), ("moves/0", 0, 20),
+    ]  # fmt: skip
+    kafka.kept["moves"] = 101
+    with pytest.raises(PlanOutdated, match="has deleted moves/0 up to offset 101 since"):
+        rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    kafka.kept["moves"] = 100
+    assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)[1] == Position("shop", 2, 0)  # type: ignore[arg-type]
 
 
 def test_the_first_time_of_the_calendar_is_before_all_commits(ledger: Ledger) -> None:

@@ -575,12 +575,12 @@ def apply(
     now = kafka.describe({r.topic for r in plan.ranges})
     kept = Archives(store.spark, store.warehouse, {r.topic for r in plan.ranges if r.archived})
     kept.look({topic: state.id for topic, state in now.items()})
-    there = kept.earliest(kafka.earliest([(r.topic, r.partition) for r in plan.ranges if r.topic in now]))
+    there = kept.earliest(kafka.earliest(kafka.partitions(now)))  # a topic that was created anew may have fewer than were read
     gone = [f"{r.topic} is deleted" for r in plan.ranges if r.topic not in now]
+    last = {(r.topic, r.partition): max(r.begin, r.available) for r in plan.ranges}  # what such a topic holds comes after what it held
     gone += [
-        f"Kafka has deleted {r.name} up to offset {there[r.topic, r.partition]:,} since" for r in plan.ranges
-        if there.get((r.topic, r.partition), 0) > max(r.begin, r.available)
-    ]  # fmt: skip
+        f"Kafka has deleted {t}/{n} up to offset {there[t, n]:,} since" for (t, n), offset in last.items() if there.get((t, n), 0) > offset
+    ]
     fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
     of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until and plan.days else {})
     of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
