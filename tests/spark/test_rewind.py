@@ -205,6 +205,20 @@ def test_a_topic_that_was_created_anew_is_read_from_what_it_has_however_many_par
     assert rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)[1] == Position("shop", 2, 0)  # type: ignore[arg-type]
 
 
+def test_a_place_where_a_topic_was_another_one_is_gone_back_to_by_nobody(ledger: Ledger) -> None:
+    tell(ledger, cuts=(1, 2))
+    kafka = Kafka()
+    kafka.ids["moves"], kafka.ends = "id-other", {("moves", 0): 7}
+    plan = planned(ledger, "earliest", kafka, accept_loss=("moves",))
+    rewind.apply(ledger.store, plan, ledger.topology.fingerprint, kafka)  # type: ignore[arg-type]
+    again = ledger.restart()
+    again.writer.commit({}, dataclasses.replace(again.info(7), topic_ids={"moves": "id-other", "names": "id-n"}))
+    for back in (Target("undo"), Target.parse("shop@1.1")):
+        with pytest.raises(RewindRefused, match=r"topic moves was re-created .* Only --to earliest can be had"):
+            planned(again, target=back, kafka=kafka)
+    assert planned(again, "shop@2.1", kafka).ranges
+
+
 def test_the_first_time_of_the_calendar_is_before_all_commits(ledger: Ledger) -> None:
     tell(ledger, cuts=(1, 2))
     assert planned(ledger, "0001-01-01").fork == "shop@1.0"

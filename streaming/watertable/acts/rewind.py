@@ -407,7 +407,8 @@ def survey(
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:
         raise RewindRefused(f"topic {', '.join(map(repr, missing))} of {store.app} is not on the cluster: there is nothing to read again")
-    renamed = frozenset(name for name, known in last.topic_ids.items() if name in now and now[name].id != known)
+    ids = {**last.topic_ids, **(here or last).topic_ids}  # of a place in an epoch that was left, they may be older ones
+    renamed = frozenset(name for name, known in ids.items() if name in now and now[name].id != known)
     grown = [name for name in names if name not in renamed and 0 < sum(p[0] == name for p in begins) != now[name].partitions]
     if seq and (other := renamed | held.intersection(grown)):
         raise RewindRefused(
