@@ -582,6 +582,8 @@ def priced(*more: str) -> Topology:
     if more:
         prices = app.topic("prices", key="item STRING", value="price BIGINT").stream()
         prices.group_by("key.item").agg(n=wt.count()).materialized_as("changed")
+    if "lists" in more:
+        prices.group_by("price").agg(n=wt.count()).materialized_as("lists")
     return app.topology()
 
 
@@ -635,3 +637,18 @@ def test_where_an_app_began_to_read_a_topic_that_came_with_a_rebuilt_table_is_kn
     joined(later)
     assert later.tables()["changed"] == told(later.topology, RECORDS).tables["changed"]
     assert losses(rewind.plan(later.store, later.topology, Lossy.of(later), EARLIEST)) == [("prices/0", 0, 8, 3)]
+
+
+def test_a_topic_that_an_app_has_not_read_yet_is_read_for_all_tables_of_it_or_by_no_rebuild(later: App) -> None:
+    run = later.under(priced("prices", "lists"))
+    run.start()
+    kafka: Any = Lossy(run.partitions)
+    refused = rewind.plan(run.store, run.topology, kafka, EARLIEST, tables=["changed"])
+    assert refused.refusals == (
+        "shop hasn't read topic prices yet, and lists would lack what this reads of it: rebuild it as well",
+    )  # fmt: skip
+    begun(run, plan=rewind.plan(run.store, run.topology, kafka, EARLIEST, tables=["changed", "lists"]))
+    joined(run)
+    run.read(run.left(RECORDS))
+    assert run.tables() == told(run.topology, RECORDS).tables
+    assert not rewind.plan(run.store, run.topology, kafka, EARLIEST, tables=["changed"]).refusals, "it has read it now"

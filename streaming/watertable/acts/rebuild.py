@@ -17,7 +17,7 @@ from watertable.errors import RewindRefused
 from watertable.plan.deployment import Kind, Outline, classify
 from watertable.plan.fingerprints import DIALECT
 from watertable.plan.nodes import ToStream
-from watertable.plan.plan import delay_of, walk
+from watertable.plan.plan import delay_of, topics_above, walk
 from watertable.plan.windows import TimeWindows
 from watertable.store.commits import CommitInfo, DaySpan, Head, Offsets
 
@@ -132,8 +132,16 @@ def unfilled(code: Outline | None, topology: Topology) -> str:
 def misfit(store: Store, topology: Topology, head: Head, tables: Collection[str], *, whole: bool) -> str:
     """Say which tables can't go on under the code that some are to be made anew by, or aren't there yet; "" where all can.
 
-    Those that are made anew as a `whole`, and not in the windows of some days, are no matter.
+    Those that are made anew as a `whole`, and not in the windows of some days, are no matter. A topic that the app hasn't read yet is read
+    from where the rebuild has come to, once it's joined: nothing else may wait for what is before that.
     """
+    read = {topic for topic, _ in head.last.next} if head.last is not None else {topic.name for topic in topology.topics}
+    unread = {topic.name for topic in topology.above(tables).topics} - read
+    wait = [t.name for t in topology.tables if unread & topics_above(t.node) and not (whole and t.name in tables)]
+    if wait:
+        way = f"rebuild {'it' if len(wait) == 1 else 'them'} as well" if whole else "leave --days out"
+        name = ", ".join(sorted(unread))
+        return f"{topology.app} hasn't read topic {name} yet, and {', '.join(wait)} would lack what this reads of it: {way}"
     found = store.deployment(topology, head)
     if found is None:
         return ""
