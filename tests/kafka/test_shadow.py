@@ -154,6 +154,24 @@ def test_a_shadow_that_stops_on_its_way_is_compared_there_and_goes_on_when_asked
 
 
 @pytest.mark.slow
+def test_a_table_of_a_topic_that_holds_nothing_is_rebuilt_as_any(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
+    world = World(spark, broker, tmp_path)
+    empty = f"empty{world.suffix}"
+    world.admin.create_topic(empty)
+    app = wt.App("till")
+    for topic, name in ((world.moves, "moved"), (empty, "none")):
+        app.topic(topic, key="sku STRING", value="qty BIGINT").stream().group_by_key().count("n").materialized_as(name)
+    topology = app.topology()
+    world.produce(("a", 5), ("b", -1))
+    job.run(topology, world.settings, available_now=True, spark=spark)
+    store = Store(spark, world.settings.warehouse_uri, topology.app, topology.kept)
+    plan = rewind.plan(store, topology, world.admin, Target("earliest"), tables=["none"])
+    rewind.apply(store, plan, topology.fingerprint, world.admin)
+    _, done = shadow.promote(store, topology, lambda goal: job.run(topology, world.settings, shadow=True, goal=goal, spark=spark))
+    assert (store.head().position, store.reader.read("none").count(), store.reader.read("moved").count()) == (done, 0, 2)
+
+
+@pytest.mark.slow
 def test_a_shadow_asks_nothing_of_a_topic_that_is_read_no_more_and_gone(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world, topics = World(spark, broker, tmp_path), dict[str, str]()
     topics["moves"], topics["gone"] = world.moves, f"gone{world.suffix}"

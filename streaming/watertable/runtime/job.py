@@ -527,8 +527,7 @@ class _Job:
 
     def _commit(self, batch: Batch, end: dict[Partition, int], advances: tuple[Advance, ...]) -> None:
         stats = batch.stats
-        counters = {"records": stats.records, "quarantined": stats.quarantined}
-        counters |= self._took  # what its own takes isn't known before it's made
+        counters = {"records": stats.records, "quarantined": stats.quarantined} | self._took  # its own isn't known before it's made
         counters |= {f"dropped:{node}:{reason}": count for (node, reason), count in stats.dropped.items()}
         counters |= {f"peek:{name}": count for name, count in stats.peeks.items()}
         info = CommitInfo(
@@ -677,8 +676,7 @@ class _Replay(_Job):
         self.problem = ""
 
     def _app_is_late(self) -> bool:
-        last = self.store.head().last
-        if last is None:
+        if (last := self.store.head().last) is None:
             return False
         names = {topic.name for topic in self._code.topics}  # what is read no more may be there no more
         stands = {p: offset for p, offset in last.next.items() if p[0] in names}
@@ -687,6 +685,8 @@ class _Replay(_Job):
         return goes_first(waiting, last.commit_time, datetime.now(UTC), self._let)
 
     def _caught_up(self) -> str:
+        if self.writer.last is None:  # there was nothing to read, and a commit says so: else it would be nowhere
+            self._advance(dict(self.offsets), self.offsets)
         return "level"
 
     def _go_on_from_rewind(self, fenced: Fenced) -> None:
