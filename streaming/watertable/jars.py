@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import locale
 import os
 import re
 import shutil
@@ -83,6 +84,15 @@ def find_java() -> Java:
     if major not in JAVA_MAJORS:
         raise SettingsError(f"{launcher} is Java {major or 'of unknown version'}, wanted 17 or 21. {way_out}")
     return Java(launcher, major)
+
+
+def java_locale() -> dict[str, str]:
+    """Give what the environment of a JVM needs for files to have the names that Python gives them.
+
+    Under LC_ALL=C Python keeps to UTF-8, and Java to ASCII: it would write to `K?se` what belongs in `Käse`, or not start there at all.
+    """
+    apart = sys.getfilesystemencoding() == "utf-8" and locale.getencoding().upper() != "UTF-8"
+    return {"LC_ALL": "C.UTF-8"} if apart else {}
 
 
 def property_text(text: str) -> str:
@@ -200,7 +210,7 @@ def _ivy(jars: list[Jar], mirror: str | None, work: Path) -> None:
         [find_java().launcher, "-cp", f"{_pyspark_jars()}{os.sep}*", "org.apache.ivy.Main",
          "-settings", str(work / "ivysettings.xml"), "-cache", str(work / "ivy"), "-ivy", str(work / "ivy.xml"),
          "-retrieve", f"{work}{os.sep}[artifact]-[revision].[ext]"],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, env={**os.environ, **java_locale()},
     )  # fmt: skip
     if all((work / f"{jar.artifact}-{jar.version}.jar").is_file() for jar in jars):
         return

@@ -35,7 +35,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from watertable.errors import JobError, KafkaError, SparkError, Unreachable, WatertableError
-from watertable.jars import property_text, spark_classpath
+from watertable.jars import java_locale, property_text, spark_classpath
 from watertable.settings import HELD, JAVA_OPTIONS, QUICK, Settings, java_options
 
 PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it writes errors down, as JSON, that are raised as well
@@ -363,7 +363,7 @@ def shut_down(spark: SparkSession, *, seconds: float = 10.0) -> None:
 
 
 def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
-    kept = {name: os.environ.get(name) for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME")}
+    kept = {name: os.environ.get(name) for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME", "LC_ALL")}
     written = log.stat().st_size if log and log.is_file() else 0
     descriptor, file = tempfile.mkstemp(prefix="watertable-", suffix=".conf")  # readable by this user only
     try:
@@ -372,6 +372,7 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
         if not _is_this_spark(kept["SPARK_HOME"]):
             os.environ.pop("SPARK_HOME", None)  # it's for other programs, and would be started: PySpark's own is taken
+        os.environ.update(java_locale())
         interrupt = signal.getsignal(signal.SIGINT)
         gateway = _launch(log)
         _read_at_once(gateway)

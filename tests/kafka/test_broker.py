@@ -25,6 +25,14 @@ from watertable.kafka.config import Cluster
 
 pytestmark = pytest.mark.kafka
 
+_START = """
+import sys
+from pathlib import Path
+from watertable.kafka import broker
+
+print(broker.start(Path(sys.argv[1]), port=int(sys.argv[2])).state)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -148,6 +156,15 @@ def test_a_broker_that_can_not_start_says_why(folder: Path) -> None:
     with pytest.raises(BrokerError, match=r"died while it started(?s:.*)node"):
         embedded.start(folder, port=port)
     assert embedded.status(folder, port=port).state is State.STOPPED
+
+
+def test_it_starts_in_a_folder_whose_name_the_machines_locale_has_no_letters_for(folder: Path) -> None:
+    folder.mkdir()
+    told = subprocess.run(
+        [sys.executable, "-c", _START, str(folder), str(embedded.free_port())], env=os.environ | {"LC_ALL": "C"}, cwd=folder,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert told.stdout == "running\n", told.stderr[-2000:]
 
 
 def test_a_folder_that_kafka_takes_for_two_is_refused(tmp_path: Path) -> None:

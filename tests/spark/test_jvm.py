@@ -43,6 +43,17 @@ print(json.dumps(rows.selectExpr("upper(word)", "lower('Iß')", "CAST(timestamp_
 shut_down(spark)
 """
 
+_FILES = """
+from pathlib import Path
+from watertable.session import shut_down, spark_session
+from watertable.settings import Settings
+
+spark = spark_session(Settings.model_construct())
+spark.sql("SELECT 'x' AS x").write.text(str(Path("Käse").absolute()))
+print(Path("Käse", "_SUCCESS").exists())
+shut_down(spark)
+"""
+
 
 def test_a_jvm_that_does_not_start_is_quoted_and_what_an_earlier_one_wrote_is_not(tmp_path: Path) -> None:
     (tmp_path / "jvm.log").write_text("an earlier JVM was here\n", encoding="utf-8")
@@ -65,6 +76,16 @@ def test_tables_are_the_same_whatever_the_machine_speaks_and_has_installed(tmp_p
     environment["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Duser.language=tr -Duser.country=TR"
     done = subprocess.run([sys.executable, "-c", _ROWS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout or "null") == ["ISS", "iß", "1970-01-01 00:00:00"], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("here", [".", "Küche"])
+def test_files_have_the_names_that_python_gives_them_where_the_machine_speaks_ascii(tmp_path: Path, here: str) -> None:
+    """Java would write elsewhere; and where the folder that it is in has no name for it, not start."""
+    folder = tmp_path / here
+    folder.mkdir(exist_ok=True)
+    environment = os.environ | {"LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-c", _FILES], env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr[-2000:]
 
 
 @pytest.mark.spark

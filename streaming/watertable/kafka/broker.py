@@ -32,7 +32,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from watertable.errors import BrokerError
-from watertable.jars import broker_classpath, find_java, property_text
+from watertable.jars import broker_classpath, find_java, java_locale, property_text
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 9092
@@ -177,6 +177,7 @@ def _launch(folder: Path, port: int, heap: str, timeout: float) -> Status:
     options = [f"-Xmx{heap}", f"-Xms{heap}", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Xss512k", "-Djava.awt.headless=true"]
     logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
     properties = str(folder / "server.properties")
+    environment = {**os.environ, **java_locale()}
     with (folder / "broker.out").open("wb") as out:
         if not (folder / "data" / "meta.properties").exists():
             # Kafka's ids are 22 characters of base64; one that starts with - would read as an option.
@@ -186,13 +187,13 @@ def _launch(folder: Path, port: int, heap: str, timeout: float) -> Status:
             done = subprocess.run(
                 [launcher, "-Xmx128m", "-XX:TieredStopAtLevel=1", logging, "-cp", classes, "kafka.tools.StorageTool",
                  "format", "-t", cluster, "-c", properties],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False, env=environment,
             )  # fmt: skip
             if done.returncode != 0:
                 raise BrokerError(f"can't format {folder / 'data'} for Kafka:\n{_tail(folder / 'broker.out')}")
         process = subprocess.Popen(
             [launcher, *options, logging, "-cp", classes, "kafka.Kafka", properties],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, start_new_session=True, env=environment,
         )  # fmt: skip
     claim = folder / "broker.json.new"
     claim.write_text(json.dumps({"pid": process.pid, "port": port}), encoding="utf-8")
