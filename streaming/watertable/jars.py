@@ -95,6 +95,15 @@ def java_locale() -> dict[str, str]:
     return {"LC_ALL": "C.UTF-8"} if apart else {}
 
 
+def java_words(text: str) -> list[str]:
+    r"""Give the lines of what a JVM wrote that say something: the places in its code, of which there are dozens, leave no room for them.
+
+    >>> java_words("Exception: no room\n  at a.b.C.d(C.java:1)\n\t... 3 more")
+    ['Exception: no room']
+    """
+    return [line for line in text.splitlines() if line.strip() and not re.match(r"\s+(at \S+\(|\.\.\. \d+ more)", line)]
+
+
 def property_text(text: str) -> str:
     r"""Escape a name or value for a Java properties file: in ASCII, since Java reads some of them as Latin-1.
 

@@ -35,7 +35,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from watertable.errors import JobError, KafkaError, SparkError, Unreachable, WatertableError
-from watertable.jars import java_locale, property_text, spark_classpath
+from watertable.jars import java_locale, java_words, property_text, spark_classpath
 from watertable.settings import HELD, JAVA_OPTIONS, QUICK, Settings, java_options
 
 PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it writes errors down, as JSON, that are raised as well
@@ -423,7 +423,7 @@ def _reason(error: Exception, log: Path | None, written: int, lines: int = 6) ->
         return reason
     with log.open("rb") as file:
         file.seek(written)
-        said = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        said = java_words(file.read().decode("utf-8", "replace"))
     return "\n".join([reason, f"the JVM's own words, in {log}:", *(f"  {line}" for line in said[-lines:] or ["none"])])
 
 

@@ -158,6 +158,13 @@ def test_a_broker_that_can_not_start_says_why(folder: Path) -> None:
     assert embedded.status(folder, port=port).state is State.STOPPED
 
 
+def test_why_it_can_not_start_is_said_however_deep_in_its_code_that_was(folder: Path) -> None:
+    folder.mkdir()
+    deep = [f"\tat org.example.Deep.down(Deep.java:{line})" for line in range(40)]
+    (folder / "broker.log").write_text("\n".join(["INFO  it starts", "ERROR no room for it", *deep, "\t... 7 more"]), encoding="utf-8")
+    assert embedded._tail(folder / "broker.log") == "ERROR no room for it"
+
+
 def test_it_starts_in_a_folder_whose_name_the_machines_locale_has_no_letters_for(folder: Path) -> None:
     folder.mkdir()
     told = subprocess.run(

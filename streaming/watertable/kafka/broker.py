@@ -32,7 +32,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from watertable.errors import BrokerError
-from watertable.jars import broker_classpath, find_java, java_locale, property_text
+from watertable.jars import broker_classpath, find_java, java_locale, java_words, property_text
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 9092
@@ -318,7 +318,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _tail(*files: Path, lines: int = 12) -> str:
-    found = [line for file in files if file.is_file() for line in file.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]]
+    written = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()]
+    found = [line for text in written for line in java_words(text)[-lines:]]
     telling = [line for line in found if re.search(r"ERROR|FATAL|Exception|error", line)]
     return "\n".join(telling or found)
 
