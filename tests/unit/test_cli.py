@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -251,6 +254,12 @@ def test_a_reader_that_is_gone_stops_the_run(monkeypatch: pytest.MonkeyPatch) ->
     stop = threading.Event()
     JsonLines(stop)(BATCH)
     assert stop.is_set()
+
+
+def test_a_letter_that_the_terminal_lacks_is_shown_by_its_number(project: Path) -> None:
+    said = [sys.executable, "-m", "watertable_platform", "broker", "status"]
+    done = subprocess.run(said, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, cwd=project, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "\\u25cb Kafka not running\n", "")
 
 
 def test_the_position_above_a_narrow_table_is_on_the_line_of_its_title() -> None:

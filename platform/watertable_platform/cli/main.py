@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -596,6 +598,8 @@ def _mount() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: errors of ours become one message."""
     _mount()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: a terminal that lacks a letter is shown its number
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="watertable", standalone_mode=False)
