@@ -52,6 +52,9 @@ BATCH_RECORDS: Final = 1_000_000
 LEFT_OUT: Final = "spark.sql.optimizer.excludedRules"
 REGROUPS: Final = "org.apache.spark.sql.catalyst.optimizer.ReorderAssociativeOperator"
 """Spark's rule that makes `a + 1 + -2` into `a + -1`, and a try_add in a sum into one that fails: they overflow elsewhere or nowhere."""
+REDACTED: Final = "spark.redaction.regex"
+_REDACTED_BY_DEFAULT: Final = "(?i)secret|password|token|access[.]?key"
+"""What Spark's page and its event log leave out of a configuration: of Azure's account keys, say, nothing."""
 HELD: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 """What Spark evaluates expressions by; it is part of every fingerprint, so it is no setting."""
 _SECRET_NAME: Final = re.compile(
@@ -267,7 +270,8 @@ class Settings(BaseSettings):
 
         Options of Java and rules of the optimizer that are left out are added to ours, which tables go by: nothing replaces those.
 
-        Secrets are revealed in it: hand it to a session and show it nowhere. Raises `SettingsError` when one isn't set.
+        Secrets are revealed in it: hand it to a session and show it nowhere; Spark is told to show none of them, either.
+        Raises `SettingsError` when one isn't set.
         """
         conf = {
             "spark.master": self.master,
@@ -292,9 +296,14 @@ class Settings(BaseSettings):
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
             }
+        secret: list[str] = []
         for name, value in self.spark.items():
             found = resolve(name, value)
             conf[name] = found.reveal() if isinstance(found, Secret) else found
+            if isinstance(found, Secret):
+                secret.append(re.escape(name.removeprefix("spark.hadoop.")))  # Hadoop's own configuration is shown as well
+        if secret:
+            conf[REDACTED] = "|".join([conf.get(REDACTED, _REDACTED_BY_DEFAULT), *secret])
         if REGROUPS not in conf[LEFT_OUT]:
             conf[LEFT_OUT] = f"{REGROUPS},{conf[LEFT_OUT]}"
         for name, more in ((JAVA_OPTIONS, zeroing()), ("spark.executor.extraJavaOptions", "")):

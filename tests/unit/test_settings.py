@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from watertable.errors import SettingsError
 from watertable.jars import find_java
 from watertable.kafka.config import Cluster
-from watertable.settings import JAVA_OPTIONS, LEFT_OUT, REGROUPS, Secret, Settings, find_project, resolve, zeroing
+from watertable.settings import JAVA_OPTIONS, LEFT_OUT, REDACTED, REGROUPS, Secret, Settings, find_project, resolve, zeroing
 
 
 @pytest.fixture
@@ -166,6 +167,19 @@ def test_spark_gets_our_settings_and_the_users_over_them(project: Path, monkeypa
     assert "spark.jars.packages" not in conf  # nothing is resolved when Spark starts
     assert conf["spark.sql.shuffle.partitions"] == "7"
     assert conf["spark.hadoop.fs.s3a.secret.key"] == "s3cret"
+
+
+@pytest.mark.parametrize("theirs", [{}, {REDACTED: "(?i)mine"}])
+def test_spark_is_told_to_show_no_secret_on_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: dict[str, str]) -> None:
+    """By itself it knows neither Azure's account keys nor what the user alone knows to be one."""
+    monkeypatch.setenv("KEY", "hunter2")
+    secret = ["fs.azure.account.key.shop.dfs.core.windows.net", "spark.my.own", "fs.s3a.secret.key"]
+    named = {"spark.hadoop." + name if name.startswith("fs.") else name: "env:KEY" for name in secret}
+    conf = Settings.load(tmp_path, spark={**named, "spark.hadoop.fs.plain": "shown", **theirs}).spark_conf()
+    hidden = re.compile(conf[REDACTED])
+    assert [name for name in [*named, *secret] if not hidden.search(name)] == []
+    assert not hidden.search("spark.hadoop.fs.plain")
+    assert hidden.search("mine" if theirs else "spark.my.password")
 
 
 @pytest.mark.parametrize("name", ["spark.sql.session.timeZone", "spark.sql.ansi.enabled"])
