@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -107,6 +108,19 @@ def test_a_folder_that_can_t_be_written_is_named_with_what_to_do(
     said = capsys.readouterr().err
     assert said.startswith(("NotADirectoryError", "FileExistsError"))
     assert f"{project}/.watertable" in said
+    assert "WATERTABLE_HOME" in said
+
+
+def test_a_disk_that_is_read_only_is_told_as_a_folder_that_can_t_be_written(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(project / ".watertable"))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert main(["query", "counts"]) == 1
+    said = capsys.readouterr().err
+    assert f"{project}/.watertable: Read-only file system" in said
     assert "WATERTABLE_HOME" in said
     assert len(said.splitlines()) == 1
 

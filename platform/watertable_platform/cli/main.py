@@ -8,6 +8,7 @@ so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -630,7 +631,7 @@ def _refused(error: WatertableError | OSError) -> int:
 def _of_file(error: OSError) -> str:
     """Say which file it was, and what to do about it."""
     way = "`watertable --debug` with the same command shows where it came from"
-    if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
+    if isinstance(error, PermissionError | NotADirectoryError | FileExistsError) or error.errno == errno.EROFS:
         way = "watertable has to write below the project's folder, or below another that WATERTABLE_HOME names"
     return f"{error.filename}: {error.strerror}; {way}" if error.filename else f"{error}; {way}"
 
