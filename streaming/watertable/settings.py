@@ -226,6 +226,10 @@ class Settings(BaseSettings):
     @field_validator("spark", mode="after")
     @classmethod
     def _nothing_that_is_held(cls, options: dict[str, str]) -> dict[str, str]:
+        if other := sorted(name for name in options if not name.startswith("spark.")):
+            hadoops = other[0].startswith(("fs.", "hadoop.", "dfs."))
+            whole = f"spark.hadoop.{other[0].removeprefix('hadoop.')}" if hadoops else f"spark.{other[0]}"
+            raise ValueError(f'{other[0]}: Spark passes over what doesn\'t begin with "spark."; did you mean {whole}?')
         for name in HELD.keys() & options.keys():
             raise ValueError(
                 f"{name} can't be set: tables are computed in UTC and ANSI mode, and their fingerprints say so. "

@@ -188,6 +188,17 @@ def test_what_fingerprints_say_of_spark_is_no_setting(tmp_path: Path, name: str)
         Settings.load(tmp_path, spark={name: "America/New_York"})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("executor.memory", "spark.executor.memory"), ("fs.s3a.endpoint", "spark.hadoop.fs.s3a.endpoint"), ("hadoop.x", "spark.hadoop.x")],
+)
+def test_what_spark_would_pass_over_is_no_setting(tmp_path: Path, name: str, meant: str) -> None:
+    with pytest.raises(SettingsError, match=rf"spark: {name}: Spark passes over .* did you mean {meant}\?$"):
+        Settings.load(tmp_path, spark={name: "1"})
+    with pytest.raises(SettingsError, match=meant):
+        Settings.load(tmp_path).with_spark({name: "1"})
+
+
 def test_sums_stay_as_they_are_written_whatever_rules_of_sparks_the_user_leaves_out(tmp_path: Path) -> None:
     theirs = "org.apache.spark.sql.catalyst.optimizer.CollapseProject"
     assert Settings.load(tmp_path).spark_conf()[LEFT_OUT] == REGROUPS
