@@ -185,6 +185,11 @@ class Settings(BaseSettings):
         project = init_settings().get("project") or find_project()
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=_table(Path(project)))
 
+    @field_validator("home", "warehouse", mode="after")
+    @classmethod
+    def _of_this_user(cls, folder: str) -> str:
+        return os.path.expanduser(folder)  # no shell has seen what a file says, and a folder called ~ is easily removed as another one
+
     @field_validator("assets", mode="after")
     @classmethod
     def _each_folder_once(cls, assets: tuple[str, ...]) -> tuple[str, ...]:

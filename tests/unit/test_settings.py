@@ -53,6 +53,12 @@ def test_a_warehouse_uri_is_kept_as_it_is(tmp_path: Path, uri: str) -> None:
     assert Settings.load(tmp_path, warehouse=uri + "/").warehouse_uri == uri
 
 
+def test_a_folder_may_be_named_from_the_users_own_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    found = Settings.load(tmp_path, home="~/state", warehouse="~/lake")
+    assert (str(found.home_folder), found.warehouse_uri) == ("/home/ada/state", "/home/ada/lake")
+
+
 def test_unknown_and_wrong_settings_are_named_with_their_file(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.watertable]\nasset = ["x"]\nenv = "Not OK"\n')
     with pytest.raises(SettingsError, match=r"pyproject\.toml.*env: .*asset: there is no such setting; did you mean assets\?"):
