@@ -79,6 +79,16 @@ def test_a_row_is_written_as_a_test_and_its_first_bad_record_is_found(till: Till
     assert "Kafka has deleted records" in " ".join(shown.split())
 
 
+def test_after_a_rewind_a_row_is_explained_as_it_is_before_anything_has_been_read_again(till: Till) -> None:
+    """The consumer group shows where the app was until it runs; another warehouse's app of that name would show its own place there."""
+    till.said("rewind", "till", "--to", "till@1.1", "--apply")
+    till.admin.mirror("till", {(till.moves, 0): 1, (till.moves, 1): 4})
+    rows = till.json("query", "stock", "--key", "a")["rows"]
+    assert rows == [{"sku": "a", "qty": 5}]
+    steps = till.json("explain", "stock", "--key", "a")["steps"]
+    assert [step["key"] | step["row"] for step in steps] == rows
+
+
 def test_one_window_is_read_explained_and_looked_through(till: Till) -> None:
     at_eight, key = ("--window", "2026-03-01T08:00Z"), ("--key", "a")
     rows = till.json("query", "hourly", *at_eight)["rows"]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+    from watertable.kafka.admin import Offsets
     from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.records import Advance
@@ -201,8 +202,6 @@ def explain(
 
     It needs Spark for archived topics, and once the app has committed: its commits have recorded idle partitions and the wall clock.
     """
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
     from watertable.project import load_apps
     from watertable.tools import keytext, testcase
     from watertable.tools.explain import explain as tell
@@ -216,9 +215,9 @@ def explain(
     committed = _may_have_committed(settings, topology.app)
     with terminal.begin_session(settings, brief=True) if part.archived or committed else nullcontext() as spark:
         past = _past(settings, part, spark)
-        begin, end = past.first, {**past.ends, **Admin(Cluster.of(settings)).mirrored(topology.app, past.ends)}
         with terminal.err.status("reading what commits recorded", spinner="dots"):
-            found = _recorded(settings, part, spark) if spark is not None and committed else []
+            found, reached = _recorded(settings, part, spark) if spark is not None and committed else ([], {})
+        begin, end = past.first, {p: min(offset, reached.get(p, offset)) for p, offset in past.ends.items()}
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
         records = partial(terminal.counted, description="reading the topics", total=count)
@@ -301,7 +300,7 @@ def preview(
         end = {**past.ends, **reached}
         begin = trial.last(past.first, end, last)
         with terminal.err.status("reading the topics", spinner="dots"):
-            recorded = _recorded(settings, topology, spark)
+            recorded, _ = _recorded(settings, topology, spark)
             seen = trial.preview(reader, topology, wanted, begin, end, past.records(begin, end), live, recorded)
     if as_json:
         print(show.preview_json(seen))
@@ -563,16 +562,22 @@ def _may_have_committed(settings: Settings, app: str) -> bool:
     return warehouse is None or (warehouse / app / "changelog").exists()
 
 
-def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> list[Advance]:
-    """List what an app's commits have recorded of idle partitions and of the wall clock."""
+def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> tuple[list[Advance], Offsets]:
+    """List what an app's commits have recorded of idle partitions and of the wall clock; and give the offsets that they have come to."""
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
     from watertable.records import Advance
     from watertable.store.changelog import Changelog
 
     changelog = Changelog(spark, settings.warehouse_uri, topology.app)
     last = changelog.head().last if changelog.log.exists() else None
-    names = {topic.name for topic in topology.topics}
-    found = changelog.advances({name: of for name, of in last.topic_ids.items() if name in names}) if last is not None else ()
-    return [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in found]
+    if last is None:
+        return [], {}
+    ids = {topic.name: last.topic_ids[topic.name] for topic in topology.topics if topic.name in last.topic_ids}
+    found = [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in changelog.advances(ids)]
+    now = Admin(Cluster.of(settings)).describe(ids)  # of a topic that was made anew since, the app has read nothing
+    same = {name for name, of in ids.items() if name in now and now[name].id == of}
+    return found, {partition: offset for partition, offset in last.next.items() if partition[0] in same}
 
 
 def _escaped(text: str) -> str:
