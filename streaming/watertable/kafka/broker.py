@@ -133,7 +133,8 @@ def status(folder: Path, *, port: int = PORT) -> Status:
         return Status(
             State.FOREIGN, bootstrap, folder,
             f"another Kafka (cluster {cluster}) answers on {bootstrap}: it isn't the broker of {folder}. "
-            f"To use it: WATERTABLE_KAFKA={bootstrap}. To start ours beside it, choose another port.",
+            f"To use it, start none: WATERTABLE_KAFKA={bootstrap}, and `watertable dev --no-broker`. "
+            "To start ours beside it, choose another port, and name that by WATERTABLE_KAFKA.",
             cluster_id=cluster,
         )  # fmt: skip
     if _listens(port):
