@@ -147,6 +147,26 @@ def test_what_comes_after_a_table_in_a_run_of_days_is_made_once_they_are(world: 
     assert len(told) == len(both) + (0 if does != "made anew" else 3)
 
 
+def test_a_replay_that_is_read_again_is_told_once_however_long_its_fold_and_its_days_take(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.file.parents[2] / "pyproject.toml").write_text('[tool.watertable]\ndays = { shop = "2026-01-01/2026-01-03" }')
+    settings = Settings.load(world.file.parents[2], kafka="127.0.0.1:1")
+    held = leases.renew(settings, world.run(world.old.topology.fingerprint), lag={"sales": 0}, told="")
+    done = {"event": "rewound", "by": "rewind", "before": "shop@1.6", "position": "shop@1.7"}
+    monkeypatch.setattr(acts, "carry_out", lambda *_: ({"plan": {"records": 100}}, done))
+    monkeypatch.setattr(acts, "TELL_SECONDS", 0.0)
+    reported = threading.Timer(3.5, lambda: leases.renew(settings, held, told="shop@1.7"))
+    reported.start()
+    job = dg.Definitions(assets=[acts.build_tables(world.old, settings, WatertableTranslator())]).resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(instance=world.instance, tags={"dagster/partition": "2026-01-01"}, raise_on_error=False)
+    reported.join()
+    assert result.success
+    noted = [e for e in result.all_events if e.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    assert len(noted) == 1
+    assert noted[0].event_specific_data.asset_observation.metadata["replayed records"].value == 100  # type: ignore[union-attr]
+
+
 def test_beside_a_stream_that_is_held_back_nothing_is_claimed_of_the_loaded_code(world: World) -> None:
     new = world.load(FILTERED)
     result = world.materialize(new)

@@ -243,8 +243,8 @@ def _follow_stream(act: _Act, becomes: "Position | None") -> Mapping[str, Any]:
             at = Position.parse(held.position) if held.position else None
             there = at is not None and (becomes is None or at.epoch >= becomes.epoch)
             left = sum(held.lag.values()) if there and held.lag else None
-            if left is not None:
-                act.progress(left, at_once=left == 0 and head is None)
+            if left is not None and head is None:  # what is waited for after that, its fold and its days, is no replay
+                act.progress(left, at_once=left == 0)
             if left == 0 and head is None:
                 head = at
             if there and head is not None and held.told and Position.parse(held.told) >= head:
