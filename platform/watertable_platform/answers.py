@@ -292,7 +292,7 @@ def _standing(status: AppStatus | StoreError | None, lag: Lag) -> dict[str, obje
         return {"error": f"{type(status).__name__}: {status}"}
     return {
         "position": str(status.position), "lag": lag, "committed": status.last.commit_time if status.last else None,
-        "quarantined": status.quarantined,
+        "quarantined": status.quarantined, "shadow": str(status.shadow) if status.shadow else None,
         "tables": {
             table: {
                 "version": t.version, "folded": str(t.folded), "rows": t.folded_rows, "commits_behind": t.commits_behind,

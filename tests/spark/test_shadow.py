@@ -309,6 +309,16 @@ def test_a_shadow_of_other_code_is_compared_promoted_and_undone_by_the_code_that
     assert undone.read("stock") == {"a": 5, "b": 1}
 
 
+def test_the_standing_of_an_app_names_the_shadow_beside_it_and_how_far_that_has_come(ledger: Ledger) -> None:
+    tell(ledger, [2, 4])
+    assert ledger.store.reader.status().shadow is None
+    begun(ledger)
+    assert ledger.store.reader.status().shadow == Position("shop", 2, 0)
+    tell(beside(ledger), [1])
+    status = ledger.store.reader.status()
+    assert (status.position, status.shadow) == (Position("shop", 1, 2), Position("shop", 2, 1))
+
+
 def test_a_shadow_that_a_person_calls_parity_is_not_given_up_for_one(ledger: Ledger) -> None:
     tell(ledger, [2, 4])
     epoch = begun(ledger, reason=parity.REASON).epoch

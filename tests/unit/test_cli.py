@@ -175,6 +175,10 @@ def test_the_standing_of_apps_is_told_beside_one_that_cannot_be_read_and_a_folde
     assert "other  OtherCode counts was made by other code" in capsys.readouterr().out
     assert main(["status", "wordcount", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == ["wordcount"]
+    rewound = AppStatus(Position("wordcount", 2, 0), None, {}, 0)
+    monkeypatch.setattr(answers, "reader_of", lambda *_: SimpleNamespace(status=lambda: rewound))
+    assert main(["status", "wordcount"]) == 0
+    assert capsys.readouterr().out == "wordcount  wordcount@2.0  rewound, and hasn't run since\n"
     assert main(["status", "wordcont"]) == 2
     assert "no app 'wordcont'; there are: other, wordcount" in capsys.readouterr().err
 

@@ -180,15 +180,19 @@ def print_status(console: Console, found: Standing) -> None:
             told = Text.assemble((name, "bold"), (f"  {type(status).__name__} ", "bold red"), str(status))
             console.print(told, soft_wrap=True)
             continue
+        beside = [("  beside it a shadow, ", "dim"), (str(status.shadow), "cyan")] if status and status.shadow else []
         if status is None or status.last is None:
-            console.print(Text.assemble((name, "bold"), ("  never ran", "dim")))
+            stands = [("  never ran", "dim")]
+            if status is not None and status.position.epoch > 1:  # to earliest
+                stands = [("  ", ""), (str(status.position), "cyan"), ("  rewound, and hasn't run since", "dim")]
+            console.print(Text.assemble((name, "bold"), *stands, *beside))
             continue
         behind = "Kafka doesn't answer" if lag is None else ", ".join(f"{t} {n:,}" for t, n in lag.items() if n) or "0"
         console.print(
             Text.assemble(
                 (name, "bold"), "  ", (str(status.position), "cyan"), ("  committed ", "dim"), f"{_ago(status.last.commit_time)} ago",
                 ("  lag ", "dim"), (behind, "green" if behind == "0" else "yellow"),
-                *([("  quarantined ", "dim"), (f"{status.quarantined:,}", "yellow")] if status.quarantined else []),
+                *([("  quarantined ", "dim"), (f"{status.quarantined:,}", "yellow")] if status.quarantined else []), *beside,
             )
         )  # fmt: skip
         shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)

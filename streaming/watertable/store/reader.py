@@ -71,12 +71,15 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class AppStatus:
-    """Tell where an app stands: its position, the commit that made it, its tables by name, and how many records it has refused."""
+    """Tell where an app stands: its position, the commit that made it, its tables by name, how many records it has refused, and where
+    the shadow beside it has come to.
+    """
 
     position: Position
     last: CommitInfo | None
     tables: Mapping[str, TableStatus]
     quarantined: int
+    shadow: Position | None = None
 
 
 class Reader:
@@ -182,7 +185,7 @@ class Reader:
         waiting = sorted({seq + 1 for seq in done.values() if seq < view.position.seq})
         rows = self.changelog.rows(view.snapshot, f"c.kind = 'batch' AND seq IN ({', '.join(map(str, waiting))})") if waiting else []
         since = {r.seq: r.commit_time for r in rows if view.lineage.holds(r.epoch, r.seq)}
-        now = datetime.now(UTC)
+        now, beside = datetime.now(UTC), view.head.shadow
         return AppStatus(
             view.position, view.head.last,
             {
@@ -193,6 +196,7 @@ class Reader:
                 ) for name, base in bases.items()
             },
             self._left_out(view, QUARANTINE_TABLE, "quarantine_v1").count(),
+            None if beside is None else self.changelog.head(view.snapshot, epoch=beside.epoch).position,
         )  # fmt: skip
 
     def _shown(self, name: str, base: Base) -> Snapshot | None:
