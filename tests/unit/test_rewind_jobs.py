@@ -189,8 +189,9 @@ def test_a_run_that_is_terminated_says_what_is_left_of_its_act(
     logs: list[str] = []
     monkeypatch.setattr(dg.DagsterLogManager, "info", terminate)
     monkeypatch.setattr(dg.DagsterLogManager, "warning", lambda _, said: logs.append(said))
-    begins = f"import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); print({BATCH!r}, flush=True)"
-    result, _ = launch(app, instance, monkeypatch, f"{begins}\ntry: time.sleep(60)\nfinally: {ends}", to="4", dry_run=False)
+    begins = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))"
+    waits = f"try: print({BATCH!r}, flush=True); time.sleep(60)"  # the signal may come right after the line
+    result, _ = launch(app, instance, monkeypatch, f"{begins}\n{waits}\nfinally: {ends}", to="4", dry_run=False)
     assert not result.success
     assert logs == [told]
 
