@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.records import Advance
+    from watertable.store.commits import CommitInfo
     from watertable.store.reader import At as AtPosition
     from watertable.store.reader import Reader
     from watertable.store.writer import Store
@@ -216,7 +217,8 @@ def explain(
     with terminal.begin_session(settings, brief=True) if part.archived or committed else nullcontext() as spark:
         past = _past(settings, part, spark)
         with terminal.err.status("reading what commits recorded", spinner="dots"):
-            found, reached = _recorded(settings, part, spark) if spark is not None and committed else ([], {})
+            found, commit = _recorded(settings, part, spark) if spark is not None and committed else ([], None)
+            reached = {} if commit is None else _come_to(settings, part, commit)
         begin, end = past.first, {p: min(offset, reached.get(p, offset)) for p, offset in past.ends.items()}
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
@@ -562,22 +564,25 @@ def _may_have_committed(settings: Settings, app: str) -> bool:
     return warehouse is None or (warehouse / app / "changelog").exists()
 
 
-def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> tuple[list[Advance], Offsets]:
-    """List what an app's commits have recorded of idle partitions and of the wall clock; and give the offsets that they have come to."""
-    from watertable.kafka.admin import Admin
-    from watertable.kafka.config import Cluster
+def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> tuple[list[Advance], CommitInfo | None]:
+    """List what an app's commits have recorded of idle partitions and of the wall clock; and give the last of them."""
     from watertable.records import Advance
     from watertable.store.changelog import Changelog
 
     changelog = Changelog(spark, settings.warehouse_uri, topology.app)
     last = changelog.head().last if changelog.log.exists() else None
-    if last is None:
-        return [], {}
-    ids = {topic.name: last.topic_ids[topic.name] for topic in topology.topics if topic.name in last.topic_ids}
-    found = [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in changelog.advances(ids)]
-    now = Admin(Cluster.of(settings)).describe(ids)  # of a topic that was made anew since, the app has read nothing
-    same = {name for name, of in ids.items() if name in now and now[name].id == of}
-    return found, {partition: offset for partition, offset in last.next.items() if partition[0] in same}
+    names = {topic.name for topic in topology.topics}
+    found = changelog.advances({name: of for name, of in last.topic_ids.items() if name in names}) if last is not None else ()
+    return [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in found], last
+
+
+def _come_to(settings: Settings, topology: Topology, commit: CommitInfo) -> Offsets:
+    """Give the offsets that a commit has come to in an app's topics; of one that was made anew since, the app has read nothing."""
+    from watertable.kafka.admin import Admin
+    from watertable.kafka.config import Cluster
+
+    now = Admin(Cluster.of(settings)).describe(topic.name for topic in topology.topics)
+    return {p: offset for p, offset in commit.next.items() if p[0] in now and now[p[0]].id == commit.topic_ids.get(p[0])}
 
 
 def _escaped(text: str) -> str:

@@ -32,7 +32,7 @@ from watertable_platform.orchestration.days import Days
 from watertable_platform.orchestration.history import breaking_code
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
-from watertable_platform.orchestration.rewind_jobs import INTERRUPTED, SHOWN, ReplayConfig, carry_out, shown
+from watertable_platform.orchestration.rewind_jobs import SHOWN, ReplayConfig, carry_out, shown
 from watertable_platform.orchestration.stream_job import environment
 from watertable_platform.orchestration.translator import TableData, WatertableTranslator, table_key
 
@@ -143,16 +143,14 @@ def _backfill(act: _Act) -> Mapping[str, Any]:
     def heard(event: Event) -> None:
         if event["event"] in SHOWN:
             act.observe(**shown(event), act=_words(act))
-        if event["event"] == INTERRUPTED:
-            context.log.warning(event["says"])
-        elif event["event"] == "plan":
+        if event["event"] == "plan":
             act.replays(int(event["records"]))
         elif event["event"] == "batch":  # a replay beside the app: that of the app itself is followed later
             left = sum(event["lag"].values())
             act.progress(left, at_once=not left)
 
     try:
-        said, done = carry_out(app, settings, "rewind", [*where, *act.config.options()], heard)
+        said, done = carry_out(app, settings, "rewind", [*where, *act.config.options()], heard, context.log.warning)
     except dg.Failure as refused:
         if not (refused.description or "").startswith(NOTHING):
             raise

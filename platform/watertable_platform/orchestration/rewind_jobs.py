@@ -28,8 +28,6 @@ from watertable_platform.orchestration.translator import table_key
 
 GRACE = 40.0
 SHOWN = ("plan", "diff")
-INTERRUPTED = "interrupted"
-"""The event that tells, as `says`, what is left of a command that was stopped, for a person terminated the run."""
 _DONE = ("rewound", "promoted", "abandoned", "shadow", "parity")
 
 
@@ -220,21 +218,20 @@ def _carried(
     def heard(event: Event) -> None:
         if event["event"] == "batch":
             context.log.info(f"{event['position']}: {event['records']} records, {sum(event['lag'].values())} to read")
-        elif event["event"] == INTERRUPTED:
-            context.log.warning(event["says"])
 
     workers.mark(context.instance, context.run_id, app.name)
-    said, done = carry_out(app, settings, act, options, heard)
+    said, done = carry_out(app, settings, act, options, heard, context.log.warning)
     context.add_output_metadata(_all_shown(said))
     return said, done
 
 
 def carry_out(
-    app: LoadedApp, settings: Settings, act: str, options: Sequence[str], heard: Callable[[Event], None] = lambda event: None
+    app: LoadedApp, settings: Settings, act: str, options: Sequence[str], heard: Callable[[Event], None], warn: Callable[[str], None]
 ) -> tuple[Mapping[str, Event], Event | None]:
     """Run the command; give the plan and the diff that it printed, by those names, and what it did, if it did it.
 
-    `heard` is told all but the last as it comes. Raises `Failure` with the command's own words.
+    `heard` is told all but the last as it comes. When a person terminates the run, `warn` is told what is left of the command.
+    Raises `Failure` with the command's own words.
     """
     log = settings.log_file(f"{app.name}.act")
     said: dict[str, Event] = {}
@@ -255,7 +252,7 @@ def carry_out(
                 heard(event)
             code = child.exit_code()
     except (DagsterExecutionInterruptedError, KeyboardInterrupt):
-        heard({"event": INTERRUPTED, "says": _left(child, done)})
+        warn(_left(child, done))
         raise
     finds = done is not None and done["event"] == "parity"  # which ends with 1 where it finds something
     undone = done is None and (act == "parity" or "--apply" in options)

@@ -29,8 +29,8 @@ def mark(instance: dg.DagsterInstance, run_id: str, app: str) -> None:
     """
     begun_by = multiprocessing.parent_process()
     pids = [os.getpid(), *([begun_by.pid] if begun_by is not None and begun_by.pid else [])]
-    mark = " ".join([run_id, socket.gethostname(), *(f"{pid} {birth(pid)}" for pid in pids)])
-    instance.add_run_tags(run_id, {f"{Tag.WORKER}/{app}": mark})
+    value = " ".join([run_id, socket.gethostname(), *(f"{pid} {birth(pid)}" for pid in pids)])
+    instance.add_run_tags(run_id, {f"{Tag.WORKER}/{app}": value})
 
 
 def bury(instance: dg.DagsterInstance) -> list[str]:

@@ -71,15 +71,14 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class AppStatus:
-    """Tell where an app stands: its position, the commit that made it, its tables by name, how many records it has refused, and where
-    the shadow beside it has come to.
-    """
+    """Tell where an app stands: its position, the commit that made it, its tables by name, and how many records it has refused."""
 
     position: Position
     last: CommitInfo | None
     tables: Mapping[str, TableStatus]
     quarantined: int
     shadow: Position | None = None
+    """Where the shadow beside it has come to; None where there is none."""
 
 
 class Reader:
