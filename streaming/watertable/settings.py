@@ -106,12 +106,12 @@ class Settings(BaseSettings):
 
     project: Path = Field(default_factory=lambda: Path.cwd(), description="the folder that relative paths are relative to")
     assets: tuple[str, ...] = Field(default=("assets",), description="folders whose apps and assets are loaded")
-    env: str = Field(default="", pattern="^[a-z0-9_]*$", description="prefix of an environment's names, e.g. staging")
-    home: str = Field(default=".watertable", description="folder of the embedded broker, logs and local state")
+    env: str = Field(default="", pattern="^([a-z_][a-z0-9_]*)?$", description="prefix of an environment's names, e.g. staging")
+    home: str = Field(default=".watertable", min_length=1, description="folder of the embedded broker, logs and local state")
     warehouse: str = Field(default="", description="path or URI of the Delta warehouse; default <home>/warehouse")
     kafka: str = Field(default="127.0.0.1:9092", min_length=1, description="bootstrap servers")
     kafka_options: dict[str, str] = Field(default_factory=dict, description="Kafka client options; secrets as env:NAME")
-    master: str = Field(default="local[*]", description="Spark master")
+    master: str = Field(default="local[*]", min_length=1, description="Spark master")
     spark: dict[str, str] = Field(
         default_factory=dict, description="spark.* settings, over ours, but for time zone and ANSI mode; secrets as env:NAME"
     )
@@ -358,6 +358,10 @@ def _plainly(name: str, kind: str, message: str, settings: Iterable[str]) -> str
             return 'wanted a list of texts, such as ["assets"]'
         case "string_pattern_mismatch" if name == "serve_token":
             return 'it is a secret: put it in the environment and write "env:NAME" here'
+        case "string_pattern_mismatch" if name == "env":
+            return "it begins names: lower-case letters, digits and _, no digit first"
+        case "string_too_short":
+            return "it is empty; leave it out for its default"
         case _:
             return message
 

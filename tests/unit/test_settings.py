@@ -59,6 +59,20 @@ def test_a_folder_may_be_named_from_the_users_own_on(tmp_path: Path, monkeypatch
     assert (str(found.home_folder), found.warehouse_uri) == ("/home/ada/state", "/home/ada/lake")
 
 
+@pytest.mark.parametrize("name", ["home", "kafka", "master"])
+def test_a_setting_that_is_empty_is_refused_where_nothing_can_go_by_it(project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's `WATERTABLE_HOME=$STATE` with nothing in STATE would make the project's folder itself the one of local state."""
+    monkeypatch.setenv(f"WATERTABLE_{name.upper()}", "")
+    with pytest.raises(SettingsError, match=f"{name}: it is empty; leave it out for its default"):
+        Settings.load(project)
+
+
+@pytest.mark.parametrize("env", ["1", "2_staging", "Not OK", "stag-ing"])
+def test_an_environment_whose_names_would_be_none_is_refused(project: Path, env: str) -> None:
+    with pytest.raises(SettingsError, match="env: it begins names: lower-case letters, digits and _, no digit first"):
+        Settings.load(project, env=env)
+
+
 def test_unknown_and_wrong_settings_are_named_with_their_file(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.watertable]\nasset = ["x"]\nenv = "Not OK"\n')
     with pytest.raises(SettingsError, match=r"pyproject\.toml.*env: .*asset: there is no such setting; did you mean assets\?"):
