@@ -190,7 +190,8 @@ def test_a_run_that_is_terminated_says_what_is_left_of_its_act(
     monkeypatch.setattr(dg.DagsterLogManager, "info", terminate)
     monkeypatch.setattr(dg.DagsterLogManager, "warning", lambda _, said: logs.append(said))
     begins = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))"
-    waits = f"try: print({BATCH!r}, flush=True); time.sleep(60)"  # the signal may come right after the line
+    # the signal may come right after the line: one long sleep that is begun by then would not be ended by it
+    waits = f"try:\n  print({BATCH!r}, flush=True)\n  while True: time.sleep(0.02)"
     result, _ = launch(app, instance, monkeypatch, f"{begins}\n{waits}\nfinally: {ends}", to="4", dry_run=False)
     assert not result.success
     assert logs == [told]
