@@ -363,7 +363,7 @@ def shut_down(spark: SparkSession, *, seconds: float = 10.0) -> None:
 
 
 def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
-    kept = {name: os.environ.get(name) for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME", "LC_ALL")}
+    kept = {name: os.environ.get(name) for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME", "SPARK_LOCAL_IP", "LC_ALL")}
     written = log.stat().st_size if log and log.is_file() else 0
     descriptor, file = tempfile.mkstemp(prefix="watertable-", suffix=".conf")  # readable by this user only
     try:
@@ -372,6 +372,8 @@ def _start(conf: Mapping[str, str], log: Path | None) -> SparkSession:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {file} pyspark-shell"
         if not _is_this_spark(kept["SPARK_HOME"]):
             os.environ.pop("SPARK_HOME", None)  # it's for other programs, and would be started: PySpark's own is taken
+        if conf["spark.master"].startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it looks this machine's own name up, which need not be known
         os.environ.update(java_locale())
         interrupt = signal.getsignal(signal.SIGINT)
         gateway = _launch(log)

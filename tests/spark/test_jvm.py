@@ -65,7 +65,7 @@ def test_a_jvm_that_does_not_start_is_quoted_and_what_an_earlier_one_wrote_is_no
 
 
 def test_tables_are_the_same_whatever_the_machine_speaks_and_has_installed(tmp_path: Path) -> None:
-    """Another Spark, another Python, Turkish and Indian time: none of them is taken."""
+    """Another Spark, another Python, Turkish and Indian time: none of them is taken; and nobody knows the machine's own name."""
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     (tmp_path / "spark" / "jars" / "spark-core_2.12-3.5.1.jar").touch()
     other = tmp_path / "python3"
@@ -73,7 +73,9 @@ def test_tables_are_the_same_whatever_the_machine_speaks_and_has_installed(tmp_p
     other.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     environment |= {"SPARK_HOME": str(tmp_path / "spark"), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "TZ": "Asia/Kolkata"}
-    environment["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Duser.language=tr -Duser.country=TR"
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n", encoding="utf-8")
+    options = f"-Duser.language=tr -Duser.country=TR -Djdk.net.hosts.file={tmp_path / 'hosts'}"
+    environment["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {options}"
     done = subprocess.run([sys.executable, "-c", _ROWS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout or "null") == ["ISS", "iß", "1970-01-01 00:00:00"], done.stderr[-2000:]
 
