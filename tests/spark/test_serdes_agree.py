@@ -97,7 +97,8 @@ def test_every_type_reads_every_token_as_spark_does(spark: SparkSession) -> None
 
 
 def test_whole_texts_are_taken_and_refused_as_by_spark(spark: SparkSession) -> None:
-    texts: list[bytes] = [*(text.encode() for text in WHOLE), b'{"a":\xff}', b'{"a":1,"b":"\xff"}', b"\xff"]
+    deep = [b'{"a":1,"b":' + b"[" * n + b"]" * n + b"}" for n in (800, 1000, 3000)]
+    texts: list[bytes] = [*(text.encode() for text in WHOLE), *deep, b'{"a":\xff}', b'{"a":1,"b":"\xff"}', b"\xff"]
     theirs = read_by_spark(spark, texts, "a INT")
     differ = [f"{t!r}: Spark {s!r}, we {m!r}" for t, s in zip(texts, theirs, strict=True) if (m := read_by_us(t, "a INT")) != s]
     assert not differ, "\n".join(differ)

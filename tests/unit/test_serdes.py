@@ -149,3 +149,10 @@ def test_keys_of_maps_are_read_back_of_every_type_that_is_written(kind: str, dat
 @given(VALUES)
 def test_what_is_written_is_read_back(row: dict[str, Any]) -> None:
     assert decode(encode(row, SCHEMA, JSON), SCHEMA, JSON) == row
+
+
+@pytest.mark.parametrize("levels", [1000, 3000, 100_000])
+def test_objects_and_arrays_in_one_another_are_read_as_deep_as_spark_reads_them_whatever_room_python_has(levels: int) -> None:
+    with pytest.raises(DecodeError, match="nested too deeply"):
+        read("a INT", f'{{"a": 1, "b": {"[" * levels}{"]" * levels}}}')
+    assert read("a INT", '{"a": 1, "b": [' + "[],{}," * 1000 + "[]]}") == 1, "many, but beside one another"

@@ -45,6 +45,9 @@ _DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,10})?", 
 _NOT_NUMBERS: Final = {"NaN": math.nan, "+INF": math.inf, "Infinity": math.inf, "+Infinity": math.inf,
                        "-INF": -math.inf, "-Infinity": -math.inf}  # fmt: skip
 _LENIENT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'|[+-](?:INF|Infinity)\b", re.DOTALL)
+_DEEPEST: Final = 1000
+"""Most objects and arrays in one another that Spark reads; where Python's stack ends depends on its version, and earlier before 3.14."""
+_TOO_DEEP: Final = "JSON is nested too deeply"
 _BASE64: Final = re.compile(r"(?:[\x00- ]*[A-Za-z0-9+/=]{4})*[\x00- ]*")  # white space is skipped between groups of four
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -83,7 +86,10 @@ def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
         case Format.JSON:
             try:
                 text = _HALF_CHARACTER.sub(b"\xef\xbf\xbd", data).decode("utf-8", "replace")
-                if type(parsed := _parse(text)) is not _Object:
+                parsed = _parse(text)
+                if text.count("[") + text.count("{") > _DEEPEST and _depth(parsed) > _DEEPEST:
+                    raise DecodeError(_TOO_DEEP)
+                if type(parsed) is not _Object:
                     wanted = ", ".join(f'"{name}": …' for name in schema.names)
                     raise DecodeError(f"{_shown(parsed)} is no JSON object: wanted {{{wanted}}}")
                 row: Row = _reader(schema.struct())(parsed)
@@ -94,7 +100,7 @@ def decode(data: bytes | None, schema: Schema, form: Format) -> Row | None:
             except UnsupportedFunction:
                 raise BeyondTime(BEYOND) from None
             except RecursionError:
-                raise DecodeError("JSON is nested too deeply") from None
+                raise DecodeError(_TOO_DEEP) from None
             return row
 
 
@@ -173,6 +179,15 @@ def _parse(text: str) -> Any:
         if plain != text:
             return _json.raw_decode(plain)[0]
         raise DecodeError(f"not JSON: {strict.msg} at character {strict.pos}") from None
+
+
+def _depth(parsed: Any) -> int:
+    """Count how many objects and arrays are in one another, without a stack of Python's own."""
+    depth, level = 0, [parsed]
+    while level := [value for value in level if isinstance(value, list)]:
+        depth += 1
+        level = [part[1] if type(value) is _Object else part for value in level for part in value]
+    return depth
 
 
 def _as_json(found: re.Match[str]) -> str:
