@@ -76,7 +76,12 @@ class Question:
         """Compute at most so many rows, as an Arrow table, from one on; and tell whether there are more."""
         frame = self.frame()
         # By Arrow: what `collect` gives is moved into this machine's time zone, and loses a column of two of one name.
-        found = (frame.offset(offset) if offset else frame).limit(limit + 1).toArrow()
+        try:
+            found = (frame.offset(offset) if offset else frame).limit(limit + 1).toArrow()
+        except ValueError as error:  # array() and map(): empty, and so of no type
+            raise QueryRefused(
+                f"Arrow has no type for a column of the answer ({error}): CAST it, such as array() AS ARRAY<STRING>"
+            ) from None
         return found.slice(0, limit), found.num_rows > limit
 
     def answer(self, limit: int, offset: int = 0) -> Answer:

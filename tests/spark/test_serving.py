@@ -181,6 +181,7 @@ def test_the_errors_of_the_store_and_of_sql_have_their_status(shop: Shop) -> Non
         assert (answer.status_code, told in answer.json()["detail"]) == (status, True), answer.text
     for sql, told in (
         ("SELECT nope FROM stock", "UNRESOLVED_COLUMN"), ("DROP TABLE stock", "PARSE_SYNTAX_ERROR"), ("SELECT 1 / 0", "DIVIDE_BY_ZERO"),
+        ("SELECT sku, array() AS tags FROM stock", "CAST it"), ("SELECT map() AS m", "CAST it"),
         ("SELECT :a", "UNBOUND_SQL_PARAMETER"), ("SELECT * FROM text.`/etc/hostname`", "reads the tables of one app"),
     ):  # fmt: skip
         answer = shop.client.post("/v1/query", json={"sql": sql})
