@@ -211,6 +211,14 @@ def test_a_body_that_can_t_be_read_is_a_problem(project: Project, asked: Asked, 
     assert (answer.status_code, told in answer.json()["detail"], asked) == (status, True, [])
 
 
+@pytest.mark.parametrize("number", ["1e999999999", "1e-999999999", "1e9999999999999999999", f"0.{'1' * 39}"])
+def test_a_number_that_no_decimal_holds_is_refused_before_its_digits_are_written(project: Project, asked: Asked, number: str) -> None:
+    for body in (f'{{"sql": "SELECT 1", "limit": {number}}}', f'{{"sql": "SELECT :n", "parameters": {{"n": [{number}]}}}}'):
+        answer = client(project).post("/v1/query", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, "is no DECIMAL" in answer.json()["detail"], len(answer.json()["detail"]) < 100) == (400, True, True)
+    assert asked == []
+
+
 def test_a_form_of_another_page_can_t_be_a_query(project: Project, asked: Asked) -> None:
     answer = client(project).post("/v1/query", content='{"sql": "SELECT 1"}', headers={"Content-Type": "text/plain"})
     assert (answer.status_code, asked) == (415, [])

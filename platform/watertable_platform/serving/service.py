@@ -20,7 +20,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 _BODY: Final = 1 << 20
 """Bytes that the body of a request may have."""
+_DIGITS: Final = 38
+"""Digits that a DECIMAL of Spark's has at most."""
 _HERE: Final = ("localhost", "127.0.0.1", "[::1]")
 _STATUS: Final[tuple[tuple[type[WatertableError], int], ...]] = (
     (Unreachable, 503), (QueryRefused, 400), (PositionGone, 410), (UnknownPosition, 400), (OtherCode, 409), (TableNotFound, 404),
@@ -251,7 +253,7 @@ async def _body(request: Request) -> Any:
         if len(body) > _BODY:
             raise HTTPException(413, f"a request has {_BODY >> 20} MB at most")
     try:
-        found = json.loads(body, parse_float=Decimal, parse_int=_whole, parse_constant=_no_number)
+        found = json.loads(body, parse_float=_fraction, parse_int=_whole, parse_constant=_no_number)
         json.dumps(found, ensure_ascii=False, default=str).encode()  # half of a character can't be told to Spark
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"this is no JSON: {error}") from None
@@ -264,6 +266,19 @@ def _whole(text: str) -> int | Decimal:
     """Read a whole number; one that is no BIGINT is a decimal."""
     number = int(text)
     return number if -(1 << 63) <= number < 1 << 63 else Decimal(text)
+
+
+def _fraction(text: str) -> Decimal:
+    """Read a number with a point or an exponent; of 1e999999999 whoever makes a whole number writes all digits, for hours."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent that is itself beyond any number
+        number = Decimal("NaN")
+    if not number.is_finite() or abs(number.adjusted()) > _DIGITS or len(number.as_tuple().digits) > _DIGITS:
+        raise HTTPException(
+            400, f"{text[:20]}{'...' * (len(text) > 20)} is no DECIMAL: those have {_DIGITS} digits; send a text, and CAST it"
+        )
+    return number
 
 
 def _no_number(text: str) -> object:
