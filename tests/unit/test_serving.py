@@ -219,6 +219,13 @@ def test_a_number_that_no_decimal_holds_is_refused_before_its_digits_are_written
     assert asked == []
 
 
+def test_a_parameter_that_is_given_twice_is_refused_and_none_of_the_two_is_taken(project: Project, asked: Asked) -> None:
+    answer = client(project).get("/v1/tables/stock", params={"key": ["a", "1"], "limit": 1})
+    assert (answer.status_code, answer.json()["detail"], asked) == (
+        400, 'key: given twice; a key of several columns is one JSON array: ["a", 1]', [],
+    )  # fmt: skip
+
+
 def test_a_form_of_another_page_can_t_be_a_query(project: Project, asked: Asked) -> None:
     answer = client(project).post("/v1/query", content='{"sql": "SELECT 1"}', headers={"Content-Type": "text/plain"})
     assert (answer.status_code, asked) == (415, [])

@@ -28,6 +28,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser, SimpleUser
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -198,8 +199,10 @@ class Service:
 
     def _read(self, of: type[A], given: Any) -> A:
         """Read what is asked for; say what is wrong with it."""
+        if isinstance(given, QueryParams) and (twice := sorted(name for name in given if len(given.getlist(name)) > 1)):
+            raise HTTPException(400, f'{", ".join(twice)}: given twice; a key of several columns is one JSON array: ["a", 1]')
         try:
-            asked = of.model_validate(given if isinstance(given, dict) else dict(given))
+            asked = of.model_validate(dict(given))
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise HTTPException(400, wrong) from None
