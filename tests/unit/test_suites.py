@@ -90,6 +90,13 @@ def test_a_suite_in_an_apps_folder_is_checks_on_its_table(tmp_path: Path) -> Non
     assert not checks["on_hand_between"].blocking
 
 
+@pytest.mark.parametrize("rules", ["[{}]", "({}, 5)", "{{'stock': {}}}"])
+def test_a_suite_in_a_list_a_tuple_or_a_dictionary_is_found_as_an_app_is(tmp_path: Path, rules: str) -> None:
+    suite = 'Suite("shop.stock", row_count(1))'
+    text = f"from watertable_quality import Suite, row_count\nrules = {rules.format(suite)}\n"
+    assert "row_count" in names(write(tmp_path, APP, rules=text))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

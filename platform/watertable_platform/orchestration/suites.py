@@ -1,8 +1,8 @@
 """Turn suites into asset checks: all of an app's in one run, each table read once, all at one position.
 
-A suite is a `watertable_quality.Suite` at the top of a Python file in the app's folder, be it one of batch assets. Its check is bound to
-the position that it read, and says so; a failure of the highest severity blocks batch assets that run with it. Great Expectations and
-Spark are imported where the checks run.
+A suite is a `watertable_quality.Suite` at the top of a Python file in the app's folder, be it one of batch assets, alone or in a list.
+Its check is bound to the position that it read, and says so; a failure of the highest severity blocks batch assets that run with it.
+Great Expectations and Spark are imported where the checks run.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `context` parameter as it stands.
@@ -41,7 +41,7 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
     """
     own = {settings.own_name(app.name): app for app in apps}
     found: dict[str, dict[str, dict[str, tuple[Expectation, Suite]]]] = {app.name: {} for app in apps}
-    for suite in {id(v): v for module in modules for v in vars(module).values() if isinstance(v, Suite)}.values():
+    for suite in {id(suite): suite for module in modules for value in vars(module).values() for suite in _suites(value)}.values():
         where = f"{suite.location}: Suite({suite.table!r})"
         if suite.app not in own:
             raise DefinitionError(f"{where}: this folder has no app {suite.app!r}; it has {', '.join(sorted(own)) or 'none'}")
@@ -61,6 +61,12 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
             if other != expectation:
                 raise DefinitionError(f"{where}: another {expectation.name} is expected of it at {by.location}; make them one")
     return {app: {table: [e for e, _ in named.values()] for table, named in tables.items()} for app, tables in found.items()}
+
+
+def _suites(value: object) -> Iterator[Suite]:
+    """Give the suites that a name stands for: itself, or those in a list, a tuple or a dictionary, as apps are found."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    yield from (part for part in parts if isinstance(part, Suite))
 
 
 _OF_VALUES: Final = ("ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet")
