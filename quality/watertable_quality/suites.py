@@ -8,15 +8,18 @@ no extra job; in a suite it is checked over a whole table at one position. Nothi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from watertable.errors import DefinitionError
 from watertable.schema import check_identifier, quote
 from watertable.where import caller
 
 Number = int | float
+_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 class Severity(StrEnum):
@@ -41,7 +44,16 @@ class Expectation:
     sql: str | None = None
 
     def __post_init__(self) -> None:
-        """Take a severity by its name, too; raise `DefinitionError` for none that there is: a promote goes by it."""
+        """Take a severity by its name, too, and arguments by theirs; raise `DefinitionError` for what would be red at each run."""
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise DefinitionError(f"Expectation({self.name!r}): its name is that of a check in Dagster: letters, digits and _")
+        if not isinstance(self.gx, str) or not self.gx.startswith("Expect"):
+            raise DefinitionError(f"{self.name}: {self.gx!r} is no class of Great Expectations', such as 'ExpectColumnValuesToNotBeNull'")
+        try:
+            arguments = tuple(dict(self.arguments).items())
+        except (TypeError, ValueError):
+            raise DefinitionError(f"{self.name}: arguments={self.arguments!r}; write each with its name, (('column', 'qty'),)") from None
+        object.__setattr__(self, "arguments", arguments)
         if self.severity not in [*Severity]:
             raise DefinitionError(f"{self.name}: severity={self.severity!r}; choose {', '.join(Severity)}")
         object.__setattr__(self, "severity", Severity(self.severity))

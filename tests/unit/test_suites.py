@@ -124,6 +124,30 @@ def test_a_suite_on_what_a_column_cannot_be_breaks_its_folder(tmp_path: Path, wr
     assert "item_in_set" in names(write(tmp_path / "good", APP, rules=good))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('"no blanks", "ExpectTableRowCountToBeBetween", (("min_value", 1),)', "letters, digits and _"),
+        ('"", "ExpectTableRowCountToBeBetween", (("min_value", 1),)', "letters, digits and _"),
+        ('"few", 5, (("min_value", 1),)', "few: 5 is no class of Great Expectations'"),
+        ('"few", "ExpectTableRowCountToBeBetween", ("min_value", 1)', "few: arguments=('min_value', 1); write each with its name"),
+        ('"pair", "ExpectColumnPairValuesToBeEqual", {"column_A": "item", "column_B": "itm"}', "Suite('shop.stock'): pair wants itm"),
+        ('"many", "ExpectCompoundColumnsToBeUnique", {"column_list": ["item", "itm"]}', "Suite('shop.stock'): many wants itm"),
+    ],
+)
+def test_an_expectation_of_the_users_own_that_can_t_be_breaks_its_folder(tmp_path: Path, wrong: str, says: str) -> None:
+    rules = f"from watertable_quality import Expectation, Suite\nown = Suite('shop.stock', Expectation({wrong}))\n"
+    told = why_broken(write(tmp_path, APP, rules=rules))
+    assert "rules.py:2: " in told
+    assert says in told
+
+
+def test_the_arguments_of_an_expectation_may_be_a_dictionary() -> None:
+    few = {"min_value": 1, "max_value": 9}
+    rows = Expectation("rows", "ExpectTableRowCountToBeBetween", few)  # type: ignore[arg-type]
+    assert rows.arguments == (("min_value", 1), ("max_value", 9))
+
+
 def test_bounds_of_the_users_own_that_are_no_numbers_are_of_columns_that_are_none(tmp_path: Path) -> None:
     rules = """from watertable_quality import Expectation, Suite
 own = Expectation("early", "ExpectColumnValuesToBeBetween", (("column", "item"), ("min_value", "a"), ("max_value", "m")))

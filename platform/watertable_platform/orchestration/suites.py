@@ -141,5 +141,8 @@ def _is_critical(outcome: "Outcome") -> bool:
 
 def _columns(expectation: Expectation) -> set[str]:
     arguments = dict(expectation.arguments)
-    columns = arguments.get("column_list", (arguments["column"],) if "column" in arguments else ())
-    return set(columns) if isinstance(columns, tuple) else set()
+    several = arguments.get("column_list")
+    named = [arguments.get(name) for name in ("column", "column_A", "column_B")] + list(
+        several if isinstance(several, list | tuple) else ()
+    )
+    return {name for name in named if isinstance(name, str)}
