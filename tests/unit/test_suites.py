@@ -156,6 +156,16 @@ fine = Suite("shop.stock", own)
     assert "early" in names(write(tmp_path, APP, rules=rules))
 
 
+@pytest.mark.parametrize("columns", ['"tags"', '"item", "tags"'])
+def test_a_suite_that_wants_maps_to_be_unique_breaks_its_folder(tmp_path: Path, columns: str) -> None:
+    app = 'import watertable as wt\napp = wt.App("shop")\n'
+    app += 'app.topic("sales", key="item STRING", value="tags MAP<STRING, INT>").stream().to_table().materialized_as("stock")\n'
+    rules = f"from watertable_quality import Suite, unique\nown = Suite('shop.stock', unique({columns}))\n"
+    told = why_broken(write(tmp_path, app, rules=rules))
+    assert "rules.py:2: Suite('shop.stock'): " in told
+    assert "can't hold tags: values with a MAP in them have no order" in told
+
+
 def test_a_folder_without_an_app_has_no_suites(tmp_path: Path) -> None:
     assert "rules.py:3: Suite('shop.stock'): this folder has no app 'shop'; it has none" in why_broken(write(tmp_path, "", rules=RULES))
 

@@ -17,6 +17,7 @@ from watertable.project import LoadedApp
 from watertable.schema import Schema
 from watertable.settings import Settings
 from watertable.sql.expressions import Scope, parse_predicate
+from watertable.sql.operators import ordered
 from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.translator import table_key
 from watertable_quality.suites import Expectation, Severity, Suite
@@ -71,10 +72,14 @@ def _suites(value: object) -> Iterator[Suite]:
 
 _OF_VALUES: Final = ("ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet")
 """What holds a column's values against others: where they are of another type, Great Expectations says so at each run, and no sooner."""
+_OF_ORDER: Final = ("ExpectColumnValuesToBeUnique", "ExpectCompoundColumnsToBeUnique")
+"""What sorts a column's values, which Spark does of no MAP."""
 
 
 def _check_types(expectation: Expectation, columns: Schema, where: str) -> None:
     """Refuse numbers and values that a column can't have: the check would be red at each run, and hold up every promote."""
+    if expectation.gx in _OF_ORDER and (unsorted := [name for name in sorted(_columns(expectation)) if not ordered(columns[name])]):
+        raise DefinitionError(f"{where} can't hold {', '.join(unsorted)}: values with a MAP in them have no order to be told apart by")
     arguments = dict(expectation.arguments)
     column, values = str(arguments.get("column")), arguments.get("value_set")
     if expectation.gx not in _OF_VALUES or column not in columns:
