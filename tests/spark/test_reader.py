@@ -173,6 +173,13 @@ def test_an_event_time_is_one_of_the_topics_that_the_tables_read(ledger: Ledger)
     assert without.read("names", event_time(minute(30))) == {"x": "n3"}
 
 
+def test_changes_since_nowhere_are_refused_and_not_none(ledger: Ledger) -> None:
+    ledger.sell(a=5)
+    with pytest.raises(UnknownPosition, match=r"None is no position to begin from: shop@1\.0 is before the app's first commit"):
+        ledger.store.reader.changes("stock", None)  # type: ignore[arg-type]  # what a consumer has that has kept no position yet
+    assert ledger.store.reader.changes("stock", "shop@1.0").count() == 1
+
+
 def test_what_is_no_time_is_refused_as_one_without_a_zone_is() -> None:
     with pytest.raises(UnknownPosition, match=r"'2024-01-01' has no time zone; write datetime\(..., tzinfo=UTC\)"):
         event_time("2024-01-01")  # type: ignore[arg-type]

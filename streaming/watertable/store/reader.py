@@ -134,8 +134,10 @@ class Reader:
         """Give what changed in a table from one position to another: `key`, `old`, `new`, one row for each key whose row differs.
 
         `old` and `new` are the value columns as a struct, null where there is no row. Positions of different epochs are compared
-        through the commit where they forked.
+        through the commit where they forked. Raises `UnknownPosition` for no start: who asks for the first time would be told of nothing.
         """
+        if start is None:
+            raise UnknownPosition(f"None is no position to begin from: {self.changelog.app}@1.0 is before the app's first commit")
         older, newer = self._made([table], start), self._made([table], end)
         wanted = self.tables[table]
         common, keys = _common(older, newer, wanted), None
