@@ -147,7 +147,5 @@ def _is_critical(outcome: "Outcome") -> bool:
 def _columns(expectation: Expectation) -> set[str]:
     arguments = dict(expectation.arguments)
     several = arguments.get("column_list")
-    named = [arguments.get(name) for name in ("column", "column_A", "column_B")] + list(
-        several if isinstance(several, list | tuple) else ()
-    )
+    named = [*(several if isinstance(several, list | tuple) else ()), *map(arguments.get, ("column", "column_A", "column_B"))]
     return {name for name in named if isinstance(name, str)}
