@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from watertable.project import LoadedApp, load_apps
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, stream_job, topics
 from watertable_platform.orchestration import lease as leases
-from watertable_platform.orchestration.assembly import build_definitions
+from watertable_platform.orchestration.assembly import build_definitions, why_unloaded
 from watertable_platform.orchestration.child import Child, alive, birth
 from watertable_platform.orchestration.history import attempts, job_name
 from watertable_platform.orchestration.lease import Lease
@@ -86,7 +87,7 @@ def run(app: LoadedApp, settings: Settings, instance: dg.DagsterInstance, monkey
     def start(script: str, tags: Mapping[str, str] | None = None, **config: object) -> dg.ExecuteInProcessResult:
         code = SAY + textwrap.dedent(script)
         monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", code])
-        job = stream_job.build_stream_job(app, settings, [])
+        job = stream_job.build_stream_job(app, settings, [], partial(why_unloaded, settings.project, app.folder))
         return job.execute_in_process(
             instance=instance, raise_on_error=False, tags=tags,
             run_config={"ops": {"run__shop": {"config": {"report_seconds": 0.0, **config}}}},
@@ -324,7 +325,7 @@ def test_a_secret_that_is_not_set_is_told_by_the_driver_and_is_final(
     says = "say('failed', error='SettingsError', message='NOPE is not set in the environment'); sys.exit(2)"
     monkeypatch.setattr(stream_job, "run_command", lambda _: [sys.executable, "-c", SAY + says])
     watched = [topics.Watched("sales", {"shop": app.topology.topics[0]})]
-    stream_job.build_stream_job(app, settings, watched).execute_in_process(instance=instance, raise_on_error=False)
+    stream_job.build_stream_job(app, settings, watched, str).execute_in_process(instance=instance, raise_on_error=False)
     [attempt] = attempts(instance, settings, "shop")
     assert attempt.crash
     assert (attempt.crash.error, attempt.crash.message, attempt.crash.final) == (
@@ -527,7 +528,7 @@ def test_a_second_run_is_refused_and_another_environment_must_be_named(run: Run,
 def test_a_stream_waits_for_an_act_that_holds_its_app(run: Run, settings: Settings, instance: dg.DagsterInstance) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"])
     threading.Thread(target=other.wait).start()
-    leases.renew(settings, Lease(app="shop", run_id="act", environment=stream_job.environment(settings, instance), pid=other.pid, act=True))
+    leases.renew(settings, Lease(app="shop", run_id="act", environment=leases.environment(settings, instance), pid=other.pid, act=True))
     run("started(); sys.exit(1)")
     assert attempts(instance, settings, "shop")[0].ended is Ended.CRASH  # it ran, and was not refused
 

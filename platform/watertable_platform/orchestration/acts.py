@@ -33,7 +33,6 @@ from watertable_platform.orchestration.history import breaking_code
 from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import UNTOUCHED, Progress, Reporter, day_event, provenance, recorded_days
 from watertable_platform.orchestration.rewind_jobs import SHOWN, ReplayConfig, carry_out, shown
-from watertable_platform.orchestration.stream_job import environment
 from watertable_platform.orchestration.translator import TableData, WatertableTranslator, table_key
 
 if TYPE_CHECKING:
@@ -308,7 +307,7 @@ def _run_bounded(act: _Act) -> Mapping[str, Any]:
         ours = Lease(
             app=app.name,
             run_id=run_id,
-            environment=environment(settings, instance),
+            environment=leases.environment(settings, instance),
             act=True,
             **(before.handed_on if before else {}),
         )

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -18,9 +20,10 @@ from dagster._core.definitions.partitions.partitioned_schedule import Unresolved
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # what define_asset_job returns
 from dagster.components.definitions import LazyDefinitions
 
-from watertable.errors import DefinitionError, SettingsError
+from watertable.errors import DefinitionError, SettingsError, WatertableError
 from watertable.plan.nodes import Topic
-from watertable.project import Broken, LoadedApp, Project
+from watertable.project import Broken, LoadedApp, Project, load_apps
+from watertable.settings import Settings
 from watertable_platform.orchestration import checks
 from watertable_platform.orchestration.acts import build_tables
 from watertable_platform.orchestration.batch import build_automation_sensor
@@ -75,7 +78,10 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         acts += build_rewind_jobs(app, settings)
         judged += [made[1], *([suites] if suites else [])]
     watched = _watched(apps)
-    jobs = [build_stream_job(app, settings, [w for w in watched if app.name in w.readers]) for app in apps.values()]
+    jobs = [
+        build_stream_job(app, settings, [w for w in watched if app.name in w.readers], partial(why_unloaded, settings.project, app.folder))
+        for app in apps.values()
+    ]
     sensors = [
         build_reconcile_sensor(apps, jobs, settings, loaded_at),  # without an app, too: it ends runs of apps that were here
         *([build_topics_sensor(watched, settings)] if apps else []),
@@ -104,6 +110,17 @@ def build_definitions(project: Project, translator: WatertableTranslator | None 
         fitting, why = _sort_out(loaded, whole)
         broken |= {f"{folder}_batch": Broken.of(project.batch[folder].folder, error) for folder, error in why.items()}
         return whole(fitting)
+
+
+def why_unloaded(project: Path, folder: Path) -> str:
+    """Say why a folder of a project, as its files are now, doesn't load, or nothing of the project does; "" where it loads."""
+    try:
+        made = build_definitions(load_apps(Settings.load(project)))
+    except WatertableError as error:
+        return str(error)
+    broken = dg.AssetKey([dagster_name(folder.name), UNLOADED])
+    why = (str(spec.metadata["reason"]) for spec in made.assets or () if isinstance(spec, dg.AssetSpec) and spec.key == broken)
+    return next(why, "")
 
 
 def _sort_out(folders: Iterable[str], whole: Callable[[Sequence[str]], object]) -> tuple[list[str], dict[str, Exception]]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from watertable.errors import FormatError, JobError
 from watertable.plan.deployment import Outline
@@ -24,6 +24,9 @@ from watertable.plan.plan import Topology
 from watertable.settings import Settings
 from watertable.store.commits import Position
 from watertable_platform.orchestration.child import alive, birth
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 QUIET: Final = 3600.0
 """Seconds without a refused record after which those of before count as a few of long ago."""
@@ -106,6 +109,12 @@ class Lease:
     def is_held(self) -> bool:
         """Tell whether a stream runs under it."""
         return not self.released and self.worker_lives
+
+
+def environment(settings: Settings, instance: dg.DagsterInstance) -> str:
+    """Name the environment that a lease belongs to: this Dagster instance, and the settings' prefix."""
+    home = os.environ.get("DAGSTER_HOME", "")
+    return f"{settings.env or 'default'}@{home or instance.root_directory}"
 
 
 def read(settings: Settings, app: str) -> Lease | None:

@@ -8,9 +8,8 @@ the run's worker ever holds a JVM. Nothing here decides whether to start again; 
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of a `config` parameter as it stands.
 import dataclasses
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import dagster as dg
@@ -18,7 +17,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from watertable.errors import CodeReplaced, SettingsError, WatertableError
-from watertable.project import LoadedApp, load_apps
+from watertable.project import LoadedApp
 from watertable.settings import Settings
 from watertable_platform.orchestration import checks, topics
 from watertable_platform.orchestration import lease as leases
@@ -29,7 +28,7 @@ from watertable_platform.orchestration.lease import Lease
 from watertable_platform.orchestration.reporting import Reporter
 from watertable_platform.orchestration.supervisor import Crash, Ended, Tag
 from watertable_platform.orchestration.topics import Watched
-from watertable_platform.orchestration.translator import dagster_name, paragraphs
+from watertable_platform.orchestration.translator import paragraphs
 
 TICK: Final = 1.0
 LOOK: Final = 2.0
@@ -62,12 +61,17 @@ class StreamConfig(dg.Config):
         return ""
 
 
-def build_stream_job(app: LoadedApp, settings: Settings, watched: Sequence[Watched]) -> dg.JobDefinition:
-    """Make the job `stream__<app>`; `watched` are the topics that it reads, as the whole project does."""
+def build_stream_job(
+    app: LoadedApp, settings: Settings, watched: Sequence[Watched], why_unloaded: Callable[[], str]
+) -> dg.JobDefinition:  # fmt: skip
+    """Make the job `stream__<app>`; `watched` are the topics that it reads, as the whole project does.
+
+    `why_unloaded` says, by the files as they are by then, why the next run would not find the app; "" where it would.
+    """
 
     @dg.op(name=f"run__{app.name}", description=f"Keep `watertable run {app.name}` running, and report what it does.")
     def keep_running(context: dg.OpExecutionContext, config: StreamConfig) -> None:
-        _Stream(context, config, app, settings, watched).run()
+        _Stream(context, config, app, settings, watched, why_unloaded).run()
 
     @dg.job(
         name=job_name(app.name),
@@ -88,12 +92,14 @@ class _Stream:
     """Hold one run: its lease, its driver, and what it has told so far."""
 
     def __init__(
-        self, context: dg.OpExecutionContext, config: StreamConfig, app: LoadedApp, settings: Settings, watched: Sequence[Watched]
-    ) -> None:
+        self, context: dg.OpExecutionContext, config: StreamConfig, app: LoadedApp, settings: Settings, watched: Sequence[Watched],
+        why_unloaded: Callable[[], str],
+    ) -> None:  # fmt: skip
         self.context, self.config, self.app, self.settings, self.watched = context, config, app, settings, watched
+        self.why_unloaded = why_unloaded
         self.instance = context.instance
         self.reporter = Reporter(context, self.instance, app.topology, config.report_seconds, Days.of(settings, app.name))
-        self.lease = Lease(app=app.name, run_id=context.run_id, environment=environment(settings, self.instance))
+        self.lease = Lease(app=app.name, run_id=context.run_id, environment=leases.environment(settings, self.instance))
         self.failed: Event | None = None
         self.held = ""
         self.began = self.heard = self.looked = time.monotonic()
@@ -183,20 +189,9 @@ class _Stream:
         if now - self.loaded < LOAD:
             return False
         self.loaded = now
-        from watertable_platform.orchestration.assembly import UNLOADED, build_definitions  # which takes this module's job
-
-        try:
-            made = build_definitions(load_apps(Settings.load(self.settings.project)))
-        except WatertableError as error:
-            says = str(error)
-        else:
-            broken = dg.AssetKey([dagster_name(self.app.folder.name), UNLOADED])
-            found = [spec for spec in made.assets or () if isinstance(spec, dg.AssetSpec) and spec.key == broken]
-            if not found:
-                return True
-            says = str(found[0].metadata["reason"])
-        self.context.log.warning(f"it is time to end and start again, which waits, for no run could begin: {says}")
-        return False
+        if why := self.why_unloaded():
+            self.context.log.warning(f"it is time to end and start again, which waits, for no run could begin: {why}")
+        return not why
 
     def _take(self, event: Event) -> None:
         """Take in one event: remember where the app stands, and tell Dagster what is worth it."""
@@ -315,9 +310,3 @@ class _Stream:
         run = self.instance.get_run_by_id(self.context.run_id)
         if run is not None and not run.is_finished:  # the story of a run that a person ended by force is told
             self.instance.add_run_tags(self.context.run_id, {str(name): str(value) for name, value in tags.items()})
-
-
-def environment(settings: Settings, instance: dg.DagsterInstance) -> str:
-    """Name the environment that a lease belongs to: this Dagster instance, and the settings' prefix."""
-    home = os.environ.get("DAGSTER_HOME", "")
-    return f"{settings.env or 'default'}@{home or instance.root_directory}"
