@@ -24,6 +24,7 @@ from benchmarks.race import say, wait_for_go
 from benchmarks.topologies import count_and_sum
 from benchmarks.workload import SHARE, Workload
 from watertable.acts import rewind
+from watertable.acts.plans import RewindPlan
 from watertable.acts.rewind import Target
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
@@ -64,7 +65,7 @@ class Apps:
         """Read and fold what is there."""
         job.run(topology, self.ours.model_copy(update=more), available_now=True, spark=self.spark)
 
-    def apply(self, topology: Topology, target: Target) -> tuple[rewind.RewindPlan, float, float]:
+    def apply(self, topology: Topology, target: Target) -> tuple[RewindPlan, float, float]:
         """Plan a rewind and apply it; give the plan, and when that began and ended."""
         store = Store(self.spark, self.ours.warehouse_uri, topology.app, topology.kept)
         began = time.monotonic()

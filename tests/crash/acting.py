@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tests.crash.child import Script, arm, read, say
 from tests.crash.ledger import topology
 from watertable.acts import rewind, shadow
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.plans import RewindPlan
+from watertable.acts.rewind import Target
 from watertable.errors import PlanOutdated, RewindRefused, WatertableError
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster

@@ -15,7 +15,8 @@ import watertable as wt
 from tests.kafka.test_job import World
 from watertable import failpoints
 from watertable.acts import rewind
-from watertable.acts.rewind import RewindPlan, Target, source_text
+from watertable.acts.plans import RewindPlan, source_text
+from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused, StoreError, TopicChanged
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import read_records

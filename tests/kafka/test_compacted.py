@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 import watertable as wt
 from tests.kafka.test_job import World
 from watertable.acts import rewind
+from watertable.acts.plans import RewindPlan
 from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused
 from watertable.kafka.config import Cluster
@@ -117,7 +118,7 @@ class Compacting(World):
             kinds[kind] = n + 1, total + price
         assert self.kinds(topology) == kinds
 
-    def rewind(self, topology: Topology, **options: object) -> rewind.RewindPlan:
+    def rewind(self, topology: Topology, **options: object) -> RewindPlan:
         plan = rewind.plan(self.store(topology), topology, self.admin, Target.parse(to="earliest"), **options)  # type: ignore[arg-type]
         rewind.apply(self.store(topology), plan, topology.fingerprint, self.admin)
         return plan

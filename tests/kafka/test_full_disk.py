@@ -11,7 +11,8 @@ import pytest
 
 from tests.kafka.test_job import World
 from watertable.acts import rewind
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.plans import RewindPlan
+from watertable.acts.rewind import Target
 from watertable.errors import JobError, RewindRefused
 from watertable.kafka.config import Cluster
 from watertable.runtime.events import Failed

@@ -18,7 +18,8 @@ from tests.kafka.test_job import World
 from tests.kafka.test_rewind import APP, caught_up, living, wait
 from watertable import failpoints
 from watertable.acts import parity, rewind, shadow
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.plans import RewindPlan
+from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused, TopicChanged
 from watertable.kafka.config import Cluster
 from watertable.runtime import job

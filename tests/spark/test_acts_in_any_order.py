@@ -24,7 +24,8 @@ from tests.spark.test_rebuild import Beside, replay
 from tests.spark.test_rewind import Broker
 from watertable import failpoints
 from watertable.acts import rebuild, rewind, shadow
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.plans import RewindPlan
+from watertable.acts.rewind import Target
 from watertable.errors import Fenced, RewindRefused, TopicChanged, UnknownPosition
 from watertable.interpreter import Interpreter
 from watertable.kafka import publisher

@@ -32,7 +32,8 @@ from tests.spark.test_acts_in_any_order import (
 )
 from tests.spark.test_rebuild import Beside
 from watertable.acts import rewind, shadow
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.plans import RewindPlan
+from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
 from watertable.interpreter import Interpreter
 from watertable.plan.plan import Topology

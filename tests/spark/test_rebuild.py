@@ -16,8 +16,9 @@ from tests.properties.engines import tiny
 from tests.spark.runs import Kafka, Run, agree, by, told
 from watertable import failpoints
 from watertable.acts import rewind, shadow
+from watertable.acts.plans import RewindPlan
 from watertable.acts.rebuild import commit_at, is_made_by, rebuilt, unbounded
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.rewind import Target
 from watertable.compiler import Compiler
 from watertable.errors import Fenced, PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.deployment import Outline

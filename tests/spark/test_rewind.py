@@ -19,7 +19,8 @@ from tests.spark.ledger import Ledger, both_folds, minute
 from watertable import failpoints
 from watertable.acts import rewind
 from watertable.acts.estimates import BEGIN
-from watertable.acts.rewind import RewindPlan, Target
+from watertable.acts.plans import RewindPlan
+from watertable.acts.rewind import Target
 from watertable.errors import Fenced, KafkaError, NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
 from watertable.kafka.admin import TopicState
 from watertable.kafka.publisher import OutboxPublisher, OutboxRow, Place, Published

@@ -18,7 +18,8 @@ import watertable as wt
 from watertable.acts import compaction, parity, rewind
 from watertable.acts.compaction import Lack
 from watertable.acts.estimates import BEGIN, EVEN, Disk, estimate, written
-from watertable.acts.rewind import Effect, Facts, RewindPlan, Target, draw, refuse_if_moved, source_text
+from watertable.acts.plans import Effect, RewindPlan, source_text
+from watertable.acts.rewind import Facts, Target, draw, refuse_if_moved
 from watertable.errors import PlanOutdated, RewindRefused, UnknownPosition
 from watertable.plan.plan import Topology
 from watertable.settings import Settings

@@ -24,7 +24,8 @@ from watertable_platform.stopping import STOPS_WITHIN, stop_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.acts.rewind import RewindPlan, Target
+    from watertable.acts.plans import RewindPlan
+    from watertable.acts.rewind import Target
     from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.settings import Settings
@@ -97,8 +98,9 @@ def rewind(
     With --table, some tables alone are made anew beside the app, from the first record on, and joined when they are level with it; with
     --days, the windows that start on these.
     """
+    from watertable.acts.plans import RewindPlan
     from watertable.acts.rebuild import parse_days
-    from watertable.acts.rewind import RewindPlan, Target
+    from watertable.acts.rewind import Target
 
     made: RewindPlan | Target | None
     untold = to is None and by is None and shift_by is None
@@ -304,6 +306,7 @@ def _rewind(
     """Plan, show the plan, and carry it out where that was asked for; without a plan or target, go on with the shadow there is."""
     from watertable.acts import rewind as acts
     from watertable.acts import shadow as beside
+    from watertable.acts.plans import RewindPlan
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
     from watertable.store.commits import Position
@@ -321,7 +324,7 @@ def _rewind(
             keep_old_code_before=keep_old_code_before, reason=reason, shadow=shadow, tables=tables, days=days, emit=emit, until=until,
             despite_disk=despite_disk,
         )  # fmt: skip
-        if isinstance(wanted, acts.RewindPlan):
+        if isinstance(wanted, RewindPlan):
             if wanted.app != loaded.name:
                 raise RewindRefused(f"this is a plan for {wanted.app!r}, not for {loaded.name!r}")
             plan = wanted
@@ -340,7 +343,7 @@ def _rewind(
         else:
             show.print_plan(terminal.out, plan)
         if not apply:
-            if isinstance(wanted, acts.RewindPlan):  # which may be of long ago
+            if isinstance(wanted, RewindPlan):  # which may be of long ago
                 acts.refuse_if_moved(plan, store.head(), topology.fingerprint, follow=follow)
             if not as_json:
                 refused = "nothing is changed, and nothing would be: --apply is refused as well"
@@ -349,7 +352,7 @@ def _rewind(
         try:
             before, position = acts.apply(store, plan, topology.fingerprint, kafka, follow=follow)
         except PlanOutdated:
-            if isinstance(wanted, acts.RewindPlan) or store.head().next_epoch != Position.parse(plan.becomes).epoch:
+            if isinstance(wanted, RewindPlan) or store.head().next_epoch != Position.parse(plan.becomes).epoch:
                 raise
             again = draw(wanted)  # the one before is a moment old: a run that began since has moved nothing of it
             if (again.fork, again.parent) != (plan.fork, plan.parent):

@@ -30,7 +30,7 @@ from watertable_platform.answers import Answer, Standing, answer_json, plain, pl
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from watertable.acts.rewind import RewindPlan
+    from watertable.acts.plans import RewindPlan
     from watertable.acts.shadow import Diff
     from watertable.plan.plan import Topology
     from watertable.store.commits import Offsets
@@ -211,7 +211,7 @@ def print_status(console: Console, found: Standing) -> None:
 def print_plan(console: Console, plan: RewindPlan) -> None:
     """Print what a rewind will do: from where to where, what is read again, what becomes of each table, and what stands in the way."""
     from watertable.acts.estimates import disk_text, eta_text
-    from watertable.acts.rewind import source_text
+    from watertable.acts.plans import source_text
 
     console.print(
         Text.assemble(

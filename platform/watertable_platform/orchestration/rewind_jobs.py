@@ -281,7 +281,7 @@ def _all_shown(said: Mapping[str, Event]) -> dict[str, dg.MetadataValue]:
 
 def shown(told: Event) -> dict[str, dg.MetadataValue]:
     """Write a plan or a diff as metadata: Markdown, and a number that plots."""
-    from watertable.acts.rewind import RewindPlan
+    from watertable.acts.plans import RewindPlan
     from watertable.acts.shadow import Diff
 
     if told["event"] == "diff":

@@ -33,8 +33,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from watertable import failpoints
+from watertable.acts.plans import EMITTING
 from watertable.acts.rebuild import commit_at, inside, misfit
-from watertable.acts.rewind import EMITTING, check_emits
+from watertable.acts.rewind import check_emits
 from watertable.acts.targets import unkept
 from watertable.errors import Fenced, RewindRefused
 from watertable.plan.plan import TableDef, Topology
