@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -163,24 +164,26 @@ def survey(
     here = changelog.commit(snapshot, lineage, seq) if seq else None
     if seq and here is None:
         raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
-    begins: Offsets = {}
+    at_fork: Offsets = {}
     if here is not None:  # a fork at the parent's own end goes on behind the parent's gaps
-        begins = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
-    held = frozenset(topic for topic, _ in begins)  # all others are read from their first record on, as when the app began with them
-    begins = {**begins, **store.reader.first_offsets(snapshot, head.lineage, [p for p in last.next if p[0] not in held])}
-    begins = {p: offset for p, offset in begins.items() if p[0] in names}
+        at_fork = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
+    held = frozenset(topic for topic, _ in at_fork)  # all others are read from their first record on, as when the app began with them
+    anew = store.reader.first_offsets(snapshot, head.lineage, [p for p in last.next if p[0] not in held])
+    own = {p: offset for p, offset in {**at_fork, **anew}.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:
         raise RewindRefused(f"topic {', '.join(map(repr, missing))} of {store.app} is not on the cluster: there is nothing to read again")
     ids = {**last.topic_ids, **(here or last).topic_ids}  # of a place in an epoch that was left, they may be older ones
     renamed = frozenset(name for name, known in ids.items() if name in now and now[name].id != known)
-    grown = [name for name in names if name not in renamed and 0 < sum(p[0] == name for p in begins) != now[name].partitions]
-    if seq and (other := renamed | held.intersection(grown)):
+    read = Counter(topic for topic, _ in own)
+    grown = frozenset(name for name, partitions in read.items() if name not in renamed and partitions != now[name].partitions)
+    if seq and (other := renamed | (held & grown)):
         raise RewindRefused(
             f"topic {', '.join(sorted(other))} was re-created or given partitions since commit {seq}: "
             "offsets before that mean nothing in it. Only --to earliest can be had: it starts over from what the topic holds."
         )
-    if apart := {*(renamed if shadow or joins else ()), *(grown if joins else ())}:
+    apart = renamed | grown if joins else renamed
+    if apart and (shadow or joins):
         raise RewindRefused(
             f"topic {', '.join(sorted(apart))} was re-created or given partitions since {store.app} read it: what is made beside it would "
             "never be of the same records. Only all of it, in its place, can be rewound: --to earliest, without --table or --shadow"
@@ -188,19 +191,24 @@ def survey(
     kept = Archives(store.spark, store.warehouse, topology.archived)
     available = kept.look({name: state.id for name, state in now.items()}).earliest(kafka.earliest(kafka.partitions(names)))
     archived = {p: offset for p, offset in kept.reached(available).items() if offset > available[p]}
-    own = begins  # an archive that others keep may reach back to before this app began
-    begins = {p: min(offset, available[p]) if p in archived and p[0] not in held | renamed else offset for p, offset in own.items()}
-    known = {topic for topic, _ in last.next} or {*names} if shadow or joins else held  # beside the app, nothing is read beyond it
+    from_first = {p for p in archived if p[0] not in held | renamed}
+    # an archive that others keep may reach back to before this app began
+    begins = {p: min(offset, available[p]) if p in from_first else offset for p, offset in own.items()}
+    known: Collection[str] = held
+    if shadow or joins:  # beside the app, nothing is read beyond it
+        known = {topic for topic, _ in last.next} or names
     new = [p for p in available if p[0] not in known and (p not in own or p[0] in renamed)]
     unread = {p: (available[p], offset) for p, offset in kafka.latest(new).items()} if new else {}
-    counts = head.lineage.common(lineage) >= seq and begins == own and not unread
     stop = None if until is None else until_of(store, snapshot, head, until, seq, names)
     end = head.position.seq if stop is None else stop.seq
+    # commits tell the records only where just those are read that they have read
+    counts = head.lineage.common(lineage) >= seq and begins == own and not unread and end > seq
     return Facts(
-        datetime.now(UTC), head, parent, Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back,
-        here.fingerprint if here is not None else "", begins, available, archived, renamed,
-        lacks(topology, kafka.compacted(names), forked=held, refused=lambda: _unread(snapshot, head)), unread,
-        changelog.extent(snapshot, head.lineage, seq, end).records if counts and end > seq else None, samples, stop,
+        at=datetime.now(UTC), head=head, parent=parent, fork=Position(store.app, lineage.epoch_of(seq) if seq else parent, seq), back=back,
+        fork_fingerprint=here.fingerprint if here is not None else "", begins=begins, available=available, archived=archived,
+        renamed=renamed, unread=unread, samples=samples, until=stop,
+        compacted=lacks(topology, kafka.compacted(names), forked=held, refused=lambda: _unread(snapshot, head)),
+        records=changelog.extent(snapshot, head.lineage, seq, end).records if counts else None,
     )  # fmt: skip
 
 
@@ -256,37 +264,30 @@ def draw(
             f"--accept-loss {', '.join(unknown)}: {topology.app} reads no such topic or partition; name one of {', '.join(sorted(names))}"
         )
     partial = bool(facts.fork.seq) and facts.fork_fingerprint != topology.fingerprint
-    refusals = [
-        f"{r.name}: Kafka has deleted offsets {r.begin:,} to {r.available - 1:,}. Raise retention next time; to go on without them, say "
-        f"--accept-loss {r.name}: the gap is recorded"
-        for r in ranges if r.lost and r.name not in accept_loss and r.topic not in accept_loss
-    ]  # fmt: skip
-    thinned = {r.topic: r.compacted for r in ranges if r.thinned and r.name not in accept_loss and r.topic not in accept_loss}
-    refusals += [
-        f"Kafka compacts topic {name}: {lack}. An archive keeps all (archive=True), from when it is there on; to go on with what is left, "
-        f"say --accept-loss {name}"
-        for name, lack in sorted(thinned.items())
-    ]  # fmt: skip
-    refusals += [misfit] if misfit else []
+    accepted = [r for r in ranges if r.name in accept_loss or r.topic in accept_loss]
+    refusals = _losses_refused([r for r in ranges if not (r.name in accept_loss or r.topic in accept_loss)])
+    if misfit:
+        refusals.append(misfit)
     if (shadow or rebuilds) and head.shadow is not None:
         refusals.append(
             f"{topology.app} has a shadow, of {head.shadow.writer!r}: promote it, go on with it (--shadow without a target), or give it "
             "up with --abandon-shadow"
         )
-    if partial and (stale or not keep_old_code_before) and target.kind == "undo":
-        refusals.append(
-            f"what it goes back to is of the code {facts.fork_fingerprint}, and {topology.fingerprint} is loaded: load that code, and undo "
-            f"with it{'' if stale else '; or say --keep-old-code-before, and rows from before keep what that code made of them'}"
-        )
-    elif partial and stale:
-        refusals.append(
-            f"the code has changed the state of {', '.join(stale)}: its rows up to the fork can't go on under it. Rewind to earliest"
-        )
-    elif partial and not keep_old_code_before and not (days and misfit):  # which says it better
-        refusals.append(
-            f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go on): "
-            "rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
-        )
+    if partial and (stale or not keep_old_code_before):
+        if target.kind == "undo":
+            refusals.append(
+                f"what it goes back to is of the code {facts.fork_fingerprint}, and {topology.fingerprint} is loaded: load that code, and "
+                f"undo with it{'' if stale else '; or say --keep-old-code-before, and rows from before keep what that code made of them'}"
+            )
+        elif stale:
+            refusals.append(
+                f"the code has changed the state of {', '.join(stale)}: its rows up to the fork can't go on under it. Rewind to earliest"
+            )
+        elif not (days and misfit):  # which says it better
+            refusals.append(
+                f"the code has changed since ({facts.fork_fingerprint} made commit {facts.fork.seq:,}, {topology.fingerprint} would go "
+                "on): rows from before the fork keep what the older code made of them. Rewind to earliest, or say --keep-old-code-before"
+            )
     counted = None if rebuilds or any(r.lost for r in ranges) else facts.records  # which leaves out the gaps in offsets
     records = sum(r.records for r in ranges) if counted is None else counted
     sinks = () if rebuilds else topology.sinks
@@ -306,10 +307,25 @@ def draw(
         sinks=tuple(sink.topic for sink in sinks), again=tuple(sink.topic for sink in sinks if emit or sink.is_of_pairs),
         emits=tuple(Emission(sink.topic, tuple(topic.name for topic in topics_of(sink.node))) for sink in sinks if emit),
         eta=estimate(facts.samples, records, batch_records), disk=disk, partial=partial,
-        accepted=tuple(sorted(r.name for r in ranges if (r.lost or r.thinned) and (r.name in accept_loss or r.topic in accept_loss))),
+        accepted=tuple(sorted(r.name for r in accepted if r.lost or r.thinned)),
         refusals=tuple(refusals), reason=reason, made_at=facts.at.isoformat(timespec="seconds"), shadow=shadow,
         rebuilds=rebuilds, days="/".join(map(str, days or ())), until=facts.until.seq if facts.until else 0,
     )  # fmt: skip
+
+
+def _losses_refused(ranges: Sequence[Range]) -> list[str]:
+    """Say, of ranges of which no loss was accepted, what Kafka has deleted of each, and what its compaction may have of their topics."""
+    deleted = [
+        f"{r.name}: Kafka has deleted offsets {r.begin:,} to {r.available - 1:,}. Raise retention next time; to go on without them, say "
+        f"--accept-loss {r.name}: the gap is recorded"
+        for r in ranges if r.lost
+    ]  # fmt: skip
+    thinned = {r.topic: r.compacted for r in ranges if r.thinned}
+    return deleted + [
+        f"Kafka compacts topic {name}: {lack}. An archive keeps all (archive=True), from when it is there on; to go on with what is left, "
+        f"say --accept-loss {name}"
+        for name, lack in sorted(thinned.items())
+    ]
 
 
 def ranges_of(facts: Facts, ends: Offsets) -> tuple[Range, ...]:
@@ -343,15 +359,11 @@ def apply(
     kept.look({topic: state.id for topic, state in now.items()})
     there = kept.earliest(kafka.earliest(kafka.partitions(now)))  # a topic that was created anew may have fewer than were read
     gone = [f"{r.topic} is deleted" for r in plan.ranges if r.topic not in now]
-    last = {(r.topic, r.partition): max(r.begin, r.available) for r in plan.ranges}  # what such a topic holds comes after what it held
-    gone += [
-        f"Kafka has deleted {t}/{n} up to offset {there[t, n]:,} since" for (t, n), offset in last.items() if there.get((t, n), 0) > offset
-    ]
-    fork, becomes = Position.parse(plan.fork), Position.parse(plan.becomes)
-    of = {f"{OF}{name}": 1 for name in plan.rebuilds} | ({UNTIL: plan.until} if plan.until and plan.days else {})
-    of |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)} if plan.days else {}
-    of |= ({EMIT: becomes.epoch} if plan.emits else {}) | ({mark: 1} if mark else {})
-    before = Position.parse(plan.head)
+    needed = {(r.topic, r.partition): max(r.begin, r.available) for r in plan.ranges}  # that of a topic made anew comes after what it held
+    deleted = {p: there[p] for p, offset in needed.items() if there.get(p, 0) > offset}
+    gone += [f"Kafka has deleted {topic}/{number} up to offset {first:,} since" for (topic, number), first in deleted.items()]
+    fork, becomes, before = Position.parse(plan.fork), Position.parse(plan.becomes), Position.parse(plan.head)
+    said = _said(plan, becomes.epoch) | ({mark: 1} if mark else {})
 
     def look(snapshot: Snapshot) -> Act:
         nonlocal before
@@ -364,7 +376,7 @@ def apply(
             generation=1 if plan.is_beside else head.generation + 1, writer=plan.words,
             commit_time=now_after(head.last.commit_time if head.last else None), fingerprint=fingerprint, parent=plan.parent, fork=fork.seq,
             begin={(r.topic, r.partition): r.begin for r in plan.losses}, next={(r.topic, r.partition): r.available for r in plan.losses},
-            counters={BACK: plan.back, "records": plan.records, LEFT: head.position.seq, **of},
+            counters={BACK: plan.back, "records": plan.records, LEFT: head.position.seq, **said},
         )  # fmt: skip
         failpoints.hit("rewind.before_commit")
         note = f"{f'shadow beside {head.position}' if plan.is_beside else 'epoch'} {becomes} generation {info.generation} {plan.words}"
@@ -373,6 +385,17 @@ def apply(
     store.act(look, _TRIES)
     failpoints.hit("rewind.after_commit")
     return before, becomes
+
+
+def _said(plan: RewindPlan, epoch: int) -> dict[str, int]:
+    """Give what the counters of a rewind's row say of the epoch that it begins: of which tables and days it is, and what it publishes."""
+    said = {f"{OF}{name}": 1 for name in plan.rebuilds}
+    if plan.days:
+        said |= {UNTIL: plan.until} if plan.until else {}
+        said |= {name: day.toordinal() for name, day in zip(DAYS, parse_days(plan.days), strict=True)}
+    if plan.emits:
+        said[EMIT] = epoch
+    return said
 
 
 def refuse_if_moved(plan: RewindPlan, head: Head, fingerprint: str, gone: Sequence[str] = (), *, follow: bool = False) -> None:
