@@ -35,6 +35,7 @@ from watertable.acts.rebuild import end_of, is_made_by, misfit, parse_days, rebu
 from watertable.acts.targets import Target as Target
 from watertable.acts.targets import fork_of, measured, unkept, until_of
 from watertable.errors import NothingToRewind, PlanOutdated, RewindRefused, StoreError, UnknownPosition
+from watertable.kafka.admin import partitions_of
 from watertable.plan.deployment import Kind, Outline, classify
 from watertable.plan.lineage import topics_of
 from watertable.plan.purity import Purity, purity_of
@@ -357,7 +358,7 @@ def apply(
     now = kafka.describe({r.topic for r in plan.ranges})
     kept = Archives(store.spark, store.warehouse, {r.topic for r in plan.ranges if r.archived})
     kept.look({topic: state.id for topic, state in now.items()})
-    there = kept.earliest(kafka.earliest(kafka.partitions(now)))  # a topic that was created anew may have fewer than were read
+    there = kept.earliest(kafka.earliest(partitions_of(now)))  # a topic that was created anew may have fewer than were read
     gone = [f"{r.topic} is deleted" for r in plan.ranges if r.topic not in now]
     needed = {(r.topic, r.partition): max(r.begin, r.available) for r in plan.ranges}  # that of a topic made anew comes after what it held
     deleted = {p: there[p] for p, offset in needed.items() if there.get(p, 0) > offset}

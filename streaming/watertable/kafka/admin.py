@@ -54,6 +54,15 @@ class TopicState:
     partitions: int
 
 
+def partitions_of(topics: Mapping[str, TopicState]) -> tuple[Partition, ...]:
+    """List the partitions of topics whose states are known.
+
+    >>> partitions_of({"sales": TopicState("a1", 2), "rates": TopicState("b2", 1)})
+    (('sales', 0), ('sales', 1), ('rates', 0))
+    """
+    return tuple((name, number) for name, state in topics.items() for number in range(state.partitions))
+
+
 class Admin:
     """Ask one cluster; keeps one connection. Every method raises `KafkaError` naming the cluster when it can't be reached or refuses."""
 
@@ -163,14 +172,18 @@ class Admin:
                     raise self._failed(f"ask for the settings of topic {topic.name!r}", error) from None
         return found
 
-    def partitions(self, names: Iterable[str]) -> tuple[Partition, ...]:
-        """List the partitions of topics; raise `KafkaError` naming those that don't exist."""
+    def states(self, names: Iterable[str]) -> dict[str, TopicState]:
+        """Return the state of the named topics, in their order; raise `KafkaError` naming those that don't exist."""
         asked = list(dict.fromkeys(names))
         found = self.describe(asked)
         missing = [name for name in asked if name not in found]
         if missing:
             raise KafkaError(f"no such topic on {self._cluster.bootstrap}: {', '.join(missing)}")
-        return tuple((name, number) for name in asked for number in range(found[name].partitions))
+        return {name: found[name] for name in asked}
+
+    def partitions(self, names: Iterable[str]) -> tuple[Partition, ...]:
+        """List the partitions of topics; raise `KafkaError` naming those that don't exist."""
+        return partitions_of(self.states(names))
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the offset of each partition's first record that is still there."""

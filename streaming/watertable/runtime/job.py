@@ -39,7 +39,7 @@ from watertable.acts.rebuild import commit_at, refuse_beyond
 from watertable.acts.shadow import goes_first
 from watertable.compiler import Batch, Compiler
 from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, TopicChanged
-from watertable.kafka.admin import START_OVER, Admin, TopicState
+from watertable.kafka.admin import START_OVER, Admin, TopicState, partitions_of
 from watertable.kafka.config import Cluster
 from watertable.kafka.source import ONE_TASK, Read, read_alone, read_range
 from watertable.plan.plan import Topology
@@ -338,10 +338,9 @@ class _Job:
             self.topics = {topic: TopicState(last.topic_ids[topic], count) for topic, count in counts.items()}
             self.archives.look({topic: state.id for topic, state in self.topics.items()})
             self._check_topics()
-        new = [name for name in names if name not in self.topics]
-        found = self.admin.describe(new)
+        found = self.admin.states(name for name in names if name not in self.topics)
         self.archives.look({topic: state.id for topic, state in found.items()})
-        self.offsets |= self.archives.earliest(self.admin.earliest(self.admin.partitions(new)))
+        self.offsets |= self.archives.earliest(self.admin.earliest(partitions_of(found)))
         self.topics |= found
         self._look_for_advances()
 

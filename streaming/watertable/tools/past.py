@@ -7,7 +7,7 @@ from heapq import merge
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from watertable.kafka.admin import Admin, Offsets, Partition
+from watertable.kafka.admin import Admin, Offsets, Partition, partitions_of
 from watertable.kafka.config import Cluster
 from watertable.kafka.reading import come_to, read_records
 from watertable.records import Record
@@ -24,14 +24,15 @@ class Past:
     """
 
     def __init__(self, cluster: Cluster, topics: Iterable[str], archives: Archives | None = None) -> None:
-        names, kafka = tuple(topics), Admin(cluster)
-        partitions = kafka.partitions(names)
+        kafka = Admin(cluster)
+        there = kafka.states(topics)
+        partitions = partitions_of(there)
         self._cluster, self._archives = cluster, archives
         self._in_kafka = kafka.earliest(partitions)
         self.ends: Mapping[Partition, int] = kafka.latest(partitions)
         self.first: Mapping[Partition, int] = self._in_kafka
         if archives is not None:
-            self.first = archives.look({name: state.id for name, state in kafka.describe(names).items()}).earliest(self._in_kafka)
+            self.first = archives.look({name: state.id for name, state in there.items()}).earliest(self._in_kafka)
 
     def lacking(self, begin: Offsets, end: Offsets) -> list[Partition]:
         """List the partitions of which something of [begin, end) is gone."""
