@@ -23,7 +23,7 @@ from watertable.kafka.admin import TopicState
 from watertable.plan.plan import Topology
 from watertable.records import Advance, Record
 from watertable.runtime.advances import clocks_of
-from watertable.store import changelog, commits
+from watertable.store import commits, memory
 from watertable.store.commits import CommitInfo
 from watertable.store.reader import At
 from watertable.store.writer import Store
@@ -73,11 +73,11 @@ class Run:
     def start(self) -> None:
         """Begin again as a new process does after a crash, which knows nothing but what the store says, each other time an old one."""
         note("crash", self.topology)
-        changelog._seen.clear()
+        memory._seen.clear()
         self.starts += 1
         with pytest.MonkeyPatch.context() as patch:
             if self.starts % 2:  # whose log doesn't go back to its beginning
-                patch.setattr(changelog, "_YOUNG", -1)
+                patch.setattr(memory, "_YOUNG", -1)
             self.open()
 
     def open(self) -> None:

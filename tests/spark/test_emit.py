@@ -20,7 +20,7 @@ from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused
 from watertable.kafka.publisher import OutboxRow
 from watertable.plan.plan import Topology
-from watertable.store import changelog
+from watertable.store import memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,8 +87,8 @@ def test_where_all_is_published_a_start_and_a_rewind_ask_spark_for_nothing(ledge
 
     assert jobs(ledger.restart()) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(changelog, "_seen", {})
-        patch.setattr(changelog, "_YOUNG", -1)
+        patch.setattr(memory, "_seen", {})
+        patch.setattr(memory, "_YOUNG", -1)
         assert jobs(ledger.restart()) >= 1, "a process that hasn't followed a long log looks"
     again = rewound(ledger, "2")
     assert jobs(again) == 0

@@ -14,7 +14,7 @@ from tests import buckets
 from tests.spark.ledger import Ledger, both_folds, minute
 from tests.spark.test_rewind import rewound
 from watertable.session import UPKEEP_POOL, in_jvm, job_group
-from watertable.store import changelog, fold, writer
+from watertable.store import changelog, fold, memory, writer
 from watertable.store import reader as store_reader
 from watertable.store.changelog import Changelog, Extent
 from watertable.store.commits import Advance, CommitInfo, Head, Position
@@ -42,14 +42,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _fresh(log: Changelog) -> Head:
     """Look at an app as a process does that has just begun."""
-    kept = dict(changelog._seen)
-    changelog._seen.clear()
+    kept = dict(memory._seen)
+    memory._seen.clear()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(changelog, "_YOUNG", -1)
+            patch.setattr(memory, "_YOUNG", -1)
             return log.head(since=0)
     finally:
-        changelog._seen.update(kept)
+        memory._seen.update(kept)
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_a_new_process_finds_a_young_apps_head_in_the_log_and_of_an_old_one_look
     tables = list(ledger.topology.tables)
     read = {number: ledger.read("stock", f"shop@1.{number}") for number in (2, 4)}
     for young, jobs in ((200, 0), (-1, 2)):  # the head, then the newest commits
-        monkeypatch.setattr(changelog, "_YOUNG", young)
+        monkeypatch.setattr(memory, "_YOUNG", young)
         for number in (2, 4):
-            changelog._seen.clear()
+            memory._seen.clear()
             looks.clear()
             reader = Reader(ledger.spark, ledger.store.warehouse, "shop", tables)
             view = reader.view(at=f"shop@1.{number}")
@@ -131,12 +131,12 @@ def test_what_several_tables_ask_of_one_version_is_looked_up_once(
         if number == 2:
             ledger.store.folder.fold_all()
     ledger.store.folder.fold_all()
-    monkeypatch.setattr(changelog, "_YOUNG", -1)
+    monkeypatch.setattr(memory, "_YOUNG", -1)
     monkeypatch.setattr(changelog, "NEAR", -1)  # as if there were many commits since
     monkeypatch.setattr(store_reader, "NEAR", -1)
 
     def spent(*tables: str) -> int:
-        changelog._seen.clear()
+        memory._seen.clear()
         with job_group(spark, f"looks for {tables}", "looks", UPKEEP_POOL) as jobs:
             view = Reader(spark, ledger.store.warehouse, "shop", list(ledger.topology.tables)).view(tables, at="shop@1.4")
             assert {base.seq for base in view.bases.values()} == {2}
@@ -175,11 +175,11 @@ def test_an_app_that_is_made_anew_at_the_same_place_is_another(spark: SparkSessi
     for _ in range(3):
         first.sell(a=1)
     path = first.store.changelog.path
-    before = changelog._seen[path,].table
+    before = memory._seen[path,].table
     shutil.rmtree(tmp_path / "shop")
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
     again = Ledger.open(spark, str(tmp_path))
-    assert changelog._seen[path,].table != before
+    assert memory._seen[path,].table != before
     assert again.sell(a=1) == Position("shop", 1, 1)
     assert again.store.head().position.seq == 1
 
@@ -238,11 +238,11 @@ def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_wha
     upto = head.position.seq
     every = sorted(log.rows(snapshot, f"c.kind = 'batch' AND {head.lineage.where(0, upto)}"), key=lambda row: -row.seq)
     assert [row.seq for row in every] == [*range(11, 0, -1)]
-    full = changelog._seen[log.path,]
+    full = memory._seen[log.path,]
     for since, offsets in ((0, range(0, 120, 5)), (5, (25,)), (99, (45,))):  # of what it has seen a process may have forgotten
         looks.clear()
         for offset in offsets:
-            changelog._seen[log.path,] = replace(full, since=since, rows=tuple(row for row in full.rows if row.seq >= since))
+            memory._seen[log.path,] = replace(full, since=since, rows=tuple(row for row in full.rows if row.seq >= since))
             time, when = minute(offset / 20), every[offset % 11].commit_time
             bounds: tuple[Callable[[CommitInfo], bool], ...] = (
                 lambda row, offset=offset: row.is_within({("moves", 0): offset}),  # type: ignore[misc]
@@ -262,13 +262,13 @@ def test_the_commit_at_a_target_is_the_one_that_a_look_at_every_commit_finds_wha
 
 @pytest.mark.slow
 def test_only_the_newest_rows_are_remembered_and_all_acts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog, "_KEPT", 2)
+    monkeypatch.setattr(memory, "_KEPT", 2)
     ledger.store.hold("somebody", 0.0)
     ledger = ledger.restart()
     for _ in range(6):
         ledger.sell(a=1)
         ledger.store.head()
-    seen = changelog._seen[ledger.store.changelog.path,]
+    seen = memory._seen[ledger.store.changelog.path,]
     assert [row.kind for row in seen.rows if row.kind == "hold"] == ["hold"]
     assert seen.since > 0
     assert len([row for row in seen.rows if row.kind != "hold"]) <= 2 * 2
@@ -290,13 +290,13 @@ def test_a_look_at_an_app_loads_no_advances_that_trims_have_kept_and_a_replay_fi
     assert ledger.store.upkeep.trim(now=datetime.now(UTC) + timedelta(days=30)) > 0
     assert log.rows(log.snapshot(), "bucket >= 0 AND size(c.advances) > 0") == []
     told = log.head()
-    assert not any(row.advances for row in changelog._seen[log.path,].rows), "nor does a process remember them that was there"
+    assert not any(row.advances for row in memory._seen[log.path,].rows), "nor does a process remember them that was there"
     assert {*log.advances({"moves": "id-m"})} == made
 
     monkeypatch.setattr(CommitInfo, "_read", lambda *row: (found := unpacked(*row), loaded.append(found))[0])
-    monkeypatch.setattr(changelog, "_YOUNG", -1)
+    monkeypatch.setattr(memory, "_YOUNG", -1)
     for since, jobs in ((0, 1), (None, 1), (99, 2)):  # the last finds nothing there, and looks once more
-        for cache in (changelog._seen, looks, loaded):
+        for cache in (memory._seen, looks, loaded):
             cache.clear()
         log = Changelog(ledger.spark, ledger.store.warehouse, "shop")
         found = log.head(since=since)
@@ -322,8 +322,8 @@ def test_a_process_looks_for_advances_once_and_follows_those_that_come(ledger: L
     def begin() -> None:
         """Know nothing, as a process that begins beside a long log."""
         looked.clear()
-        monkeypatch.setattr(changelog, "_YOUNG", -1)
-        monkeypatch.setattr(changelog, "_seen", {})
+        monkeypatch.setattr(memory, "_YOUNG", -1)
+        monkeypatch.setattr(memory, "_seen", {})
         log.head()
 
     first, further, clocked = (
@@ -343,7 +343,7 @@ def test_a_process_looks_for_advances_once_and_follows_those_that_come(ledger: L
     assert log.advances({"moves": "another"}) == ()
     begin()
     assert ({*log.advances(ids)}, looked) == (wanted, ["true"]), "who looks finds what was followed"
-    monkeypatch.setattr(changelog, "_KEPT", 1)
+    monkeypatch.setattr(memory, "_KEPT", 1)
     advance(Advance("moves", 1, 5, minute(2)))
     assert ({*log.advances(ids)}, looked) == ({*wanted, Advance("moves", 1, 5, minute(2))}, ["true", "true"]), "many aren't remembered"
 

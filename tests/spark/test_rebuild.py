@@ -24,7 +24,7 @@ from watertable.errors import Fenced, PlanOutdated, RewindRefused, UnknownPositi
 from watertable.plan.deployment import Outline
 from watertable.plan.plan import Topology
 from watertable.records import Record
-from watertable.store import changelog
+from watertable.store import changelog, memory
 from watertable.store.commits import CommitInfo, Position
 from watertable.store.touched import Touched
 from watertable.store.writer import Store
@@ -537,8 +537,8 @@ def test_a_new_process_follows_the_log_over_what_was_joined_and_finds_what_a_loo
     run.read(run.records[30:35])
     found = []
     for young in (200, -1):
-        monkeypatch.setattr(changelog, "_YOUNG", young)
-        changelog._seen.clear()
+        monkeypatch.setattr(memory, "_YOUNG", young)
+        memory._seen.clear()
         looks: list[str] = []
         with monkeypatch.context() as patch:
             rows = changelog.Changelog.rows

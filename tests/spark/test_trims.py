@@ -24,7 +24,7 @@ from watertable import failpoints
 from watertable.acts import rewind, shadow
 from watertable.acts.rewind import Target
 from watertable.errors import PlanOutdated, PositionGone, RewindRefused, StoreError
-from watertable.store import bases, changelog, deltalog, fold
+from watertable.store import bases, deltalog, fold, memory
 from watertable.store.commits import GATHERED, Advance, CommitInfo, Position
 from watertable.store.fold import Folder
 from watertable.store.upkeep import Upkeep
@@ -52,7 +52,7 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
 
 def forgotten(ledger: Ledger) -> None:
     """Forget what this process knows, as another would not know it."""
-    for cache in (changelog._seen, deltalog._pinned, deltalog._older):
+    for cache in (memory._seen, deltalog._pinned, deltalog._older):
         cache.clear()
     ledger.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
 

@@ -16,10 +16,9 @@ copied: the epoch that takes them over begins with one commit of all that they k
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -39,6 +38,7 @@ from watertable.store.commits import (
     CLOCK,
     FORMAT,
     KNOWN,
+    OF_BUCKETS,
     Advance,
     CommitInfo,
     Head,
@@ -48,8 +48,8 @@ from watertable.store.commits import (
     Position,
     from_micros,
 )
-from watertable.store.deltalog import HELD, JVM_ERRORS, DeltaLog, Files, Snapshot, conflict
-from watertable.store.logged import Added
+from watertable.store.deltalog import JVM_ERRORS, DeltaLog, Files, Snapshot, conflict
+from watertable.store.memory import STEPS, Memory, Seen, rows_told, told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,24 +65,10 @@ GATHERED_PREFIX: Final = "__gathered_"
 """Begins the name under which a fold keeps the tombstones of a table that it has gathered."""
 EPOCH_LINE: Final = "watertable/epoch"
 """The transaction line of whatever begins or ends an epoch, or drops commits that one could begin from; the number is an epoch's."""
-COMMIT_TAG: Final = "watertable.commit"
-"""The tag of a Delta commit that says what its `__commit` row does, for who follows the log."""
-_COMMITS_TAG: Final = "watertable.commits"
-"""The same of one with several, as where rebuilt tables are joined; for releases that know it."""
-_OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
-"""The kinds of rows that lie in the bucket of their seq; the others are few but for `advances`, and are found by every look."""
 _WANTED: Final = "c.kind <> 'advances'"
 """What a look leaves out: the advances that trims keep get more for as long as an app runs, and only a replay asks for them."""
-_SAME_ROWS: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMNS", "SET TBLPROPERTIES")
-"""What is done to a changelog without a change of its rows."""
-_STEPS: Final = 200
-"""As many commits as are sooner read one by one than looked up in the table."""
-_YOUNG: Final = 200
-"""The version up to which a process that knows nothing of a changelog follows its log from the first commit on."""
 NEAR: Final = 500
 """As many of the newest commits are looked up all together, once, where something is asked of one of them."""
-_KEPT: Final = 500
-"""Rows that are remembered, and up to as many again; the files of as many commits."""
 _GROWTH: Final = 12
 """Commits that tell how fast a changelog grows."""
 _AT_HAND: Final = 4 << 20
@@ -121,46 +107,6 @@ _SYSTEM: Final = {
 SYSTEM_COLUMNS: Final = {name: kind.sql() for name, kind in _SYSTEM.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Hold the files of a commit, and when it was made."""
-
-    made: datetime
-    added: tuple[Added, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Remember the `__commit` rows of one version of a changelog, from a seq on; those of acts all, and no advances that trims keep."""
-
-    table: str
-    version: int
-    since: int
-    rows: tuple[CommitInfo, ...]
-    files: Mapping[tuple[int, int], _Files] = field(default_factory=dict)
-    """What the log told of batches as they came, by epoch and seq, and of folds at them: it's all that they have added, and stays where it
-    is for a while."""
-    recorded: frozenset[tuple[str | None, Advance]] | None = None
-    """The advances of all epochs, trimmed or not, with the ids of their topics: where this process knows all, and they are few."""
-
-    def short(self) -> _Seen:
-        """Leave out the oldest rows, and files, once there are many; and the advances, all of them."""
-        if self.recorded is not None and len(self.recorded) > 2 * _KEPT:
-            return replace(self, recorded=None).short()
-        if len(self.files) > 2 * _KEPT:
-            return replace(self, files=dict([*self.files.items()][-_KEPT:])).short()
-        seqs = sorted(row.seq for row in self.rows if row.kind in _OF_BUCKETS)
-        if len(seqs) <= 2 * _KEPT:
-            return self
-        since = seqs[-_KEPT]
-        return replace(self, since=since, rows=tuple(row for row in self.rows if row.kind not in _OF_BUCKETS or row.seq >= since))
-
-
-_seen: Final[dict[tuple[str], _Seen]] = {}
-"""By the path of the changelog: what this process has seen of it last. A version never changes, so neither does what was seen of it."""
-HELD.append(_seen)  # but where an older copy of the log was put in its place
-
-
 class Changelog:
     """Reach the changelog of one app at `<warehouse>/<app>/changelog`."""
 
@@ -168,6 +114,7 @@ class Changelog:
         check_identifier(app, "app")
         self.spark, self.warehouse, self.app = spark, warehouse.rstrip("/"), app
         self.log = DeltaLog(spark, self.path)
+        self.memory = Memory(self.log)
         self._once: tuple[Snapshot | None, dict[object, Any]] = None, {}
 
     @property
@@ -338,47 +285,28 @@ class Changelog:
         What this process has seen of the app before needn't be read again: what was committed since then, the log itself says.
         """
         snapshot = snapshot or self.snapshot()
-        here = self._follow(snapshot)
+        here = self.memory.follow(snapshot)
         if here is None or (since is not None and since < here.since):
             since = self.hint(snapshot) if since is None else since
             here = self._see(snapshot, since, here)
         return self._head(snapshot, here.rows, epoch, here.since)
 
-    def _reach(self, snapshot: Snapshot, after: int) -> _Seen | None:
+    def _reach(self, snapshot: Snapshot, after: int) -> Seen | None:
         """Give what this process has seen of the app, back to a seq where that is near; None where it has seen nothing."""
-        here = self._follow(snapshot)
+        here = self.memory.follow(snapshot)
         if here is None or here.since <= after + 1 or max((row.seq for row in here.rows), default=0) - after > NEAR:
             return here
         return self._see(snapshot, after + 1, here)
 
-    def _see(self, snapshot: Snapshot, since: int, here: _Seen | None) -> _Seen:
+    def _see(self, snapshot: Snapshot, since: int, here: Seen | None) -> Seen:
         """Look up all rows from a seq on; a Spark job."""
         rows = self.rows(snapshot, f"{_WANTED} AND (bucket = -1 OR (bucket >= {since // BUCKET} AND seq >= {since}))")
         files, recorded = (here.files, here.recorded) if here else ({}, None)
-        return self._remember(_Seen(snapshot.table, snapshot.version, since, tuple(rows), files, recorded))
-
-    def _follow(self, snapshot: Snapshot) -> _Seen | None:
-        """Go on from what this process has seen of the app to a version, by what the log says; None where it doesn't say all."""
-        seen = _seen.get((self.path,))
-        seen = self._made(snapshot) if seen is None or seen.table != snapshot.table else seen
-        here = seen and self._next(seen, snapshot.version)
-        return here and self._remember(here)
-
-    def _made(self, snapshot: Snapshot) -> _Seen | None:
-        """See how a changelog was made, holding nothing; None where that is long ago, or it was made of another's files."""
-        commit = self.log.commit(0) if snapshot.version <= _YOUNG else None
-        empty = commit is not None and commit.operation == "CREATE TABLE" and not commit.added
-        return _Seen(snapshot.table, 0, 0, (), recorded=frozenset()) if empty else None
-
-    def _remember(self, here: _Seen) -> _Seen:
-        seen = _seen.get((self.path,))
-        if seen is None or seen.table != here.table or seen.version <= here.version:
-            _seen[self.path,] = here
-        return here
+        return self.memory.keep(Seen(snapshot.table, snapshot.version, since, tuple(rows), files, recorded))
 
     def added(self, snapshot: Snapshot, lineage: Lineage, after: int, upto: int, wanted: Callable[[str], bool]) -> Files | None:
         """List the files of wanted tables in commits (after, upto] of a lineage; None where this process hasn't read of all of them."""
-        known, now, found = self._known_files(snapshot), datetime.now(UTC), []
+        known, now, found = self.memory.files(snapshot), datetime.now(UTC), []
         for seq in range(max(after, lineage.after) + 1, upto + 1):
             files = known.get((lineage.epoch_of(seq), seq))
             if files is None or (now - files.made).total_seconds() > _FRESH:
@@ -388,15 +316,9 @@ class Changelog:
 
     def outgoing(self, snapshot: Snapshot, lineage: Lineage, seq: int) -> int | None:
         """Count what a commit of a lineage has to publish, as the log tells it; None where this process hasn't read of it."""
-        files = self._known_files(snapshot).get((lineage.epoch_of(seq), seq))
+        files = self.memory.files(snapshot).get((lineage.epoch_of(seq), seq))
         counts = [None] if files is None else [file.rows for file in files.added if (file.table or "").startswith(OUT_PREFIX)]
         return None if None in counts else sum(count or 0 for count in counts)
-
-    def _known_files(self, snapshot: Snapshot) -> Mapping[tuple[int, int], _Files]:
-        """Give the files of the commits that this process has read of, of a later version too if it has."""
-        self._follow(snapshot)
-        seen = _seen.get((self.path,))
-        return seen.files if seen is not None and seen.table == snapshot.table else {}
 
     def listed(self, snapshot: Snapshot, where: str) -> Files:
         """List the files in which a condition may hold; a Spark job, once a version."""
@@ -408,36 +330,12 @@ class Changelog:
         Those of the epochs in `apart` hold a part of the tables, and tell nothing of all.
         """
         found: list[tuple[int, int]] = []
-        for version in range(snapshot.version, max(-1, snapshot.version - _STEPS), -1):
+        for version in range(snapshot.version, max(-1, snapshot.version - STEPS), -1):
             if len(found) == _GROWTH or (commit := self.log.commit(version)) is None:
                 break  # log clean-up took it, and those before it
             size = sum(file.bytes for file in commit.added if wanted(file.table or ""))
             found += [(row.records, size) for row in rows_told(commit.tags) if row.kind == "batch" and row.epoch not in apart]
         return found
-
-    def _next(self, seen: _Seen, version: int) -> _Seen | None:
-        """Give what is seen of a later version, by what the log says of the commits between; None where that isn't all of it."""
-        if not seen.version <= version <= seen.version + _STEPS:
-            return None
-        if version == seen.version:
-            return seen
-        rows, files, recorded = list(seen.rows), dict(seen.files), seen.recorded
-        for number in range(seen.version + 1, version + 1):
-            commit = self.log.commit(number)
-            told_of = () if commit is None else rows_told(commit.tags)
-            if commit is None or not (told_of or commit.operation in _SAME_ROWS):
-                return None
-            for row in told_of:
-                if row.kind == "advances":  # what commits had told before they were trimmed
-                    continue
-                rows.append(row)
-                if row.advances and recorded is not None:
-                    recorded |= {(row.topic_ids.get(a.topic), a) for a in row.advances}
-                if row.kind == "batch":
-                    files[row.epoch, row.seq] = _Files(row.commit_time, commit.added)
-                elif (there := files.get((row.epoch, row.seq))) is not None:  # what a fold gathered
-                    files[row.epoch, row.seq] = replace(there, added=(*there.added, *commit.added))
-        return replace(seen, version=version, rows=tuple(rows), files=files, recorded=recorded).short()
 
     def _head(self, snapshot: Snapshot, rows: Sequence[CommitInfo], epoch: int | None, since: int) -> Head:
         forks, holds = (sorted((r for r in rows if r.kind == kind), key=lambda r: r.generation) for kind in ("epoch", "hold"))
@@ -475,12 +373,12 @@ class Changelog:
         over epoch and bucket.
         """
         snapshot = self.snapshot()
-        here = self._follow(snapshot) if where == "true" else None
+        here = self.memory.follow(snapshot) if where == "true" else None
         known = None if here is None else here.recorded
         if known is None:
             known = self._advances(snapshot, where)
             if here is not None:
-                self._remember(replace(here, recorded=known).short())
+                self.memory.keep(replace(here, recorded=known).short())
         of_these = sorted((a for id, a in known if topic_ids.get(a.topic) == id), key=lambda a: a.stream_time)
         return tuple({(a.topic, a.partition, a.before, a.clock, a.clock and a.stream_time): a for a in of_these}.values())
 
@@ -561,7 +459,7 @@ class Changelog:
 
     def note(self, info: CommitInfo, note: str, parts: Sequence[Part] = ()) -> bool:
         """Append a `__commit` row that takes no seq, and rows beside it; False where a start that adds columns has won, and nothing is."""
-        rows = self.append_rows(parts, info, bucket=None if info.kind in _OF_BUCKETS else -1).coalesce(1)
+        rows = self.append_rows(parts, info, bucket=None if info.kind in OF_BUCKETS else -1).coalesce(1)
         try:
             self.log.append(rows, note=note, tags=told(info))
         except JVM_ERRORS as error:
@@ -657,18 +555,6 @@ def batches(snapshot: Snapshot, lineage: Lineage, after: int, upto: int) -> Data
     """Read the commits (after, upto] of a lineage: `epoch`, `seq`, and `c`, the struct of their `__commit` row."""
     rows = snapshot.frame().where(f"`table` = '{COMMIT_TABLE}' AND {lineage.where(after, upto)}")
     return rows.selectExpr("epoch", "seq", "commit_v1 AS c").where("c.kind = 'batch'")
-
-
-def told(info: CommitInfo, *others: CommitInfo) -> dict[str, str]:
-    """Give the tags of a commit whose `__commit` rows are these."""
-    return {_COMMITS_TAG: f"[{','.join(row.packed() for row in (info, *others))}]"} if others else {COMMIT_TAG: info.packed()}
-
-
-def rows_told(tags: Mapping[str, str]) -> list[CommitInfo]:
-    """Read the `__commit` rows that a commit's tags tell of; none where they tell of none."""
-    if COMMIT_TAG in tags:
-        return [CommitInfo.unpacked(tags[COMMIT_TAG])]
-    return [CommitInfo.of_json(row) for row in json.loads(tags.get(_COMMITS_TAG, "[]"))]
 
 
 def interval(duration: timedelta) -> str:

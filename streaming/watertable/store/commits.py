@@ -31,6 +31,8 @@ KNOWN: Final = GATHERED
 """The greatest format that is understood."""
 BUCKET: Final = 1000
 """Commits per partition: the grain of trimming, and what OPTIMIZE makes one file of."""
+OF_BUCKETS: Final = ("batch", "fence", "fold", "days")
+"""The kinds of rows that lie in the bucket of their seq; the others are few but for `advances`, and are found by every look."""
 OF: Final = "of:"
 """In the counters of a shadow's and an epoch's row: begins the names of the tables that it is of, where it isn't of all."""
 JOINED: Final = "joined"

@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Final
 
 from watertable.errors import StoreError
-from watertable.store.changelog import DROPPED_TABLE, QUARANTINE_TABLE, rows_told
+from watertable.store.changelog import DROPPED_TABLE, QUARANTINE_TABLE
 from watertable.store.deltalog import HELD, DeltaLog, Snapshot
 from watertable.store.logged import Commit
+from watertable.store.memory import rows_told
 
 _LOOKED_AT: Final = 10
 """As many of the newest commits are looked at by a process that knows of none: after others have been there, few can come."""

@@ -28,11 +28,12 @@ from watertable.plan.plan import TableDef, Topology
 from watertable.plan.processors import TIMERS
 from watertable.plan.windows import EPOCH, microseconds
 from watertable.store.bases import number_of
-from watertable.store.changelog import READERS, Changelog, shaped, system_parts, table_part, told
+from watertable.store.changelog import READERS, Changelog, shaped, system_parts, table_part
 from watertable.store.commits import CommitInfo, Head, Partition, Position, now_after
 from watertable.store.fold import Folder, TableFold
 from watertable.store.hands import refuse_changed
 from watertable.store.lookups import Lookups
+from watertable.store.memory import told
 from watertable.store.reader import Reader
 from watertable.store.upkeep import Upkeep
 from watertable.store.views import Known
