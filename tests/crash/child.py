@@ -154,17 +154,17 @@ def read(script: Script, spark: Any, settings: Any, code: str = "a") -> None:
 
 def offset_off_by_one() -> None:
     """Begin to read one offset late after a start, from what is archived too, and commit as if nothing were missing."""
-    from watertable.runtime import job
+    from watertable.runtime import loop
     from watertable.store import archive
 
-    kafka, archived, late = job.read_range, archive.Archives.read, set()
+    kafka, archived, late = loop.read_range, archive.Archives.read, set()
 
     def shifted(begin: Any, end: Any) -> Any:
         if not late and sum(begin.values()):
             late.update(begin.items())
         return {p: min(offset + 1, end.get(p, offset)) if (p, offset) in late else offset for p, offset in begin.items()}
 
-    job.read_range = lambda spark, cluster, begin, end, *rest: kafka(spark, cluster, shifted(begin, end), end, *rest)
+    loop.read_range = lambda spark, cluster, begin, end, *rest: kafka(spark, cluster, shifted(begin, end), end, *rest)
     archive.Archives.read = lambda self, begin, end: archived(self, shifted(begin, end), end)  # type: ignore[method-assign]
 
 

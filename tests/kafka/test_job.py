@@ -24,7 +24,7 @@ from watertable.kafka.reading import read_records
 from watertable.kafka.source import Read
 from watertable.plan.plan import Topology
 from watertable.plan.windows import UNTIMED
-from watertable.runtime import events, job
+from watertable.runtime import events, job, loop
 from watertable.runtime.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
 from watertable.settings import Settings
 from watertable.store.reader import Reader
@@ -250,9 +250,9 @@ def test_the_first_commit_of_a_new_app_is_folded_at_once_and_later_ones_by_the_i
 def test_the_end_of_a_run_is_the_last_that_it_says_whatever_its_workers_are_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce(("a", 5))
     stop, ends = threading.Event(), threading.Event()
-    close = job.Folding.close
+    close = loop.Folding.close
 
-    def closes(folding: job.Folding) -> None:
+    def closes(folding: loop.Folding) -> None:
         ends.set()
         close(folding)
 
@@ -260,7 +260,7 @@ def test_the_end_of_a_run_is_the_last_that_it_says_whatever_its_workers_are_at(w
         stop.set()
         assert ends.wait(120)
 
-    monkeypatch.setattr(job.Folding, "close", closes)
+    monkeypatch.setattr(loop.Folding, "close", closes)
     with failpoints.armed("fold.after_confirm", waits_for_the_end):
         said = world.run(stop=stop)
     assert [type(e) for e in said[-2:]] == [Folded, Stopped]
@@ -269,7 +269,7 @@ def test_the_end_of_a_run_is_the_last_that_it_says_whatever_its_workers_are_at(w
 def test_a_batch_that_cannot_be_done_in_time_is_undone_by_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce(("a", 1), ("b", 2))
     stop = threading.Event()
-    honest = job.read_range
+    honest = loop.read_range
 
     def slow(*args: Any) -> Any:
         threading.Timer(0.5, stop.set).start()
@@ -277,8 +277,8 @@ def test_a_batch_that_cannot_be_done_in_time_is_undone_by_a_stop(world: World, m
             honest(*args).selectExpr("*", "java_method('java.lang.Thread', 'sleep', 60000L) AS slept").where("slept IS NULL").drop("slept")
         )
 
-    monkeypatch.setattr(job, "read_range", slow)
-    monkeypatch.setattr(job, "PATIENCE", 0.5)
+    monkeypatch.setattr(loop, "read_range", slow)
+    monkeypatch.setattr(loop, "PATIENCE", 0.5)
     said = world.run(stop=stop)
     assert isinstance(said[-1], Stopped)
     assert "undone" in said[-1].reason
@@ -300,7 +300,7 @@ def test_a_record_that_breaks_every_batch_is_found_named_and_nothing_before_it_i
         )  # fmt: skip
 
     for name in ("read_range", "read_alone"):
-        monkeypatch.setattr(job, name, breaking(getattr(job, name)))
+        monkeypatch.setattr(loop, name, breaking(getattr(loop, name)))
     with pytest.raises(RecordFailed, match=r"offset 13 .*no such luck") as caught:
         world.run()
     assert (caught.value.topic, caught.value.partition, caught.value.offset) == (world.moves, 1, 13)
@@ -336,13 +336,13 @@ def test_a_record_stamped_in_nanoseconds_goes_to_quarantine_or_by_its_own_event_
 
 def test_what_passes_is_blamed_on_no_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce(("a", 1))
-    honest, failed = job.read_range, list[str]()
+    honest, failed = loop.read_range, list[str]()
 
     def failing(*args: Any) -> Any:
         failed.append("once")
         return honest(*args).where("raise_error('a moment of weakness') IS NULL")
 
-    monkeypatch.setattr(job, "read_range", failing)
+    monkeypatch.setattr(loop, "read_range", failing)
     world.run()
     assert len(failed) == 1
     assert world.stock() == {"a": (1, 1)}

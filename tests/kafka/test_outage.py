@@ -25,7 +25,7 @@ from watertable.kafka import broker as embedded
 from watertable.kafka.admin import Admin
 from watertable.kafka.broker import State, Status
 from watertable.kafka.config import Cluster
-from watertable.runtime import job, workers
+from watertable.runtime import job, loop, workers
 from watertable.runtime.events import Idle, Rewound, Stopped
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def test_an_outage_at_a_start_or_while_a_rewind_is_followed_is_waited_out_and_co
     spark: SparkSession, broker: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, away = World(spark, broker, tmp_path), Countdown()
-    monkeypatch.setattr(job, "HEARTBEAT", 0.2)
-    stand = job._Job._stand
-    monkeypatch.setattr(job._Job, "_stand", lambda running: (away.passes(), stand(running)))
+    monkeypatch.setattr(loop, "HEARTBEAT", 0.2)
+    stand = loop.Job._stand
+    monkeypatch.setattr(loop.Job, "_stand", lambda running: (away.passes(), stand(running)))
     topology, store = world.topology(), store_of(world)
     world.produce(("a", -1), ("b", -1))
     away.times = 2

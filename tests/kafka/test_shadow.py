@@ -22,7 +22,7 @@ from watertable.acts.plans import RewindPlan
 from watertable.acts.rewind import Target
 from watertable.errors import RewindRefused, TopicChanged
 from watertable.kafka.config import Cluster
-from watertable.runtime import job
+from watertable.runtime import job, loop, replay
 from watertable.runtime.events import Rewound
 from watertable.store.bases import number_of
 from watertable.store.commits import Position
@@ -300,7 +300,7 @@ def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
         plan = rewind.plan(store, topology, world.admin, Target.parse(to="earliest"))
         rewind.apply(store, plan, topology.fingerprint, world.admin, follow=True)
 
-    look = job.Writer.check
+    look = loop.Writer.check
 
     def check(writer: Any) -> None:
         look(writer)
@@ -308,7 +308,7 @@ def test_a_rewind_that_lands_while_a_failed_batch_is_begun_again_is_followed(
             failed.append(True)
             between()
 
-    monkeypatch.setattr(job.Writer, "check", check)
+    monkeypatch.setattr(loop.Writer, "check", check)
     with failpoints.armed("job.batch.compiled", fails):
         said = world.run()
     assert any(isinstance(e, Rewound) for e in said)
@@ -335,7 +335,7 @@ def test_a_shadow_begins_no_batch_while_its_app_is_late_but_for_the_one_that_the
         assert since <= now
         return len(asked) == 2
 
-    monkeypatch.setattr(job, "goes_first", late)
+    monkeypatch.setattr(replay, "goes_first", late)
     job.run(topology, world.settings, shadow=True, spark=spark)
     assert asked == [(3, 5.0)] * 4, "after each of three batches, and once more while the app was late"
     world.run()

@@ -13,7 +13,7 @@ from tests.kafka.conftest import Project
 from watertable.kafka.admin import Admin
 from watertable.kafka.config import Cluster
 from watertable.project import load_apps
-from watertable.runtime import job, workers
+from watertable.runtime import loop, workers
 from watertable.settings import Settings
 from watertable.store.commits import Position
 from watertable.store.reader import Reader
@@ -103,7 +103,7 @@ def test_bounded_runs_tidy_up_now_and_then_after_all_is_published(till: Till, mo
         return 0
 
     monkeypatch.setattr(Upkeep, "maintain", maintain)
-    monkeypatch.setattr(job, "TIDIED", 3)
+    monkeypatch.setattr(loop, "TIDIED", 3)
     for amounts, tidied in (((1, 1), 0), ((1,), 1), ((1, 1), 1), ((), 1), ((1, 1), 2)):
         till.produce(*amounts)
         till.run()

@@ -30,7 +30,7 @@ MAY_IMPORT = {
 # What names Spark runs inside a session: the compiler, the store, what acts on it and looks into it, and what starts and runs them.
 SPARK_ROOMS = {
     f"watertable.{name}"
-    for name in ("compiler", "store", "acts", "tools.bisect", "tools.preview", "runtime.job", "lake", "session", "kafka.source")
+    for name in ("compiler", "store", "acts", "tools.bisect", "tools.preview", "runtime.loop", "lake", "session", "kafka.source")
 }
 # Of these rooms, what is text or arithmetic: it can be read and tested as such.
 NO_SPARK = {"watertable.compiler.layout", "watertable.compiler.versions", "watertable.acts.estimates"}

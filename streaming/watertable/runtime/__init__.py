@@ -1,5 +1,5 @@
-"""Run an app: `job` is the loop from a range of offsets to a commit, and the only place that holds a running app.
+"""Run an app: `job` begins a run and ends it, `loop` goes from a range of offsets to a commit, the only place that holds a running app.
 
-Beside it, each in a thread, `workers` fold and publish. `ranges` and `advances` choose what a batch reads and whom it waits for; `events`
-say what happens, as data.
+`replay` is that loop for a shadow. Beside it, each in a thread, `workers` fold and publish. `ranges` and `advances` choose what a batch
+reads and whom it waits for; `events` say what happens, as data.
 """

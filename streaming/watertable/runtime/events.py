@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -165,3 +167,19 @@ def _plain(value: object) -> object:
     if isinstance(value, frozenset):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} is not part of an event")
+
+
+class Emitter:
+    """Pass events on, one at a time whatever thread they come from."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self.last = time.monotonic()
+        """When the last event was told."""
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on, after those that others are at."""
+        with self._lock:
+            self.last = time.monotonic()
+            self._listener(event)
