@@ -27,7 +27,7 @@ from watertable import failpoints
 from watertable.errors import Fenced, StoreError
 from watertable.schema import OWN, Schema, Type
 from watertable.session import in_jvm, listed
-from watertable.store.logged import OVERWRITE, RESTORE, Added, Commit, Held, first_left
+from watertable.store.logged import OVERWRITE, Added, Commit, Held, first_left, held_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -429,50 +429,15 @@ class DeltaLog:
         return self.held_at(app_id, version).number
 
     def held_at(self, app_id: str, version: int) -> Held:
-        """Give the newest transaction of a line that a version holds, where nobody else writes rows.
+        """Give the newest transaction of a line that a version holds, where nobody else writes rows; see `logged.held_at`."""
+        return held_at(self.commit, self._transaction_in_state, self.path, app_id, version)
 
-        A table's content is that of its last data commit, so the walk goes back from `version`: a RESTORE, which writes no transaction
-        and takes none back, leads to the version that it restored. Behind what somebody else has done to rows, no version holds it all.
-        """
-        begun, whole, put_back = version, version, False
-        while version >= 0:
-            commit = self.commit(version)
-            if commit is None:  # log clean-up took it; nothing from there to `begun` has touched the line
-                snapshot = self.at(begun, kept=False)
-                if snapshot is None:
-                    raise StoreError(f"{self.path}: what version {begun} holds can't be told any more: its log is gone")
-                return Held(snapshot.transaction(app_id), whole, put_back)
-            if app_id in commit.transactions:
-                return Held(commit.transactions[app_id], whole, put_back)
-            put_back |= commit.changes_rows
-            if commit.operation == RESTORE:
-                begun = version = self._restored_from(commit) if commit.restored is None else commit.restored
-            else:
-                version -= 1
-                begun, whole = (version, version) if commit.changes_rows else (begun, whole)
-        return Held(None, whole, put_back)
-
-    def _restored_from(self, restore: Commit) -> int:
-        """Find the version that a RESTORE to a time went back to: the newest one before it whose files it left the table.
-
-        Its time is written as it was asked for, in the time zone of a session that nobody knows any more; so the files tell: what has
-        changed since that version, and the RESTORE after it, cancel each other out.
-        """
-        left, version = set(restore.changed), restore.version - 1
-        while left:
-            commit = self.commit(version)
-            if commit is None:
-                raise StoreError(
-                    f"{self.path}: version {restore.version} is a RESTORE to a time, and which version it went back to can't be told: the "
-                    f"log before version {version + 1} is gone. Say which: RESTORE TABLE delta.`{self.path}` TO VERSION AS OF a number"
-                )
-            for file, added in commit.changed:
-                if (file, not added) in left:
-                    left.remove((file, not added))
-                else:
-                    left.add((file, added))
-            version -= 1
-        return version
+    def _transaction_in_state(self, app_id: str, version: int) -> int | None:
+        """Look a line up in the whole state of an old version; raise `StoreError` where that can't be had any more."""
+        snapshot = self.at(version, kept=False)
+        if snapshot is None:
+            raise StoreError(f"{self.path}: what version {version} holds can't be told any more: its log is gone")
+        return snapshot.transaction(app_id)
 
     def create(self, columns: Iterable[str], properties: Mapping[str, str], partitioned_by: Sequence[str] = ()) -> None:
         """Create the table, empty, of columns as DDL says them; where another process is quicker, or it is there, nothing is done.
@@ -605,12 +570,16 @@ class DeltaLog:
 
         The number of a line is the least that is another's. Where log clean-up has taken a commit, the table's whole state tells.
         """
-        for version in range(since + 1, newest.version + 1) if lines else ():
+        if not lines:
+            return
+        for version in range(since + 1, newest.version + 1):
             commit = self.commit(version)
             for name, own in lines.items():
-                if name in commit.transactions if commit else (newest.transaction(name) or -1) >= own:
-                    said = commit.user_metadata if commit else None
-                    whose = " whose log is gone" if commit is None else f" ({said})" if said else ""
+                if commit is None:
+                    overtaken, whose = (newest.transaction(name) or -1) >= own, " whose log is gone"
+                else:
+                    overtaken, whose = name in commit.transactions, f" ({commit.user_metadata})" if commit.user_metadata else ""
+                if overtaken:
                     raise Fenced(f"{self.path}: version {version}{whose} is by another writer of {name!r}{words}")
 
     def _end(self, txn: Any, actions: Any, lines: Mapping[str, int], described_as: Any, tags: Mapping[str, str]) -> int:
@@ -621,11 +590,20 @@ class DeltaLog:
         try:
             return int(txn.commit(actions, described_as, self._map(tags)))
         except JVM_ERRORS:  # storage that repeats a write whose answer was lost calls it another's: whether it is there, the log tells
-            newest, own = self.latest(), txn.txnId()
-            since = range(txn.readVersion() + 1, newest.version + 1 if newest else 0)
-            if (made := next((v for v in since if (commit := self.commit(v)) and commit.id == own), None)) is None:
+            made = self._version_of(txn)
+            if made is None:
                 raise
             return made
+
+    def _version_of(self, txn: Any) -> int | None:
+        """Look in the log for the commit of a transaction; None where there is none."""
+        newest, own = self.latest(), txn.txnId()
+        if newest is not None:
+            for version in range(txn.readVersion() + 1, newest.version + 1):
+                commit = self.commit(version)
+                if commit is not None and commit.id == own:
+                    return version
+        return None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Read what a commit of a Delta log says of itself: its transactions, the files that it added and removed, what made it.
+"""Read what a commit of a Delta log says of itself: its transactions, the files that it added and removed, what made it; and go back by it.
 
 So as the Delta protocol writes them, a line of JSON an action ("Actions", github.com/delta-io/delta/blob/master/PROTOCOL.md).
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
+
+from watertable.errors import StoreError
 
 RESTORE: Final = "RESTORE"
 OVERWRITE: Final = "Overwrite"
@@ -131,6 +133,54 @@ def first_left(commits: Iterable[Commit | None]) -> str | None:
         if commit is None or left is not None:
             return left
     return None
+
+
+def held_at(
+    commit_at: Callable[[int], Commit | None], in_state: Callable[[str, int], int | None], path: str, line: str, version: int
+) -> Held:  # fmt: skip
+    """Give the newest transaction of a line that a version of the table at a path holds, where nobody else writes rows.
+
+    A table's content is that of its last data commit, so the walk goes back from `version`: a RESTORE, which writes no transaction
+    and takes none back, leads to the version that it restored. Behind what somebody else has done to rows, no version holds it all.
+    Where log clean-up has taken a commit, `in_state` looks the line up in the whole state of a version.
+    """
+    begun, whole, put_back = version, version, False
+    while version >= 0:
+        commit = commit_at(version)
+        if commit is None:  # nothing from there to `begun` has touched the line
+            return Held(in_state(line, begun), whole, put_back)
+        if line in commit.transactions:
+            return Held(commit.transactions[line], whole, put_back)
+        put_back |= commit.changes_rows
+        if commit.operation == RESTORE:
+            begun = version = _restored_from(commit_at, path, commit) if commit.restored is None else commit.restored
+        else:
+            version -= 1
+            begun, whole = (version, version) if commit.changes_rows else (begun, whole)
+    return Held(None, whole, put_back)
+
+
+def _restored_from(commit_at: Callable[[int], Commit | None], path: str, restore: Commit) -> int:
+    """Find the version that a RESTORE to a time went back to: the newest one before it whose files it left the table.
+
+    Its time is written as it was asked for, in the time zone of a session that nobody knows any more; so the files tell: what has
+    changed since that version, and the RESTORE after it, cancel each other out.
+    """
+    left, version = set(restore.changed), restore.version - 1
+    while left:
+        commit = commit_at(version)
+        if commit is None:
+            raise StoreError(
+                f"{path}: version {restore.version} is a RESTORE to a time, and which version it went back to can't be told: the "
+                f"log before version {version + 1} is gone. Say which: RESTORE TABLE delta.`{path}` TO VERSION AS OF a number"
+            )
+        for file, added in commit.changed:
+            if (file, not added) in left:
+                left.remove((file, not added))
+            else:
+                left.add((file, added))
+        version -= 1
+    return version
 
 
 def _named_in_log(file: Mapping[str, Any]) -> str:
