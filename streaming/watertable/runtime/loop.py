@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame
 
 from watertable import failpoints
-from watertable.compiler import Batch, Compiler
+from watertable.compiler import Batch, BatchStats, Compiler
 from watertable.errors import BreakingChange, CodeReplaced, Fenced, JobError, KafkaError, TopicChanged
 from watertable.kafka.admin import START_OVER, Admin, TopicState, partitions_of
 from watertable.kafka.config import Cluster
@@ -408,6 +408,7 @@ class Job:
             raise JobError(f"the batch after {self.shown} failed, and yet it is committed, at {writer.position}: start the app again")
 
     def _batch(self, end: dict[Partition, int], ends: Offsets, read: Read) -> None:
+        """Read up to `end`, compile and commit that, and hand it on; `ends` are where the topics end, by which the lag is told."""
         began = time.monotonic()
         assert self.position is not None
         self.group = f"{self.topology.app}@{self.position.epoch}.{self.position.seq + 1}"
@@ -431,15 +432,22 @@ class Job:
                 batch.close()
             failpoints.hit("job.batch.end")
             spent = jobs()
-        stats, dropped = batch.stats, Counter[str]()
+        self._took = {"ms": round((time.monotonic() - began) * 1000), "ms_records": batch.stats.records}
+        self._hand_on(batch.stats, began, spent, ends)
+
+    def _hand_on(self, stats: BatchStats, began: float, spent: int, ends: Offsets) -> None:
+        """Leave what was just committed to who publishes it and who folds it, and tell of it."""
+        assert self.position is not None
+        written = self.writer.rows
+        rows = {table: count for table, count in written.items() if not table.startswith("__")}
+        outbox = {table.removeprefix(OUT_PREFIX): count for table, count in written.items() if table.startswith(OUT_PREFIX)}
+        buffered = {table.name: written.get(table.name, 0) for table in self.compiler.layout.buffers}
+        self.courier.deliver(self.position, self.offsets, outbox)
+        self.folding.waiting(self.writer.known, rows | buffered)
+        dropped = Counter[str]()
         for (_, reason), count in stats.dropped.items():
             dropped[reason] += count
-        self._took = {"ms": round((time.monotonic() - began) * 1000), "ms_records": stats.records}
-        rows = {t: n for t, n in self.writer.rows.items() if not t.startswith("__")}
-        outbox = {t.removeprefix(OUT_PREFIX): n for t, n in self.writer.rows.items() if t.startswith(OUT_PREFIX)}
-        self.courier.deliver(self.position, self.offsets, outbox)
-        self.folding.waiting(self.writer.known, rows | {t.name: self.writer.rows.get(t.name, 0) for t in self.compiler.layout.buffers})
-        times = [t for t in self.stream_times.values() if t is not None]
+        times = [moved for moved in self.stream_times.values() if moved is not None]
         self.emit(
             BatchCommitted(
                 position=self.shown, records=stats.records, seconds=time.monotonic() - began, lag=self._lag(ends), jobs=spent,
