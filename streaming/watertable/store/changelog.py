@@ -351,16 +351,13 @@ class Changelog:
             own = f"{_WANTED} AND (bucket = -1 OR {lineage.where(fork - 1, fork)} OR (epoch = {current} AND seq >= {fork}))"
             return self._head(snapshot, self.rows(snapshot, own), epoch, 0)
         last = max(batches, key=lambda r: r.seq, default=None)
-        if last is not None and last.epoch != current:  # nothing of its own yet: it goes on behind what rewinds couldn't have any more
-            epochs, rows_of = [span.epoch for span in lineage.spans], {r.epoch: r for r in (*forks, *shadows)}
-            since = epochs.index(last.epoch) + 1 if last.epoch in epochs else len(epochs) - 1
-            gaps = [rows_of[epoch].next for epoch in epochs[since:]]  # of topics that it hasn't read yet there may be some, too
-            last = replace(last, next={p: n for p, n in reduce(lambda a, b: {**a, **b}, gaps, last.next).items() if p in last.next})
+        if last is not None and last.epoch != current:  # nothing of its own yet
+            last = _behind_gaps(last, lineage, {r.epoch: r for r in (*forks, *shadows)})
         folds = {m for r in rows for m in r.folds if lineage.holds(m.epoch, m.seq)}
+        of_writer = [r for r in rows if r.epoch == current] if current in beside else [r for r in rows if r.epoch not in beside]
         return Head(
             position=Position(self.app, current, last.seq if last else lineage.spans[-1].after), last=last,
-            generation=max((r.generation for r in rows if (r.epoch == current if current in beside else r.epoch not in beside)), default=0),
-            lineage=lineage, version=snapshot.version,
+            generation=max((r.generation for r in of_writer), default=0), lineage=lineage, version=snapshot.version,
             folds=tuple(sorted(folds, key=lambda m: (m.seq, m.table, m.version))),
             forks=tuple(forks), shadows=tuple(shadows),
             abandoned=frozenset(r.epoch for r in rows if r.kind == "abandoned"), holds=tuple(holds),
@@ -500,6 +497,19 @@ class Part:
     def nothing(self) -> str:
         """Write the struct column of other tables' rows as SQL."""
         return f"CAST(NULL AS {self.kind.sql()}) AS {quote(self.column)}"
+
+
+def _behind_gaps(last: CommitInfo, lineage: Lineage, begun: Mapping[int, CommitInfo]) -> CommitInfo:
+    """Give the last commit of a lineage as an epoch goes on from it that has none of its own: behind what rewinds couldn't have any more.
+
+    The rows that began the epochs say what that was.
+    """
+    epochs = [span.epoch for span in lineage.spans]
+    since = epochs.index(last.epoch) + 1 if last.epoch in epochs else len(epochs) - 1
+    offsets = dict(last.next)
+    for epoch in epochs[since:]:
+        offsets |= begun[epoch].next
+    return replace(last, next={p: offsets[p] for p in last.next})  # of topics that it hasn't read yet there may be gaps, too
 
 
 def _code_property(fingerprint: str) -> str:
