@@ -40,7 +40,7 @@ from watertable.sql.coercion import (
 from watertable.sql.coercion import decimal as decimal_type
 from watertable.sql.functions import FUNCTIONS, cast_function
 from watertable.sql.literals import add_intervals, folded, interval, is_interval, number, suffixed, text
-from watertable.sql.spark_sql import can_fail
+from watertable.sql.spark_sql import can_fail, text_of_bytes
 from watertable.sql.terms import NAMESPACES, Call, Function, Lambda, Lit, Nulls, Ref, Signature, Term, Var, walk
 from watertable.sql.udfs import Udf, defined
 
@@ -431,9 +431,9 @@ class Binder:
         args = tuple(self.bind(a) for a in node.expressions)
         sql = f"CAST({name}({{*}}) AS {kind.sql()})"
         signature = Signature(kind, tuple(a.type for a in args), None)
-        if kind == STRING and name in _OF_BYTES:  # as a cast of BINARY: no reader of tables takes a text that is no UTF-8
-            safe = f"try_validate_utf8({sql})"
-            signature = replace(signature, safe=safe, fails=f"{sql} IS NOT NULL AND {safe} IS NULL", sql=f"validate_utf8({sql})")
+        if kind == STRING and name in _OF_BYTES:  # as a cast of BINARY
+            safe, failing = text_of_bytes(sql)
+            signature = replace(signature, safe=safe, fails=f"{sql} IS NOT NULL AND {safe} IS NULL", sql=failing)
         function = Function(name, f"{name}(...)", lambda _: signature, Nulls.EAGER, tight=False, sql=sql)
         return Call(function, args, kind, signature)
 

@@ -28,6 +28,7 @@ from watertable.sql.coercion import (
     unpromoted,
 )  # fmt: skip
 from watertable.sql.operators import Args, Rule, constant, ordered, refuse
+from watertable.sql.spark_sql import text_of_bytes
 from watertable.sql.terms import Function, Lambda, Lit, Nulls, Signature
 
 # -- functions with fixed argument types -------------------------------------------------------------------------------------------
@@ -385,8 +386,8 @@ def cast_function(target: Type, how: str) -> Function:
         # text that holds a time and no date would get today's; null in its place
         value = f"if({{0}} RLIKE '{_DATELESS}', NULL, {{0}})" if (source, target) == (STRING, TIMESTAMP) else "{0}"
         tried, sql = f"TRY_CAST({value} AS {target.sql()})", None
-        if (source, target) == (BINARY, STRING):  # Spark takes any bytes for text, and no reader of tables takes such text
-            tried, sql = "try_validate_utf8(CAST({0} AS STRING))", "validate_utf8(CAST({0} AS STRING))"
+        if (source, target) == (BINARY, STRING):
+            tried, sql = text_of_bytes("CAST({0} AS STRING)")
         python = casts.cast(source, target)
         if how == "try_cast":
             return Signature(target, (source,), casts.attempt(python), sql=tried)

@@ -192,6 +192,14 @@ def _lambda(term: Lambda, body: str) -> str:
     return f"({names}) -> {body}" if len(term.params) > 1 else f"{names} -> {body}"
 
 
+def text_of_bytes(sql: str) -> tuple[str, str]:
+    """Write a text that is made of bytes so that it is UTF-8: null where it isn't, and failing there.
+
+    Spark takes any bytes for text, and no reader of tables takes such text.
+    """
+    return f"try_validate_utf8({sql})", f"validate_utf8({sql})"
+
+
 def literal(value: object, kind: Type) -> str:
     """Write a constant for Spark so that it has exactly this type."""
     if kind.kind == "interval year to month":
