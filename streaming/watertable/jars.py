@@ -134,14 +134,14 @@ def cache_folder() -> Path:
     return base / "jars"
 
 
-def spark_classpath(cache: Path | None = None) -> tuple[Path, ...]:
+def spark_classpath() -> tuple[Path, ...]:
     """Return the verified jars of a Spark session; see `classpath`."""
-    return classpath("spark", cache=cache)
+    return classpath("spark")
 
 
-def broker_classpath(cache: Path | None = None) -> tuple[Path, ...]:
+def broker_classpath() -> tuple[Path, ...]:
     """Return the verified jars of the embedded broker; see `classpath`."""
-    return classpath("broker", cache=cache)
+    return classpath("broker")
 
 
 def classpath(*sets: JarSet, cache: Path | None = None, lock: Path = LOCK) -> tuple[Path, ...]:
@@ -259,21 +259,21 @@ def _pyspark_jars() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def _pin(lock: Path = LOCK) -> None:
+def _pin() -> None:
     """Rewrite the hashes of the list from what the repository serves: a maintainer's act, whose diff is read by a person."""
     with tempfile.TemporaryDirectory() as work:
-        arrived = _download([replace(jar, sha256="") for jar in pinned(lock=lock)], os.environ.get("WATERTABLE_MAVEN_MIRROR"), Path(work))
+        arrived = _download([replace(jar, sha256="") for jar in pinned()], os.environ.get("WATERTABLE_MAVEN_MIRROR"), Path(work))
         digests: dict[tuple[str, str], str] = {
             (jar.used_by, jar.name): hashlib.sha256(path.read_bytes()).hexdigest() for jar, path in arrived.items()
         }
     lines = []
-    for line in lock.read_text(encoding="utf-8").splitlines():
+    for line in LOCK.read_text(encoding="utf-8").splitlines():
         match line.split():
             case [used_by, name, _] if (used_by, name) in digests:
                 lines.append(f"{used_by} {name} {digests[used_by, name]}")
             case _:
                 lines.append(line)
-    lock.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    LOCK.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

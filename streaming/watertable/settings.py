@@ -366,12 +366,12 @@ def _plainly(name: str, kind: str, message: str, settings: Iterable[str]) -> str
             return message
 
 
-def find_project(start: Path | None = None) -> Path:
+def find_project() -> Path:
     """Return the project's folder: WATERTABLE_PROJECT, else the nearest upward with `[tool.watertable]`, else the working directory."""
     named = os.environ.get("WATERTABLE_PROJECT")
-    if named and start is None:
+    if named:
         return Path(named)
-    here = (start or Path.cwd()).resolve()
+    here = Path.cwd().resolve()
     return project_around(here) or here
 
 

@@ -86,12 +86,12 @@ class Admin:
         except KafkaException as error:
             raise self._failed("list the topics", error) from None
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication: int = -1) -> TopicState:
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> TopicState:
         """Create a topic and return once it is there to use; one that is there already is returned as it is.
 
         Raises `KafkaError` where a topic of that name has another number of partitions.
         """
-        new = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config or {}))
+        new = NewTopic(name, num_partitions=partitions, replication_factor=-1, config=dict(config or {}))  # -1: as the broker is set
         try:
             self._client.create_topics([new], request_timeout=self._timeout)[name].result(self._timeout)
         except (KafkaException, TimeoutError) as error:

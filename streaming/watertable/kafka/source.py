@@ -8,7 +8,7 @@ transactions or compaction left them. The caller owns the offsets: they live in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from watertable.kafka.config import Cluster
@@ -36,11 +36,11 @@ Read = Callable[["SparkSession", Cluster, "Offsets", "Offsets"], "DataFrame"]
 """How a range is read: by one of these."""
 
 
-def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offsets, options: Mapping[str, str] | None = None) -> DataFrame:
+def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offsets) -> DataFrame:
     """Return the records of a range, in the columns of `RECORDS`; partitions whose range is empty cost nothing.
 
-    `begin` holds a first offset for each partition of `end`. `options` are further options of Spark's Kafka source. Nothing is read
-    before an action runs on the frame, and each action reads again: persist what is used twice.
+    `begin` holds a first offset for each partition of `end`. Nothing is read before an action runs on the frame, and each action reads
+    again: persist what is used twice.
     """
     ranges = {partition: (begin[partition], offset) for partition, offset in end.items() if begin[partition] < offset}
     if not ranges:
@@ -59,7 +59,6 @@ def read_range(spark: SparkSession, cluster: Cluster, begin: Offsets, end: Offse
             "failOnDataLoss": "true",
             "includeHeaders": "true",
             **({"minPartitions": str(cores)} if count >= SPLIT else {}),
-            **(options or {}),
         }
     )  # fmt: skip
     found = reader.load().select("topic", "partition", "offset", "timestamp", "key", "value", "headers")
