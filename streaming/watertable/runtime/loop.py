@@ -114,7 +114,9 @@ class Job:
         self.offsets: dict[Partition, int] = {}
         self.stream_times: dict[Partition, datetime | None] = {}
         self.topics: dict[str, TopicState] = {}
-        self.group, self._way_out = "", self._ways_out.format(topology.app)
+        self.group = ""
+        """The job group of the batch at hand: what a stop that is late cancels."""
+        self._way_out = self._ways_out.format(topology.app)
         self._closed = threading.Event()
         self.courier = self._new_courier()
         touched = Touched.of(settings, self.store.folder.changelog, topology.tables)
@@ -122,11 +124,19 @@ class Job:
         self._known_lag: dict[str, int] = {}
         self._took: dict[str, int] = {}
         """What the batch before took, and of how many records: so much a replay of as many may be expected to take."""
-        self._busy_since = self._checked = self._looked = 0.0
-        self._began_at, self._again = 0, False
+        self._busy_since = 0.0
+        """When the batch at hand was begun, by the clock that is never set; 0.0 where there is none."""
+        self._checked = self._looked = 0.0
+        """When an idle run has last checked its topics, and last looked whether its app was rewound, by the same clock."""
+        self._began_at = 0
+        """The seq of the commit that the run found there as it began."""
+        self._again = False
+        """Whether an outage has broken a batch off: its commit may be there, which a writer that begins again finds out."""
         self._steps: list[Callable[[], None]] = [self._fence, self._stand, self._make_outputs, self._begin]
         """What is to be done before the next batch: each, until it is. An outage may break any of them off."""
-        self._started, self.problem = False, ""
+        self._started = False
+        self.problem = ""
+        """What the run waits for, in words; empty where it goes on."""
         self._beside = [threading.Thread(target=target, daemon=True) for target in (self._undo_when_late, self._beat)]
         for thread in self._beside:
             thread.start()
