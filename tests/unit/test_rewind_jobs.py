@@ -52,6 +52,7 @@ DIFFERS = json.dumps({"event": "diff", **json.loads(DIFF.to_json())})
 BATCH = json.dumps({"event": "batch", "position": "shop@2.3", "records": 5, "lag": {"moves": 0}})
 SHADOW = json.dumps({"event": "shadow", "position": "shop@2.3", "before": "shop@1.9", "by": "shadow rewind to earliest"})
 DONE = json.dumps({"event": "rewound", "position": "shop@2.4", "before": "shop@1.10", "by": "rewind to commit 4"})
+HELD = json.dumps({"event": "parity", "position": "shop@1.9", "since": "shop@1.0", "apart": [], "says": "no row differs"})
 
 
 @pytest.fixture
@@ -168,19 +169,20 @@ def test_an_act_whose_process_was_killed_says_so(app: LoadedApp, instance: dg.Da
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("number", "config", "ends", "told"),
     [
         (
-            "print('stopped: `watertable promote shop --apply` goes on', file=sys.stderr)",
+            0, {"to": "4", "dry_run": False}, "print('stopped: `watertable promote shop --apply` goes on', file=sys.stderr)",
             "stopped: `watertable promote shop --apply` goes on",
         ),
-        (f"print({DONE!r})", "it was done before it could be stopped: rewind to commit 4, at shop@2.4"),
-        ("print('a line of its log', file=sys.stderr)", "stopped: asked for again, it says whether it was done"),
+        (1, {"dry_run": False}, f"print({DONE!r})", "it was done before it could be stopped: rewind to commit 4, at shop@2.4"),
+        (3, {}, f"print({HELD!r})", "it was done before it could be stopped: no row differs, at shop@1.9"),
+        (2, {"dry_run": False}, "print('a line of its log', file=sys.stderr)", "stopped: asked for again, it says whether it was done"),
     ],
-    ids=["a shadow is left", "it was done", "without a word"],
-)
+    ids=["a shadow is left", "it was done", "it was a parity", "without a word"],
+)  # fmt: skip
 def test_a_run_that_is_terminated_says_what_is_left_of_its_act(
-    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, ends: str, told: str
+    app: LoadedApp, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, number: int, config: dict[str, Any], ends: str, told: str
 ) -> None:
     def terminate(_: object, said: str) -> None:
         if "records" in said:  # of a batch: the act is under way
@@ -192,7 +194,7 @@ def test_a_run_that_is_terminated_says_what_is_left_of_its_act(
     begins = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))"
     # the signal may come right after the line: one long sleep that is begun by then would not be ended by it
     waits = f"try:\n  print({BATCH!r}, flush=True)\n  while True: time.sleep(0.02)"
-    result, _ = launch(app, instance, monkeypatch, f"{begins}\n{waits}\nfinally: {ends}", to="4", dry_run=False)
+    result, _ = launch(app, instance, monkeypatch, f"{begins}\n{waits}\nfinally: {ends}", number, **config)
     assert not result.success
     assert logs == [told]
 

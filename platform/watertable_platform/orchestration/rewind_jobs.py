@@ -270,7 +270,8 @@ def _left(child: Child, done: Event | None) -> str:
     while (event := child.event(1.0)) is not None:
         done = event if event["event"] in _DONE else done
     if done is not None:
-        return f"it was done before it could be stopped: {done['by']}, at {done['position']}"
+        what = done["says"] if done["event"] == "parity" else done["by"]
+        return f"it was done before it could be stopped: {what}, at {done['position']}"
     words = child.refusal() or next((line for line in reversed(child.last_lines()) if line.startswith("stopped")), "")
     return words or "stopped: asked for again, it says whether it was done"
 
