@@ -280,6 +280,13 @@ def test_a_letter_that_the_terminal_lacks_is_shown_by_its_number(project: Path) 
     assert (done.returncode, done.stdout, done.stderr) == (1, "\\u25cb Kafka not running\n", "")
 
 
+def test_json_is_json_whatever_letters_the_terminal_lacks(project: Path) -> None:
+    (project / "assets" / "words" / "app.py").write_text("raise ValueError('Käse für 3 € 😀')\n", encoding="utf-8")
+    asked = [sys.executable, "-m", "watertable_platform", "status", "--json"]
+    done = subprocess.run(asked, env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=project, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["assets/words"]["error"].endswith("Käse für 3 € 😀"), done.stderr
+
+
 def test_the_position_above_a_narrow_table_is_on_the_line_of_its_title() -> None:
     out = io.StringIO()
     answer = answers.Answer("SELECT sum(qty) n FROM stock", "shop@1.5", ("n",), frozenset({"n"}), ((1,),), more=False)

@@ -8,6 +8,7 @@ so that `--help` answers at once.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -610,7 +611,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: errors of ours become one message."""
     _mount()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: a terminal that lacks a letter is shown its number
+        codecs.register_error("numbered", _numbered)
+        sys.stdout.reconfigure(errors="numbered")  # a terminal that lacks a letter is shown its number, as standard error does
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="watertable", standalone_mode=False)
@@ -628,6 +630,12 @@ def main(arguments: list[str] | None = None) -> int:
         _say_error(error, f"{' '.join(str(error).split())}: this is a mistake of watertable's, please report it with what stands above")
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _numbered(error: UnicodeError) -> tuple[str, int]:
+    r"""Write the letters that an encoding lacks by their numbers, as JSON does: of Python's own \xe4 its readers know nothing."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _refused(error: WatertableError | OSError) -> int:
