@@ -631,6 +631,14 @@ def test_what_kafka_has_lost_of_a_topic_that_came_after_the_fork_is_named_and_ac
     assert (row.begin, row.next) == ({("prices", 0): 0}, {("prices", 0): 3}), "the gap is recorded"
 
 
+def test_what_an_app_has_never_read_of_a_topic_is_no_loss_where_it_has_just_been_rewound_to_earliest_either(later: App) -> None:
+    later.next["prices", 0] = 3
+    later.read([r for r in later.left(RECORDS) if (r.topic, r.offset < 3) != ("prices", True)])
+    later.rewind(0)
+    plan = rewind.plan(later.store, later.topology, Lossy.of(later), Target.parse("shop@1.2"), keep_old_code_before=True)
+    assert (losses(plan), plan.refusals) == ([("prices/0", 3, 3, 0)], ())
+
+
 def test_where_an_app_began_to_read_a_topic_that_came_with_a_rebuilt_table_is_known(later: App) -> None:
     plan = rewind.plan(later.store, later.topology, Lossy(later.partitions), EARLIEST, tables=["changed"])
     assert losses(plan) == [("prices/0", 0, 8, 0)], "the plan says what is read of it"

@@ -161,7 +161,7 @@ def survey(
     parent, seq, back = fork_of(store, snapshot, head, target, names)
     of_parent = head if parent == head.position.epoch else changelog.head(snapshot, epoch=parent)
     lineage = of_parent.lineage
-    last = head.last or of_parent.last or CommitInfo()
+    last, way = (head.last, head.lineage) if head.last else (of_parent.last or CommitInfo(), lineage)  # to earliest, and not run since
     here = changelog.commit(snapshot, lineage, seq) if seq else None
     if seq and here is None:
         raise RewindRefused(f"commit {seq} of {store.app} isn't kept any more; rewind to a later one, or to earliest")
@@ -169,7 +169,7 @@ def survey(
     if here is not None:  # a fork at the parent's own end goes on behind the parent's gaps
         at_fork = of_parent.last.next if of_parent.last is not None and of_parent.position.seq == seq else here.next
     held = frozenset(topic for topic, _ in at_fork)  # all others are read from their first record on, as when the app began with them
-    anew = store.reader.first_offsets(snapshot, head.lineage, [p for p in last.next if p[0] not in held])
+    anew = store.reader.first_offsets(snapshot, way, [p for p in last.next if p[0] not in held])
     own = {p: offset for p, offset in {**at_fork, **anew}.items() if p[0] in names}
     now = kafka.describe(names)
     if missing := [name for name in names if name not in now]:
