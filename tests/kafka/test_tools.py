@@ -87,6 +87,8 @@ def test_after_a_rewind_a_row_is_explained_as_it_is_before_anything_has_been_rea
     assert rows == [{"sku": "a", "qty": 5}]
     steps = till.json("explain", "stock", "--key", "a")["steps"]
     assert [step["key"] | step["row"] for step in steps] == rows
+    till.said("rewind", "till", "--to", "earliest", "--apply")
+    assert (till.json("query", "stock", "--key", "a")["rows"], till.json("explain", "stock", "--key", "a")["steps"]) == ([], [])
 
 
 def test_one_window_is_read_explained_and_looked_through(till: Till) -> None:

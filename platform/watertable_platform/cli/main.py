@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from watertable.plan.plan import Topology
     from watertable.project import LoadedApp
     from watertable.records import Advance
-    from watertable.store.commits import CommitInfo
+    from watertable.store.commits import Head
     from watertable.store.reader import At as AtPosition
     from watertable.store.reader import Reader
     from watertable.store.writer import Store
@@ -218,8 +218,8 @@ def explain(
     with terminal.begin_session(settings, brief=True) if part.archived or committed else nullcontext() as spark:
         past = _past(settings, part, spark)
         with terminal.err.status("reading what commits recorded", spinner="dots"):
-            found, commit = _recorded(settings, part, spark) if spark is not None and committed else ([], None)
-            reached = {} if commit is None else _come_to(settings, part, commit)
+            found, head = _recorded(settings, part, spark) if spark is not None and committed else ([], None)
+            reached = {} if head is None else _come_to(settings, part, head)
         begin, end = past.first, {p: min(offset, reached.get(p, offset)) for p, offset in past.ends.items()}
         recorded = [a for a in found if a.offset <= end.get((a.topic, a.partition), 0)]
         count = sum(max(0, offset - begin[partition]) for partition, offset in end.items())
@@ -565,25 +565,29 @@ def _may_have_committed(settings: Settings, app: str) -> bool:
     return warehouse is None or (warehouse / app / "changelog").exists()
 
 
-def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> tuple[list[Advance], CommitInfo | None]:
-    """List what an app's commits have recorded of idle partitions and of the wall clock; and give the last of them."""
+def _recorded(settings: Settings, topology: Topology, spark: SparkSession) -> tuple[list[Advance], Head | None]:
+    """List what an app's commits have recorded of idle partitions and of the wall clock; and give where they end."""
     from watertable.records import Advance
     from watertable.store.changelog import Changelog
 
     changelog = Changelog(spark, settings.warehouse_uri, topology.app)
-    last = changelog.head().last if changelog.log.exists() else None
+    head = changelog.head() if changelog.log.exists() else None
+    last = head.last if head is not None else None
     names = {topic.name for topic in topology.topics}
     found = changelog.advances({name: of for name, of in last.topic_ids.items() if name in names}) if last is not None else ()
-    return [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in found], last
+    return [Advance(a.topic, a.partition, a.before, a.stream_time, a.clock) for a in found], head
 
 
-def _come_to(settings: Settings, topology: Topology, commit: CommitInfo) -> Offsets:
-    """Give the offsets that a commit has come to in an app's topics; of one that was made anew since, the app has read nothing."""
+def _come_to(settings: Settings, topology: Topology, head: Head) -> Offsets:
+    """Give the offsets that an app has come to in its topics, where that is known; of one that was made anew since, it has read nothing."""
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
 
-    now = Admin(Cluster.of(settings)).describe(topic.name for topic in topology.topics)
-    return {p: offset for p, offset in commit.next.items() if p[0] in now and now[p[0]].id == commit.topic_ids.get(p[0])}
+    kafka, names, last = Admin(Cluster.of(settings)), [topic.name for topic in topology.topics], head.last
+    if last is None:  # rewound to earliest, it has read nothing since
+        return dict.fromkeys(kafka.partitions(names), 0) if head.forks else {}
+    now = kafka.describe(names)
+    return {p: offset for p, offset in last.next.items() if p[0] in now and now[p[0]].id == last.topic_ids.get(p[0])}
 
 
 def _escaped(text: str) -> str:
