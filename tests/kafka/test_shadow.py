@@ -173,6 +173,41 @@ def test_a_table_of_a_topic_that_holds_nothing_is_rebuilt_as_any(spark: SparkSes
 
 
 @pytest.mark.slow
+def test_a_shadow_that_stops_on_its_way_reads_nothing_yet_of_a_topic_that_its_app_began_to_read_later(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    world = World(spark, broker, tmp_path)
+    later = f"later{world.suffix}"
+    world.admin.create_topic(later)
+
+    def topology(*more: str) -> Topology:
+        app = wt.App("till")
+        for topic in (world.moves, *more):
+            app.topic(topic, key="sku STRING", value="qty BIGINT").stream().group_by_key().count("n").materialized_as(topic)
+        return app.topology()
+
+    def produce(topic: str) -> None:
+        world._producer.produce(topic, "{}", "a", partition=0)
+        world._producer.flush(20)
+
+    produce(world.moves)
+    job.run(topology(), world.settings, available_now=True, spark=spark)
+    code = topology(later)
+    produce(later)
+    job.run(code, world.settings, available_now=True, spark=spark)
+    produce(later)  # which the app hasn't read yet
+    store = Store(spark, world.settings.warehouse_uri, code.app, code.kept)
+    plan = rewind.plan(store, code, world.admin, Target("earliest"), shadow=True, until=Target.parse(to="1"))
+    _, at = rewind.apply(store, plan, code.fingerprint, world.admin)
+    for until, read in ((1, 0), (0, 1)):
+        job.run(code, world.settings, shadow=True, until=until, spark=spark)
+        own = store.changelog.head(epoch=at.epoch).last
+        assert own is not None
+        assert (own.next[world.moves, 0], own.next[later, 0]) == (1, read)
+    shadow.promote(store, code, lambda goal: job.run(code, world.settings, shadow=True, goal=goal, spark=spark))
+
+
+@pytest.mark.slow
 def test_a_shadow_asks_nothing_of_a_topic_that_is_read_no_more_and_gone(spark: SparkSession, broker: Cluster, tmp_path: Path) -> None:
     world, topics = World(spark, broker, tmp_path), dict[str, str]()
     topics["moves"], topics["gone"] = world.moves, f"gone{world.suffix}"

@@ -40,7 +40,7 @@ class Replay(Job):
         snapshot = changelog.snapshot()
         head = changelog.head(snapshot)
         row, self._until = head.shadow, None
-        self._joins = bool(row and row.of)
+        self._joins, self._pauses = bool(row and row.of), bool(row and UNTIL not in row.counters and until)
         if row is not None and (seq := row.counters.get(UNTIL, until)):
             self._until = commit_at(changelog, snapshot, head, seq)
         super().__init__(topology.above(row.of) if row and row.of else topology, settings, spark, emit, stop)
@@ -73,8 +73,9 @@ class Replay(Job):
         self._look_for_advances()  # after the look at the app, which goes on meanwhile: all up to there is wanted
         if self._joins and last is not None:
             self.advances.level_with(last.next, last.stream_times)
-        beyond = [p for p in self.offsets if p not in found]
-        return {**{p: found[p] for p in self.offsets if p in found}, **(self.admin.latest(beyond) if beyond else {})}
+        since = self.store.head().last if self._pauses else None  # topics that it has begun to read after that wait
+        beyond = [p for p in self.offsets if p not in found and not (since and p in since.next)]
+        return {**{p: found.get(p, offset) for p, offset in self.offsets.items()}, **(self.admin.latest(beyond) if beyond else {})}
 
     def _new_writer(self) -> Writer:
         return self.store.start_writer(self._code, shadow=True)
@@ -97,8 +98,7 @@ class Replay(Job):
             return False
         names = {topic.name for topic in self._code.topics}  # what is read no more may be there no more
         stands = {p: offset for p, offset in last.next.items() if p[0] in names}
-        ends = self.admin.latest(stands)
-        waiting = sum(max(0, ends[p] - offset) for p, offset in stands.items())
+        waiting = sum(max(0, end - stands[p]) for p, end in self.admin.latest(stands).items())
         return goes_first(waiting, last.commit_time, datetime.now(UTC), self._let)
 
     def _caught_up(self) -> str:
