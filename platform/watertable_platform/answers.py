@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from watertable.store.queries import Parameters
     from watertable.store.reader import AppStatus, At, Reader
 
-Lag = Mapping[str, int] | None
+Lag = Mapping[str, int | None] | None
 Standing = Mapping[str, tuple["AppStatus | StoreError | None", Lag]]
 """By app, where it stands and how far it is behind in each topic; None for one that never ran, and where Kafka doesn't answer.
+
+A topic that was deleted, or created anew, has nothing that the app could be behind: None stands for how far it is there.
 
 Of one whose store can't be read, e.g. since other code made it, the error stands there.
 """
@@ -256,20 +258,23 @@ def reader_of(spark: SparkSession, settings: Settings, topology: Topology) -> Re
 
 
 def lag_of(settings: Settings, topology: Topology, status: AppStatus) -> Lag:
-    """Ask Kafka how many offsets an app is behind in each topic that it reads; None when it doesn't answer."""
+    """Ask Kafka how many offsets an app is behind in each topic; None when it doesn't answer, and for a topic that isn't what it read."""
     from watertable.kafka.admin import Admin
     from watertable.kafka.config import Cluster
 
     if status.last is None:
         return {}
-    names = {topic.name for topic in topology.topics}  # commits keep the offsets of those that it reads no more, and that may be gone
+    last, names = status.last, {topic.name for topic in topology.topics}  # commits keep the offsets of those that it reads no more
+    read = sorted(p for p in last.next if p[0] in names)
     try:
-        ends = Admin(Cluster.of(settings), timeout=3).latest([p for p in status.last.next if p[0] in names])
+        admin = Admin(Cluster.of(settings), timeout=3)
+        same = {name for name, state in admin.describe(names).items() if state.id == last.topic_ids.get(name, state.id)}
+        ends = admin.latest([p for p in read if p[0] in same])
     except KafkaError:
         return None
-    lag: dict[str, int] = {}
-    for (topic, partition), end in ends.items():
-        lag[topic] = lag.get(topic, 0) + max(0, end - status.last.next[topic, partition])
+    lag: dict[str, int | None] = {topic: 0 if topic in same else None for topic, _ in read}
+    for partition, end in ends.items():
+        lag[partition[0]] = (lag[partition[0]] or 0) + max(0, end - last.next[partition])
     return lag
 
 

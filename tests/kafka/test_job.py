@@ -28,6 +28,7 @@ from watertable.runtime import events, job, loop
 from watertable.runtime.events import BatchCommitted, Event, Failed, Folded, Started, Stopped
 from watertable.settings import Settings
 from watertable.store.reader import Reader
+from watertable_platform.answers import lag_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -378,16 +379,18 @@ def test_a_second_run_takes_over_and_the_first_ends_as_fenced(world: World) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "told", "behind"),
     [
-        pytest.param(lambda w: w.admin.delete_topic(w.moves), "was deleted", marks=pytest.mark.slow),
-        (lambda w: (w.admin.delete_topic(w.moves), w.admin.create_topic(w.moves, 2)), "was re-created"),
-        pytest.param(lambda w: w.admin.add_partitions(w.moves, 3), "has 3 partitions, it had 2", marks=pytest.mark.slow),
-        (lambda w: (w.produce(("a", 2), ("a", 3)), w.admin.delete_records({(w.moves, 1): 3})), "1 offsets? (are|is) lost|was truncated"),
+        pytest.param(lambda w: w.admin.delete_topic(w.moves), "was deleted", None, marks=pytest.mark.slow),
+        (lambda w: (w.admin.delete_topic(w.moves), w.admin.create_topic(w.moves, 1)), "was re-created", None),
+        pytest.param(lambda w: w.admin.add_partitions(w.moves, 3), "has 3 partitions, it had 2", 0, marks=pytest.mark.slow),
+        (lambda w: (w.produce(("a", 2), ("a", 3)), w.admin.delete_records({(w.moves, 1): 3})), "1 offsets? (are|is) lost|was truncated", 2),
     ],
     ids=["deleted", "re-created", "partitions added", "truncated past us"],
 )
-def test_a_topic_that_changed_stops_the_run_and_says_what_is_lost(world: World, change: Callable[[World], object], told: str) -> None:
+def test_a_topic_that_changed_stops_the_run_and_says_what_is_lost(
+    world: World, change: Callable[[World], object], told: str, behind: int | None
+) -> None:
     world.produce(("a", 1), ("b", 1))
     world.run()
     change(world)
@@ -396,6 +399,9 @@ def test_a_topic_that_changed_stops_the_run_and_says_what_is_lost(world: World, 
     assert isinstance(caught.value, TopicChanged)
     assert errors.exit_code(caught.value) == 4
     assert world.stock() == {"a": (1, 1), "b": (1, 1)}, "the tables stand as they were"
+    topology = world.topology()
+    status = Reader(world.spark, world.settings.warehouse_uri, topology.app, topology.tables).status()
+    assert lag_of(world.settings, topology, status) == {world.moves: behind}, "and that's no cluster that doesn't answer"
 
 
 def test_a_topic_that_is_made_anew_while_a_batch_is_about_to_be_read_is_not_taken_for_the_one_before(world: World) -> None:

@@ -187,7 +187,7 @@ def print_status(console: Console, found: Standing) -> None:
                 stands = [("  ", ""), (str(status.position), "cyan"), ("  rewound, and hasn't run since", "dim")]
             console.print(Text.assemble((name, "bold"), *stands, *beside))
             continue
-        behind = "Kafka doesn't answer" if lag is None else ", ".join(f"{t} {n:,}" for t, n in lag.items() if n) or "0"
+        behind = "Kafka doesn't answer" if lag is None else ", ".join(_behind(t, n) for t, n in lag.items() if n != 0) or "0"
         console.print(
             Text.assemble(
                 (name, "bold"), "  ", (str(status.position), "cyan"), ("  committed ", "dim"), f"{_ago(status.last.commit_time)} ago",
@@ -206,6 +206,10 @@ def print_status(console: Console, found: Standing) -> None:
                 table, f"{t.folded_rows:,}", version, Text(str(t.folded), "cyan"), f"{t.commits_behind:,}", Text(_span(t.behind), late)
             )
         console.print(shown)
+
+
+def _behind(topic: str, offsets: int | None) -> str:
+    return f"{topic} was deleted, or is another one than was read" if offsets is None else f"{topic} {offsets:,}"
 
 
 def print_plan(console: Console, plan: RewindPlan) -> None:
