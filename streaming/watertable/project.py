@@ -20,13 +20,14 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, TypeVar
 
 from watertable.dsl.app import App
 from watertable.errors import DefinitionError, SettingsError
 from watertable.plan.plan import Topology
 from watertable.settings import Settings
 
+T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)
 _OURS: Final = "__watertable_assets__"
 """Marks the packages that stand for assets folders, so that a later load may replace them and nothing else."""
@@ -255,18 +256,22 @@ def _package(root: Path, taken: set[str]) -> str:
 
 def _topologies(modules: Iterable[ModuleType], settings: Settings) -> list[Topology]:
     """Freeze the apps of a folder, each once however many modules name it, be it in a list, a tuple or by a key."""
-    apps = {id(app): app for module in modules for value in vars(module).values() for app in _apps(value)}
+    apps = {id(app): app for module in modules for value in vars(module).values() for app in named_by(value, App)}
     return [_in_environment(app.topology(), settings) for app in apps.values()]
 
 
-def _apps(value: object) -> Iterator[App]:
-    match value:
-        case App():
-            yield value
-        case list() | tuple():
-            yield from (part for part in value if isinstance(part, App))
-        case dict():
-            yield from (part for part in value.values() if isinstance(part, App))
+def named_by(value: object, kind: type[T]) -> list[T]:
+    """Give what of a kind a module's name stands for: itself, or what is in a list, a tuple or a dictionary.
+
+    >>> named_by({"a": 1, "b": "2"}, int), named_by(3, int), named_by("3", int)
+    ([1], [3], [])
+    """
+    parts: Iterable[object] = (value,)
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list) or (isinstance(value, tuple) and type(value).__iter__ is tuple.__iter__):
+        parts = value  # Dagster's records are tuples, too, which raise where somebody goes through them
+    return [part for part in parts if isinstance(part, kind)]
 
 
 def _in_environment(topology: Topology, settings: Settings) -> Topology:

@@ -97,6 +97,11 @@ def test_a_suite_in_a_list_a_tuple_or_a_dictionary_is_found_as_an_app_is(tmp_pat
     assert "row_count" in names(write(tmp_path, APP, rules=text))
 
 
+def test_a_record_of_dagsters_beside_an_app_is_left_alone(tmp_path: Path) -> None:
+    """It is a tuple that raises where somebody goes through it."""
+    assert "on_hand_not_null" in names(write(tmp_path, f"{APP}\nimport dagster\nlayout = dagster.TableSchema(columns=[])\n"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import dagster as dg
 
 from watertable.errors import DefinitionError
-from watertable.project import LoadedApp
+from watertable.project import LoadedApp, named_by
 from watertable.schema import Schema
 from watertable.settings import Settings
 from watertable.sql.expressions import Scope, parse_predicate
@@ -42,7 +42,7 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
     """
     own = {settings.own_name(app.name): app for app in apps}
     found: dict[str, dict[str, dict[str, tuple[Expectation, Suite]]]] = {app.name: {} for app in apps}
-    for suite in {id(suite): suite for module in modules for value in vars(module).values() for suite in _suites(value)}.values():
+    for suite in {id(suite): suite for module in modules for value in vars(module).values() for suite in named_by(value, Suite)}.values():
         where = f"{suite.location}: Suite({suite.table!r})"
         if suite.app not in own:
             raise DefinitionError(f"{where}: this folder has no app {suite.app!r}; it has {', '.join(sorted(own)) or 'none'}")
@@ -62,12 +62,6 @@ def find_suites(modules: Iterable[ModuleType], apps: Collection[LoadedApp], sett
             if other != expectation:
                 raise DefinitionError(f"{where}: another {expectation.name} is expected of it at {by.location}; make them one")
     return {app: {table: [e for e, _ in named.values()] for table, named in tables.items()} for app, tables in found.items()}
-
-
-def _suites(value: object) -> Iterator[Suite]:
-    """Give the suites that a name stands for: itself, or those in a list, a tuple or a dictionary, as apps are found."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-    yield from (part for part in parts if isinstance(part, Suite))
 
 
 _OF_VALUES: Final = ("ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet")
