@@ -89,7 +89,9 @@ def zeros() -> Topology:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("places", [(), pytest.param((3, 4), marks=pytest.mark.slow), (3, 4, 5, 6, 7)])
+@pytest.mark.parametrize(
+    "places", [pytest.param((), marks=pytest.mark.slow), pytest.param((3, 4), marks=pytest.mark.slow), (3, 4, 5, 6, 7)]
+)
 def test_the_two_zeros_are_one_number_so_that_no_row_stays_in_the_group_of_the_other(spark: SparkSession, places: tuple[int, ...]) -> None:
     given = [Record("sites", 0, 0, START, b"x", b'{"name": "X"}')]
     told = [

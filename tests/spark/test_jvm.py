@@ -80,7 +80,7 @@ def test_tables_are_the_same_whatever_the_machine_speaks_and_has_installed(tmp_p
     assert json.loads(done.stdout or "null") == ["ISS", "iß", "1970-01-01 00:00:00"], done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("here", [".", "Küche"])
+@pytest.mark.parametrize("here", [pytest.param(".", marks=pytest.mark.slow), "Küche"])
 def test_files_have_the_names_that_python_gives_them_where_the_machine_speaks_ascii(tmp_path: Path, here: str) -> None:
     """Java would write elsewhere; and where the folder that it is in has no name for it, not start."""
     folder = tmp_path / here
